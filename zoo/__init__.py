@@ -2,7 +2,7 @@
 
 from zoo.adapters import adapt, load_adapted, save_adapted
 from zoo.attention import prior_attention
-from zoo.decoding import KVCache, PagedCache
+from zoo.decoding import KVCache
 from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors, register_prior
 from zoo.registry import create_model, list_models, load_model, register_model
@@ -11,7 +11,6 @@ __version__ = "0.6.0"
 
 __all__ = [
     "KVCache",
-    "PagedCache",
     "Positions",
     "Prior",
     "PriorTerms",

@@ -132,7 +132,7 @@ class SSMax(nn.Module):
 
 
 class AttentionCache(Protocol):
-    """What `Attention` needs of its layer's KV cache. `zoo.decoding` has two."""
+    """What `Attention` needs of its layer's KV cache. `zoo.decoding` has it."""
 
     def attend(
         self,

@@ -75,7 +75,6 @@ def generate(
     tokenizer: Decodes | None = None,
     eos_id: int | None = None,
     seed: int | torch.Generator | None = None,
-    cache: str = "auto",
 ) -> list[list[int]]:
     """New tokens of each prompt, without the prompt, its end token, or the stop string.
 
@@ -91,14 +90,13 @@ def generate(
         stop: strings that end a row when they appear; needs `tokenizer`, whose decode(ids) finds them.
         eos_id: a token that ends a row.
         seed: of the sampling; a generator, on the model's device, goes on where it is.
-        cache: "auto", "dense" or "paged", which drops keys that decaying heads can never use again: see `Decoder.new_cache`.
 
     Raises:
         ValueError: for empty prompts or settings out of range.
     """
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
-    read = partial(stream, model, max_new_tokens=max_new_tokens, seed=_generator(model, seed), cache=cache)
+    read = partial(stream, model, max_new_tokens=max_new_tokens, seed=_generator(model, seed))
     rows: list[list[int]] = []
     for part in batches(model, prompts, max_new_tokens):
         steps = read(prompts[part], temperature=temperature, top_k=top_k, top_p=top_p)
@@ -131,14 +129,13 @@ def stream(
     *,
     max_new_tokens: int,
     seed: int | torch.Generator | None = None,
-    cache: str = "auto",
     **sampling: Any,
 ) -> Iterator[Tensor]:
     """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`; all rows are read
     together, so memory grows with their number."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), _generator(model, seed), cache)
+    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), _generator(model, seed))
 
 
 @torch.no_grad()
@@ -148,10 +145,9 @@ def _stream(
     count: int,
     sampling: Sampling,
     generator: torch.Generator | None,
-    cache: str,
 ) -> Iterator[Tensor]:
     tokens, segments = left_pad(prompts, model.embedding.weight.device)
-    held = model.new_cache(tokens.shape[1] + count, cache)
+    held = model.new_cache(tokens.shape[1] + count)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(count):
         features = prefill(model, tokens, held, segments)
@@ -210,7 +206,7 @@ def stream_text(
         prompt: token ids.
         decode: ids → text.
         max_new_tokens, eos_id: as in `generate`.
-        sampling: temperature, top_k, top_p, seed and cache, as in `stream`.
+        sampling: temperature, top_k, top_p and seed, as in `stream`.
     """
     tokens = stream(model, [prompt], max_new_tokens=max_new_tokens, **sampling)
     return _whole_characters(tokens, decode, eos_id)

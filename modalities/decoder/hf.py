@@ -36,7 +36,7 @@ from modalities.decoder.model import IGNORED, Decoder
 from zoo.analysis import analyse_call
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
-from zoo.decoding import Cache, PagedCache
+from zoo.decoding import Cache
 from zoo.model import ZooModel
 
 __all__ = ["PriorzooCache", "PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
@@ -93,7 +93,7 @@ class PriorzooConfig(PreTrainedConfig):
 class PriorzooCache(TransformersCache):
     """What `transformers` asks of a cache, answered by one of `zoo.decoding`.
 
-    A layer's keys and values belong to its prior (lanes, pages, running sums), so the cache has no `layers` to be looked into.
+    A layer's keys and values belong to its prior (lanes, running sums), so the cache has no `layers` to be looked into.
 
     Args:
         held: the cache, as `Decoder.new_cache` makes it.
@@ -102,7 +102,6 @@ class PriorzooCache(TransformersCache):
     def __init__(self, held: Cache) -> None:
         super().__init__(layers=[])
         self.held = held
-        self._mark: object = None
 
     def __len__(self) -> int:
         return len(self.held.layers)
@@ -112,11 +111,11 @@ class PriorzooCache(TransformersCache):
         return self.held.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Most tokens of a paged cache; −1, no limit, of a dense one."""
-        return self.held.horizon if isinstance(self.held, PagedCache) else -1
+        """−1: no limit."""
+        return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last −`tokens_to_remove` tokens. ValueError for a number above 0, or where needed pages are gone."""
+        """Drop the last −`tokens_to_remove` tokens. ValueError for a number above 0."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes minus the number of tokens to remove, got {tokens_to_remove}")
         self.held.crop(self.held.length + tokens_to_remove)
@@ -138,8 +137,7 @@ class PriorzooCache(TransformersCache):
         raise NotImplementedError("this cache repeats rows by batch_select_indices")
 
     def activate_past_recording(self) -> None:
-        """Evict nothing from here on, so that any later token can be cropped."""
-        self._mark = self.held.mark()
+        """Nothing to do: any token can be cropped at any time."""
 
 
 class PriorzooModel(PreTrainedModel):
@@ -197,9 +195,9 @@ class PriorzooModel(PreTrainedModel):
             )
         self.model.gradient_checkpointing = enable
 
-    def new_cache(self, capacity: int = 0, kind: str = "dense") -> PriorzooCache:
-        """An empty cache for `past_key_values`. Arguments and errors as in `Decoder.new_cache`; a dense one grows."""
-        return PriorzooCache(self.model.new_cache(capacity, kind))
+    def new_cache(self, capacity: int = 0) -> PriorzooCache:
+        """An empty cache for `past_key_values`. It grows beyond `capacity`."""
+        return PriorzooCache(self.model.new_cache(capacity))
 
     @can_return_tuple
     def forward(
@@ -229,8 +227,8 @@ class PriorzooModel(PreTrainedModel):
             last_hidden_state (B, T, C), and what was asked for.
 
         Raises:
-            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape, a cache of another kind,
-                attention weights with a paged cache.
+            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape, or a cache of another
+                kind.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
@@ -243,8 +241,6 @@ class PriorzooModel(PreTrainedModel):
             cache = self.new_cache()
         attend = self.config.output_attentions if output_attentions is None else output_attentions
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if attend and cache is not None and isinstance(cache.held, PagedCache):
-            raise ValueError("output_attentions=True needs all keys: use a dense cache")
         attentions: list[Tensor] = []
         states: list[Tensor] = []
 
@@ -379,8 +375,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     ) -> None:
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise ValueError(
-                f"cache_implementation={kind!r} is not served; the default is dense and grows, and "
-                "past_key_values=model.new_cache(tokens, kind='paged') evicts keys that decaying heads cannot use again"
+                f"cache_implementation={kind!r} is not served; leave it out, or pass past_key_values=model.new_cache(tokens)"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = cache = self.new_cache(max_cache_length + 1)
@@ -393,9 +388,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Not served: ValueError. (`generate(cache_implementation="paged")` comes here.)"""
-        raise ValueError(
-            "continuous batching is not served; for a paged cache pass past_key_values=model.new_cache(tokens, kind='paged')"
-        )
+        raise ValueError("continuous batching is not served; generate() takes past_key_values=model.new_cache(tokens)")
 
 
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:

@@ -15,7 +15,7 @@ from modalities.decoder import fused_loss
 from modalities.decoder.generation import generate
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
-from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
+from zoo.decoding import Cache, KVCache
 from zoo.layer_terms import layer_terms
 from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
@@ -36,8 +36,6 @@ __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "t
 
 IGNORED = -100  # in place of a target that does not count
 LOGIT_BYTES = 1 << 29  # of float32 logits that a loss has at a time
-PAGE = 64  # tokens on a page of a paged cache
-PAGED_FROM = 1 << 15  # least capacity of a cache that is paged automatically
 
 
 # Norm and MLP of a style; "gpt2" has biases too.
@@ -149,33 +147,13 @@ class Decoder(ZooModel):
                 return f"{name} makes a T × T matrix for each head, too large for lines that need sharing"
         return None
 
-    def new_cache(self, capacity: int = 0, kind: str = "auto") -> Cache:
-        """An empty KV cache with room for `capacity` tokens.
-
-        Args:
-            capacity: tokens; a dense cache grows beyond when needed, a paged one ends there.
-            kind: "dense", or "paged": heads whose prior decays drop the keys that no token up to `capacity` can use. That
-                is proven from the weights as they are now: make a new cache after changing them. "auto" is paged for
-                capacities of 32,768 and more if at most half of the keys are held in the end, and dense otherwise.
-
-        Raises:
-            ValueError: for another kind, or a paged cache without a capacity.
-        """
-        kinds = ("auto", "dense", "paged")
-        if kind not in kinds:
-            raise ValueError(f"unknown kind of cache {kind!r}; {nearest(kind, kinds)}")
-        if kind == "paged" and capacity < 1:
-            raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
-        plain = all(EvictionBound.knows(cast(Block, layer)) for layer in self.layers)
-        if kind == "paged" or (kind == "auto" and capacity >= PAGED_FROM and plain):
-            bounds = [EvictionBound.of(cast(Block, layer), capacity, PAGE) for layer in self.layers]
-            if kind == "paged" or self._pages_pay(bounds):
-                return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        """An empty KV cache with room for `capacity` tokens; it grows beyond when needed."""
         return KVCache(self.config.num_layers, capacity=capacity)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token of one row in a dense KV cache: its keys with their lanes, and its values, of all layers."""
+        """Bytes of one token of one row in a KV cache: its keys with their lanes, and its values, of all layers."""
         heads, groups = self.config.num_heads, self.config.num_kv_heads or self.config.num_heads
         columns = 0
         for layer in self.layers:
@@ -183,14 +161,6 @@ class Decoder(ZooModel):
             lanes = attention.prior.num_lanes
             columns += (heads if lanes else groups) * (attention.content_dim + lanes) + groups * attention.head_dim
         return columns * self.embedding.weight.element_size()
-
-    def _pages_pay(self, bounds: list[EvictionBound]) -> bool:
-        """Whether a paged cache serves all layers and holds at most half of the keys."""
-        one = Positions.line(1)
-        dense = (cast(Block, layer).attention.prior.dense_bias(one, one, causal=True) for layer in self.layers)
-        if any(bias is not None for bias in dense):
-            return False
-        return sum(bound.held_at_most() for bound in bounds) <= 0.5 * len(bounds)
 
     def forward_features(
         self,

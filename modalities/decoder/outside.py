@@ -168,7 +168,7 @@ class OutsideDecoder(nn.Module):
             parameter.data = parameter.data.to(dtype)
         return self
 
-    def new_cache(self, capacity: int = 0, kind: str = "auto") -> OutsideCache:
+    def new_cache(self, capacity: int = 0) -> OutsideCache:
         """An empty cache; its kind is the model's own."""
         return OutsideCache()
 

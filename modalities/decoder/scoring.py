@@ -162,16 +162,14 @@ def continuation_scores(
     tokens, segments = left_pad(contexts, device_of(model))
     cache = model.new_cache(tokens.shape[1] + max(lengths, default=0))
     last = prefill(model, tokens, cache, segments)[:, None]
-    # A paged cache evicts nothing while a mark is alive, so there is one only where it is needed.
-    mark = cache.mark() if max(map(len, continuations)) > 1 else None
+    mark = cache.mark()
     scores: list[list[tuple[float, bool]]] = [[] for _ in contexts]
     for turn in zip_longest(*continuations, fillvalue=()):  # a continuation of every context that has more
         log_probs, greedy = _scores_after(model, cache, last, turn, padded=segments is not None)
         for row, found in enumerate(zip(log_probs.tolist(), greedy.tolist(), strict=True)):
             if turn[row]:
                 scores[row].append(found)
-        if mark is not None:
-            cache.rewind(mark)
+        cache.rewind(mark)
     return scores
 
 

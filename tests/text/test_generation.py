@@ -31,14 +31,13 @@ def test_greedy_is_the_argmax_of_the_full_forward(model) -> None:
         row.append(token)
 
 
-@pytest.mark.parametrize("cache", ["dense", "paged"])
-def test_a_prompt_read_in_parts_continues_alike(model, cache, monkeypatch) -> None:
+def test_a_prompt_read_in_parts_continues_alike(model, monkeypatch) -> None:
     prompts = [list(range(3, 200)), list(range(60, 260)) * 2]  # the first is padded
-    whole = model.generate(prompts, max_new_tokens=6, cache=cache)
-    monkeypatch.setattr(generation, "PREFILL_TOKENS", 180)  # of two rows; a page has 64
+    whole = model.generate(prompts, max_new_tokens=6)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 180)  # of two rows
     reads, read = [], model.forward_features
     monkeypatch.setattr(model, "forward_features", lambda ids, **kw: reads.append(ids.shape[1]) or read(ids, **kw))
-    assert model.generate(prompts, max_new_tokens=6, cache=cache) == whole
+    assert model.generate(prompts, max_new_tokens=6) == whole
     assert reads == [90] * 4 + [40] + [1] * 5
 
 
@@ -115,7 +114,7 @@ def test_threads_share_a_model(name) -> None:
         if n % 4 == 3:
             tokens = torch.tensor([prompts[n][0] * 2])
             return token_nll(model, tokens[:, :-1], tokens[:, 1:], advance=told[n].append).tolist()
-        options = {"temperature": n % 2, "seed": n, "cache": ("dense", "paged")[n % 3 == 0]}
+        options = {"temperature": n % 2, "seed": n}
         return model.generate(prompts[n], max_new_tokens=6, **options)
 
     prompts = [[draw.choices(range(256), k=draw.randint(1, 70)) for _ in range(1 + n % 2)] for n in range(16)]

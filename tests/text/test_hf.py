@@ -99,7 +99,7 @@ def test_what_is_not_served_is_named(models, tokens) -> None:
         with pytest.raises((TypeError, ValueError), match=name):
             wrapped.generate(tokens, **{name: tokens}, **GREEDY)
     for kind in ("static", "quantized", "offloaded", "paged"):
-        with pytest.raises(ValueError, match=r"new_cache\(tokens, kind='paged'\)"):
+        with pytest.raises(ValueError, match=r"new_cache\(tokens\)"):
             wrapped.generate(tokens, cache_implementation=kind, **GREEDY)
     for call, message in (
         (lambda: wrapped(tokens, past_key_values=transformers.DynamicCache()), "DynamicCache; expected a cache that"),
@@ -170,7 +170,7 @@ def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> No
 @pytest.mark.parametrize("method", FEW)
 @torch.no_grad()
 def test_beams_lookup_and_assistants(method) -> None:
-    """Beams with the cache are those without it; drafts change nothing, whoever makes them; paged caches neither."""
+    """Beams with the cache are those without it; drafts change nothing, whoever makes them."""
     wrapped, other = hf.wrap(small(method)), hf.wrap(small("nope"))
     _, ids, mask = padded()
     beams = dict(num_beams=3, attention_mask=mask, **GREEDY)
@@ -180,11 +180,9 @@ def test_beams_lookup_and_assistants(method) -> None:
     drafts = [dict(prompt_lookup_num_tokens=3), dict(assistant_model=other)]
     for draft in [*drafts, dict(assistant_model=wrapped)]:
         assert torch.equal(wrapped.generate(ids[:1], **draft, **GREEDY), expected)
-    if method == "fire":  # a dense bias has no pages
-        return
-    assert torch.equal(wrapped.generate(ids, past_key_values=wrapped.new_cache(32, "paged"), **beams), found)
+    assert torch.equal(wrapped.generate(ids, past_key_values=wrapped.new_cache(32), **beams), found)
     for draft in ({}, *drafts):
-        held = wrapped.new_cache(32, "paged")
+        held = wrapped.new_cache(32)
         assert torch.equal(wrapped.generate(ids[:1], past_key_values=held, **draft, **GREEDY), expected)
 
 
@@ -224,8 +222,6 @@ def test_states_and_weights_of_generated_tokens(models) -> None:
     full = wrapped(out.sequences, output_attentions=True)
     torch.testing.assert_close(out.attentions[-1][0], full.attentions[0][:, :, -2:-1, :-1], atol=1e-5, rtol=1e-5)
     assert len(out.hidden_states) == 6 and out.hidden_states[1][0].shape == (1, 1, 64)
-    with pytest.raises(ValueError, match="needs all keys"):
-        wrapped(ids, past_key_values=wrapped.new_cache(20, "paged"), output_attentions=True)
 
 
 # Trainer, adapters, int8
@@ -308,8 +304,6 @@ def test_dynamic_int8(tokens) -> None:
     int8 = torch.ao.quantization.quantize_dynamic(wrapped, {torch.nn.Linear}, dtype=torch.qint8)
     assert (int8(tokens).logits - expected).norm() < 0.1 * expected.norm()
     assert int8.generate(tokens, **GREEDY | {"max_new_tokens": 2}).shape == (2, 14)
-    with pytest.raises(ValueError, match="linear layers of attention were replaced"):
-        int8.new_cache(40, kind="paged")
 
 
 @pytest.mark.parametrize("method", FEW)

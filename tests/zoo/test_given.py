@@ -39,8 +39,6 @@ def test_beyond_the_last_distance(beyond: str, expected: list[float]) -> None:
     assert torch.equal(prior.curve(torch.tensor([-2.0]), causal=False), prior.curve(torch.tensor([2.0]), causal=False))
     rising = Table(1, values=[0.0, 1.0], beyond="linear")
     assert rising.curve(torch.tensor([9.0]), causal=True).item() == 1.0
-    farthest = prior.curve(torch.tensor([5.0]), causal=True).item()
-    assert prior.tail(torch.tensor([0, 2, 5]), 8)[0].tolist() == [0.0, -2.0, farthest]
 
 
 def test_without_numbers_a_table_is_learned() -> None:

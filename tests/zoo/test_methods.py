@@ -87,10 +87,9 @@ def test_a_sum_on_a_line_decodes_as_it_reads(name: str) -> None:
             parameter.add_(0.1 * torch.randn_like(parameter))
     tokens = torch.randint(0, 256, (2, 33))
     full = model(tokens)
-    for kind in ["dense"] if "fire" in name else ["dense", "paged"]:
-        cache = model.new_cache(40, kind)
-        found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
-        torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
+    cache = model.new_cache(40)
+    found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+    torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
     prompts = [tokens[0, :15].tolist(), tokens[1, :6].tolist()]
     assert model.generate(prompts, max_new_tokens=3)[1] == model.generate(prompts[1:], max_new_tokens=3)[0]
 
@@ -153,10 +152,9 @@ def test_a_method_per_layer(position, tmp_path) -> None:
     assert (model.position_embedding is not None) == ("learned" in position)
     tokens = torch.randint(0, 256, (2, 33))
     full = model(tokens)
-    for kind in ("dense", "paged"):
-        cache = model.new_cache(40, kind)
-        found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
-        torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
+    cache = model.new_cache(40)
+    found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+    torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
     model.save_pretrained(tmp_path)
     assert torch.equal(load_model(tmp_path).eval()(tokens), full)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from tests.device import DEVICE, some
-from tests.pairs import pairs
 from zoo.attention.triton import common, decode
 from zoo.attention.triton.common import Geometry, Operands
 
@@ -45,10 +44,6 @@ class Case:
 
     def dense(self, splits: int | None = None) -> Tensor:
         return decode.decode(self.call, splits=splits)
-
-    def paged(self, pages: Pages, splits: int | None = None) -> Tensor:
-        call = replace(self.call, k=pages.keys, v=pages.values, segments=pages.segments)
-        return decode.decode_paged(call, pages, splits=splits)
 
     def excess(self, ours: Tensor, kept: Tensor | None = None) -> float:
         """The largest error, as a share of what float32 may do to it."""
@@ -87,19 +82,6 @@ class Case:
         weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
         rounding = 2.0**-23 * ((g.width_k + 6) * terms.max() + g.keys + 8)
         return weights @ v, rounding * (weights @ v.abs())
-
-
-@dataclass
-class Pages:
-    """What a block cache hands to the kernel."""
-
-    keys: Tensor
-    values: Tensor
-    index: Tensor
-    start: Tensor
-    count: Tensor
-    length: int
-    segments: Tensor | None
 
 
 def make(
@@ -187,64 +169,6 @@ def test_bfloat16_rounds_weights_and_output_once(splits: int) -> None:
     assert ((ours - wanted).abs() <= 2.0**-9 * (1 + 2.0**-7) * (size + wanted.abs()) + room).all()
 
 
-def store(case: Case, block: int, kept: Tensor) -> Pages:
-    """Pages of the blocks with a key in `kept` (B, G, blocks), in shuffled places; the rest of the pools is not a number."""
-    g = case.g
-    blocks = kept.shape[2]
-    order = iter(torch.randperm(int(kept.sum()) + 2).tolist())
-    keys, values = (
-        torch.full((int(kept.sum()) + 2, block, w), math.nan, device=DEVICE) for w in (g.width_k, g.width_v)
-    )
-    index = torch.full((g.batch, g.groups, blocks + 1), -1, dtype=torch.int32)
-    start = torch.full_like(index, -1)
-    for b in range(g.batch):
-        for head in range(g.groups):
-            for n, place in enumerate(kept[b, head].nonzero()[:, 0].tolist()):
-                page, first = next(order), place * block
-                index[b, head, n], start[b, head, n] = page, first
-                held = case.k[b, head, first : first + block]
-                keys[page, : len(held)], values[page, : len(held)] = held, case.v[b, head, first : first + block]
-    count = kept.sum(-1).to(torch.int32)
-    return Pages(keys, values, index.to(DEVICE), start.to(DEVICE), count.to(DEVICE), g.keys, case.segments)
-
-
-def some_blocks(g: Geometry, block: int) -> Tensor:
-    """(B, G, blocks) bool, different for every key head; those of the queries' own keys are always kept."""
-    blocks = -(-g.keys // block)
-    kept = torch.rand(g.batch, g.groups, blocks, generator=torch.Generator().manual_seed(1)) < 0.4
-    kept[0, 0] = True
-    kept[:, :, g.offset // block :] = True
-    kept[-1, -1, : g.offset // block] = False
-    return kept
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "block"),
-    some(pairs(["grouped", "window", "documents", "lanes, odd widths", "no table"], [16, 32]), 3),
-)
-def test_pages_hold_what_a_dense_cache_holds(name: str, block: int) -> None:
-    """All pages: dense attention. Some: dense attention with the absent keys masked."""
-    case = CASES[name]
-    every = torch.ones(case.g.batch, case.g.groups, -(-case.g.keys // block), dtype=torch.bool)
-    some = some_blocks(case.g, block)
-    assert every.sum() > some.sum()
-    for kept, counts in ((every, (None,)), (some, (1, 3))):
-        pages = store(case, block, kept)
-        held = kept.repeat_interleave(block, -1)[..., : case.g.keys].to(DEVICE)
-        for splits in counts:
-            assert case.excess(case.paged(pages, splits), held) <= 1, splits
-
-
-@pytest.mark.slow
-def test_a_chunk_of_a_prompt_over_pages() -> None:
-    """More than 64 rows: tiles of rows, each with its own range of pages."""
-    case = make(1, 4, 2, 40, 90, scale=1)
-    kept = some_blocks(case.g, 16)
-    held = kept.repeat_interleave(16, -1)[..., :90].to(DEVICE)
-    assert case.excess(case.paged(store(case, 16, kept), 2), held) <= 1
-
-
 def test_splits_fill_the_device_without_needless_ones() -> None:
     assert decode.split_count(12, 1 << 19, 264) == 22  # 264 programs at once: one whole wave
     assert decode.split_count(300, 1 << 19, 264) == 3  # four waves over a third of the keys, not two over all
@@ -268,10 +192,3 @@ def test_what_the_kernels_do_not_serve_is_named() -> None:
         decode.decode(replace(case.call, v=case.v.double()))
     with pytest.raises(ValueError, match="0 splits"):
         case.dense(0)
-    pages = store(case, 16, torch.ones(2, 2, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"pages\.length is 48"):
-        pages.length = 48
-        case.paged(pages)
-    pages.keys = pages.keys[:, :12]
-    with pytest.raises(ValueError, match="pages of 12 keys"):
-        case.paged(pages)

@@ -1,4 +1,4 @@
-"""One token more after many: models with a dense and a paged cache beside a transformers Llama of the same shape."""
+"""One token more after many: models beside a transformers Llama of the same shape."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 from modalities.decoder.model import Decoder, DecoderConfig
-from tools.benches.timing import Record, Refused, device_of, numbers, parser, words
+from tools.benches.timing import Record, device_of, numbers, parser, words
 from tools.benches.training import LLAMA, llama_like
 from zoo import create_model
-from zoo.decoding import Cache, PagedCache
+from zoo.decoding import Cache
 from zoo.slices import slices
 
 CHUNK = 1 << 14  # tokens by which a cache is filled
@@ -19,12 +19,10 @@ ROOM = 256  # tokens decoded at most: warm-up, memory and 200 rounds
 MODELS = ["text_ggd_ssmax_tiny.facts", "text_alibi_tiny.facts"]
 
 
-def fill_cache(model: Decoder, length: int, kind: str) -> Cache:
+def fill_cache(model: Decoder, length: int) -> Cache:
     """A cache with the keys of `length` random tokens, each layer reading their embeddings: work is O(length), for
-    attention is computed for one token of a chunk. A paged cache drops what it would drop of a text."""
-    cache = model.new_cache(length + ROOM, kind)
-    if kind == "paged" and not isinstance(cache, PagedCache):
-        raise Refused("it has no paged cache")
+    attention is computed for one token of a chunk."""
+    cache = model.new_cache(length + ROOM)
     device = model.embedding.weight.device
     tokens = torch.randint(0, model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     for part in slices(length, CHUNK):
@@ -75,11 +73,10 @@ def main(argv: Sequence[str]) -> int:
         with record.guard(LLAMA, shape):
             steps[LLAMA] = llama_step(config, length, device, dtype)
         for name, model in models.items():
-            for kind in ("dense", "paged"):
-                with record.guard(f"{name}, {kind}", shape):
-                    cache = fill_cache(model, length, kind)
-                    memory[f"{name}, {kind}"] = cache.memory() / 2**20
-                    steps[f"{name}, {kind}"] = partial(decode, model, cache)
+            with record.guard(name, shape):
+                cache = fill_cache(model, length)
+                memory[name] = cache.memory() / 2**20
+                steps[name] = partial(decode, model, cache)
         first = len(record.rows)
         record.compare(shape, "one token", steps, [LLAMA], tokens=1)
         for row in record.rows[first:]:

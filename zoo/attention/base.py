@@ -19,7 +19,6 @@ from zoo.priors.tables import padded_bias
 __all__ = [
     "AttentionCall",
     "Kernel",
-    "Pages",
     "Workspace",
     "aligned",
     "cuda_capability",
@@ -163,28 +162,6 @@ class Kernel(Protocol):
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output in q's dtype, for a call that `refuses` returned None for."""
-
-
-@dataclass(frozen=True)
-class Pages:
-    """A paged KV cache as kernels read it. Page index[b,g,n] holds positions start[b,g,n] … start[b,g,n] + block − 1.
-
-    Attributes:
-        keys, values: (P, block, Dk), (P, block, Dv) the pool, key lanes first.
-        index: (B, G, n) int32 page table of each batch row and key head; valid below its count.
-        start: (B, G, n) int32 position of each page's first key, a multiple of `block`, ascending.
-        count: (B, G) int32 pages held.
-        length: S, positions so far; those at or after it, on the last page, are not filled.
-        segments: (B, S) int32 document ids, or None.
-    """
-
-    keys: Tensor
-    values: Tensor
-    index: Tensor
-    start: Tensor
-    count: Tensor
-    length: int
-    segments: Tensor | None = None
 
 
 def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:

@@ -1,4 +1,4 @@
-"""The dense KV cache of causal decoding. Cached keys include their lanes; tables are sliced; memory grows in blocks."""
+"""The KV cache of causal decoding. Cached keys include their lanes; tables are sliced; memory grows in blocks."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class DenseLayer(LayerCache):
         return sum(held.numel() * held.element_size() for held in (self.keys, self.values) if held is not None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Mark:
     """A saved state of a cache, for `rewind`."""
 
@@ -171,7 +171,6 @@ class Cache:
         self.segments: Tensor | None = None
         self.tokens: Tensor | None = None
         self._within: Tensor | None = None
-        self._marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more."""
@@ -192,9 +191,7 @@ class Cache:
 
     def mark(self) -> Mark:
         """This state, for `rewind`."""
-        mark = Mark(self.length)
-        self._marks.add(mark)
-        return mark
+        return Mark(self.length)
 
     def rewind(self, mark: Mark) -> None:
         """Drop the tokens after `mark`; the next keys overwrite theirs."""

@@ -153,10 +153,6 @@ class Alibi(Prior):
         i, j = q_pos.row_index(slopes.device), k_pos.row_index(slopes.device)
         return (-slopes[:, None, None] * (i[:, None] - j).abs())[None]
 
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) float64: −m_h·distance, exactly."""
-        return -self.slopes(distance.device)[:, None] * distance
-
     def head_parameters(self) -> dict[str, Tensor]:
         return {"slope": self.slopes()}
 

@@ -9,8 +9,7 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,7 +40,6 @@ __all__ = [
     "RelativeTable",
     "TablePrior",
     "bf16_pieces",
-    "farther",
     "grid_table",
     "line_table",
     "linear_in",
@@ -309,18 +307,6 @@ class Prior(nn.Module):
         """(1 or B, H, T, S) float64: the formula evaluated at every entry. The oracle of tests and plots; O(T·S)."""
         raise NotImplementedError
 
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) float64: at least  sup K[h,i,j] − K[h,i,i]  over all i < horizon and all keys j ≤ i − distance.
-
-        How far the prior can lift a key at least `distance` back above the query's own: `zoo.decoding.eviction` bounds
-        attention weights with it. The default, +∞, evicts nothing.
-
-        Args:
-            distance: (n,) int64, 0 or more.
-            horizon: tokens of the longest sequence.
-        """
-        return torch.full((self.num_heads, len(distance)), math.inf, dtype=torch.float64, device=distance.device)
-
     def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
         """The table of `forward` alone, which follows from positions without x: a KV cache, whose keys hold their lanes, reads
         it over all keys."""
@@ -404,18 +390,8 @@ class _CutPrior(Prior):
         return self.whole(q_pos, k_pos, causal=causal, x=x, carry=carry).of_heads(self.heads)
 
 
-def farther(curve: Callable[[Tensor], Tensor], distance: Tensor, horizon: int) -> Tensor:
-    """(H, n) float64: sup of curve(d) − curve(0) over the integers d in [distance, horizon); O(H·horizon) memory.
-
-    For distance >= horizon, where there is no such integer, the value at horizon − 1.
-    """
-    every = curve(torch.arange(horizon, dtype=torch.float64, device=distance.device))
-    highest = every.flip(-1).cummax(-1).values.flip(-1)
-    return highest[:, distance.clamp(max=horizon - 1)] - every[:, :1]
-
-
 class TablePrior(Prior):
-    """A prior that is a function of distance. Subclasses implement `curve`; table, oracle and tail follow from it."""
+    """A prior that is a function of distance. Subclasses implement `curve`; table and oracle follow from it."""
 
     is_relative = True
 
@@ -436,10 +412,6 @@ class TablePrior(Prior):
         device = prior_device(self)
         i, j = q_pos.row_index(device), k_pos.row_index(device)
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
-
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) float64: sup of K[h,d'] − K[h,0] over the integers d' in [distance, horizon). See `Prior.tail`."""
-        return farther(partial(self.curve, causal=True), distance, horizon)
 
 
 class GridPrior(Prior):
@@ -470,10 +442,6 @@ class GridPrior(Prior):
         dy, dx = (q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double()
         patches = self.surface(dy, dx, grid=k_pos.shape or (1, 1))
         return F.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]
-
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """+∞, also for classes derived from a prior along a line: a grid has no causal order, so nothing is evicted."""
-        return Prior.tail(self, distance, horizon)
 
 
 def patch_distance(dy: Tensor, dx: Tensor) -> Tensor:

@@ -102,7 +102,3 @@ class Cable(Prior):
         total = decay.cumsum(-1)
         first = k_pos.length - q_pos.length
         return -weight[..., first:, None] * (total[..., first:, None] - total[..., None, :])
-
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) 0: rates are >= 0, so no key exceeds the query's own; a rate of 0 gives no decay."""
-        return torch.zeros(self.num_heads, len(distance), dtype=torch.float64, device=distance.device)

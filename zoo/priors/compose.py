@@ -56,11 +56,6 @@ class Compose(Prior):
         first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x).to(device=device) for part in self.parts())
         return sum(others, first)
 
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) float64: the sum of the parts' tails, an upper bound."""
-        first, *others = (part.tail(distance, horizon) for part in self.parts())
-        return sum(others, first)
-
 
 def compose(*priors: Prior) -> Compose:
     """The sum of priors, as parts `0`, `1`, …"""

@@ -128,13 +128,6 @@ class KeyBias(_Sink):
         bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)
         return bias[:, :, None].expand(-1, -1, q_pos.length, -1)
 
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) float64: −slope_h·distance + (max − min) of the sink, u_h without its slope, over positions < horizon."""
-        at = torch.arange(horizon, device=self.gain.device)[None]
-        sink = self.bias(at, False, torch.float64)[0]
-        reach = sink.amax(-1) - sink.amin(-1)
-        return (reach[:, None] - self.slopes()[:, None] * distance.to(reach.device)).to(distance.device)
-
     def head_parameters(self) -> dict[str, Tensor]:
         return {"slope": self.slopes(), "bump at key 0": self.bump}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, farther, prior_dtype
+from zoo.priors.base import Prior, PriorTerms, prior_dtype
 
 __all__ = ["Spectral", "Spectral2d"]
 
@@ -109,15 +109,6 @@ class Spectral(Prior):
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)
         return self.series(i[:, None] - j)[None]
-
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) float64: sup of K[h,d'] − K[h,0] over the integers d' in [distance, horizon), + Σ_r (|α|+|β|)/64.
-
-        The last term bounds the rounding of bfloat16 lanes: four products per frequency, in K[h,d'] and in K[h,0], of two
-        factors with relative error 2^−9 each.
-        """
-        size = (self.alpha.abs() + self.beta.abs()).double().sum(-1, keepdim=True)
-        return farther(self.series, distance.to(self.omega.device), horizon).to(distance.device) + size / 64
 
     def head_parameters(self) -> dict[str, Tensor]:
         return {"amplitude √Σ(α²+β²)": (self.alpha.square() + self.beta.square()).sum(-1).sqrt()}

@@ -25,7 +25,3 @@ class Uniform(Prior):
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         return torch.zeros(1, self.num_heads, q_pos.length, k_pos.length, dtype=torch.float64)
-
-    def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) 0."""
-        return torch.zeros(self.num_heads, len(distance), dtype=torch.float64, device=distance.device)

@@ -117,7 +117,7 @@ class Far(HaystackEvaluator):
         if cell.data["twice"]:
             del cache
             with skipping(False):
-                plain, _ = self._answer(model, self._read(model, tokens, model.new_cache(length, "dense")), asked)
+                plain, _ = self._answer(model, self._read(model, tokens, model.new_cache(length)), asked)
             found["difference"] = max(float((a - b).abs().max()) for a, b in zip(forced, plain, strict=True))
         return found
 

@@ -1,14 +1,13 @@
 """Few queries against many keys: keys are split among programs, and a second kernel combines the partial softmaxes.
 
 Decoding is limited by memory bandwidth, so keys and values are read once for all heads of a group: a program's rows are the
-queries of those heads, row ρ = query ρ // r of head ρ % r with r = H/G. (FlashDecoding, with tables and pages.)
+queries of those heads, row ρ = query ρ // r of head ρ % r with r = H/G. (FlashDecoding, with tables.)
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -31,10 +30,7 @@ from zoo.attention.triton.common import (
     visible_of,
 )
 
-if TYPE_CHECKING:
-    from zoo.attention.base import Pages
-
-__all__ = ["decode", "decode_paged", "split_count"]
+__all__ = ["decode", "split_count"]
 
 # Nothing spills on compute capability 9.0 and two programs fit on a multiprocessor; not yet timed.
 STEP_BYTES = 16384  # of keys, and of values, per step of a program
@@ -42,9 +38,6 @@ STAGES = 3
 FEWEST_KEYS = 256  # per split, if the call has as many
 PROGRAM_COST = 128  # fixed cost of a program, in keys
 MOST_SPLITS = 512
-# Page counts are on the device, so the host does not know how few heads hold most pages. Splitting as if a quarter did gives
-# some programs no keys, which exit at once, and spreads the keys of full heads over more programs.
-FULL_SHARE = 4
 CHUNK = tl.constexpr(16)  # splits summed per step
 
 
@@ -61,43 +54,21 @@ def _span(first, last, mask, CAUSAL: tl.constexpr):
     return lo, tl.maximum(hi, lo)
 
 
-@triton.jit
-def _slots(lo, hi, count, keys, PAGE: tl.constexpr):
-    """The part of a list of `count` pages that can hold keys at [lo, hi), in slots counted from the first page's first key.
-
-    A page is at least as far along as its place in the list, and at most as far before the last key as its place before
-    the end: pages may be absent, but they ascend and the newest is present.
-    """
-    newest = (keys - 1) // PAGE
-    begin = tl.maximum(count - 1 - (newest - lo // PAGE), 0)
-    end = tl.minimum(count, tl.cdiv(hi, PAGE))
-    return begin * PAGE, tl.maximum(end, begin) * PAGE
-
-
-@triton.jit
-def _page(index_ptr, start_ptr, slot, end, PAGE: tl.constexpr):
-    """The page of a slot and the position of its first key."""
-    return (
-        tl.load(index_ptr + slot // PAGE, mask=slot < end, other=0),
-        tl.load(start_ptr + slot // PAGE, mask=slot < end, other=0),
-    )
-
-
 # What changes from token to token must not trigger recompilation: lengths, and the strides of a growing cache, whose common
 # factor is UNIT.
 LENGTHS = [
     "skb", "skg", "sks", "svb", "svg", "svs", "ssb", "ssh", "sth", "sib",
-    "queries", "keys", "offset", "window", "origin", "listed", "splits", "fewest",
+    "queries", "keys", "offset", "window", "origin", "splits", "fewest",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
 def _partial(
-    q, k_ptr, v_ptr, pages, table, row_scale, segments, out, lse,
+    q, k_ptr, v_ptr, table, row_scale, segments, out, lse,
     skb, skg, sks, svb, svg, svs, ssb, ssh, sth, sib,
-    groups, group, queries, keys, offset, window, origin, listed, splits, fewest, softmax_scale,
+    groups, group, queries, keys, offset, window, origin, splits, fewest, softmax_scale,
     WK: tl.constexpr, WV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    UNIT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr
+    UNIT: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
     """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which gives the compiler their
     alignment; `pages` (index, start, count) of PAGE keys: None for contiguous keys; `lse`: None where there is one split."""
@@ -128,15 +99,8 @@ def _partial(
 
     last = tl.minimum((first_row + BM - 1) // group, queries - 1)
     lo, hi = _span(first_row // group, last, mask, CAUSAL)
-    if pages is not None:
-        index_ptr, start_ptr, count_ptr = pages
-        index_ptr += bg * listed
-        start_ptr += bg * listed
-        count = tl.load(count_ptr + bg)
-        lo, hi = _slots(lo, hi, count, keys, PAGE)
-    else:
-        k_ptr += (b * skb + g * skg) * UNIT
-        v_ptr += (b * svb + g * svg) * UNIT
+    k_ptr += (b * skb + g * skg) * UNIT
+    v_ptr += (b * svb + g * svg) * UNIT
     lo = lo // BN * BN
     per = tl.cdiv(tl.maximum(tl.cdiv(hi - lo, splits), fewest), BN) * BN
     lo += split * per
@@ -145,20 +109,9 @@ def _partial(
     acc = tl.zeros([BM, DV], tl.float32)
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
-    page, begin = lo, lo
-    if pages is not None:
-        page, begin = _page(index_ptr, start_ptr, lo, hi, PAGE)
     for n in range(lo, hi, BN):
-        if pages is not None:  # a step stays within one page
-            slot = n % PAGE + r
-            cols = begin + slot
-            k_row = page.to(tl.int64) * skb * UNIT + slot * sks * UNIT
-            v_row = page.to(tl.int64) * svb * UNIT + slot * svs * UNIT
-            # Looked up one step ahead: a look-up in the same step would prevent Triton from pipelining the keys.
-            page, begin = _page(index_ptr, start_ptr, n + BN, hi, PAGE)
-        else:
-            cols = n + r
-            k_row, v_row = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
+        cols = n + r
+        k_row, v_row = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
         valid = (cols < keys)[:, None]  # unfilled slots may hold any bits, NaN and infinities included
         k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0)
         v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=valid & (dv[None, :] < WV), other=0.0)
@@ -268,63 +221,24 @@ def decode(call: Operands, *, splits: int | None = None) -> Tensor:
         _expect(f"{name}'s shape", tuple(x.shape), (g.batch, g.groups, g.keys, width))
         _expect(f"{name}'s dtype", x.dtype, call.q.dtype)
         _expect(f"{name}'s last stride", x.stride(-1), 1)
-    return _launch(call, None, splits)
+    return _launch(call, splits)
 
 
-def decode_paged(call: Operands, pages: Pages, *, splits: int | None = None) -> Tensor:
-    """`decode` over the pages a cache holds; evicted keys are not attended to.
-
-    The S positions include those of evicted keys. The queries' own keys are on pages, the newest page last.
-
-    Args:
-        call: any T, chunks of a prompt too; its k, v and segments are those of `pages`.
-        pages: keys (P, block, Dk), values (P, block, Dv), index, start (B,G,n), count (B,G), segments (B, ≥ S) or None.
-        splits, and the result: as for `decode`.
-
-    Raises:
-        ValueError: as `decode`; for a block that is no power of two ≥ 16.
-    """
-    g = call.geometry
-    _check(call, splits)
-    block, listed = pages.keys.shape[1], pages.index.shape[2]
-    if block < 16 or block & (block - 1):
-        raise ValueError(f"pages of {block} keys: expected a power of two, at least 16")
-    _expect("pages.length", pages.length, g.keys)
-    for name, x, width in (("keys", pages.keys, g.width_k), ("values", pages.values, g.width_v)):
-        _expect(f"the width of pages.{name}", x.shape[2], width)
-        _expect(f"the dtype of pages.{name}", x.dtype, call.q.dtype)
-        _expect(f"the last stride of pages.{name}", x.stride(-1), 1)
-    for name, x, shape in (
-        ("index", pages.index, (listed,)),
-        ("start", pages.start, (listed,)),
-        ("count", pages.count, ()),
-    ):
-        _expect(f"the shape of pages.{name}", tuple(x.shape), (g.batch, g.groups, *shape))
-        _expect(f"the dtype of pages.{name}", x.dtype, torch.int32)
-    return _launch(call, pages, splits)
-
-
-def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
+def _launch(call: Operands, splits: int | None) -> Tensor:
     """Both kernels, or only the first for one split."""
     q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
     q, k, v = common.last_axis_contiguous(q), call.k, call.v
-    k_strides, v_strides = ((x.stride(0), 0, x.stride(1)) if pages else x.stride()[:3] for x in (k, v))
+    k_strides, v_strides = (x.stride()[:3] for x in (k, v))
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
-    group, block, listed = g.heads // g.groups, 0, 0
-    lists = None
-    if pages is not None:
-        lists = pages.index.contiguous(), pages.start.contiguous(), pages.count.contiguous()
-        block, listed = pages.keys.shape[1], pages.index.shape[2]
+    group = g.heads // g.groups
     rows = group * g.queries
     dk, dv = padded_width(g.width_k), padded_width(g.width_v)
     bm, bn, warps = _blocks(rows, max(dk, dv), q.element_size())
-    bn = min(bn, block) if block else bn
     programs = g.batch * g.groups * cdiv(rows, bm)
     fewest = bn
     if splits is None:
-        held = min(listed * block, g.keys) if block else g.keys
-        seen = min(held, (2 - g.causal) * g.window + g.queries) if g.window else held
-        splits = split_count(programs, seen, _slots_of(q.device, warps) * (FULL_SHARE if block else 1))
+        seen = min(g.keys, (2 - g.causal) * g.window + g.queries) if g.window else g.keys
+        splits = split_count(programs, seen, _slots_of(q.device, warps))
         fewest = FEWEST_KEYS
     unit = math.gcd(16 // q.element_size(), *k_strides, *v_strides)
     part, lse = out, None
@@ -333,13 +247,13 @@ def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
         lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
     with on_device(q):
         _partial[g.batch * g.groups * cdiv(rows, bm), splits](
-            strided(q), k, v, lists, table, row_scale, segments, (part, *out.stride()[:3]), lse,
+            strided(q), k, v, table, row_scale, segments, (part, *out.stride()[:3]), lse,
             *(n // unit for n in (*k_strides, *v_strides)), scale_stride(row_scale),
             0 if row_scale is None else row_scale.stride(1), 0 if table is None else table.stride(0),
             0 if segments is None else segments.stride(0),
-            g.groups, group, g.queries, g.keys, g.offset, g.window or None, g.origin, listed, splits, fewest,
+            g.groups, group, g.queries, g.keys, g.offset, g.window or None, g.origin, splits, fewest,
             g.softmax_scale,
-            WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, PAGE=block, CAUSAL=g.causal,
+            WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, CAUSAL=g.causal,
             num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
         if splits > 1:
@@ -356,7 +270,7 @@ def _expect(what: str, found: object, wanted: object) -> None:
 
 
 def _check(call: Operands, splits: int | None) -> None:
-    """Checks shared by contiguous and paged keys."""
+    """Raise ValueError for shapes, dtypes or strides that the kernels do not serve."""
     q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
     if g.grid_width:
         raise ValueError(f"a grid of {g.grid_height} × {g.grid_width}: decoding kernels serve lines only")

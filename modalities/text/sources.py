@@ -273,13 +273,15 @@ def _missing(spec: str, place: str) -> str:
 def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "txt":
+        data = bytearray()
         with opened(path) as stream:
-            data = stream.read(LONGEST_TEXT + 1)
-        if len(data) > LONGEST_TEXT:
-            raise ValueError(
-                f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into several files"
-            )
-        yield Document(path.name, _decode(data, str(path), options).removeprefix("\ufeff"), options.get("split"))
+            while part := stream.read(1 << 20):  # a read of the most bytes would take that memory at once
+                data += part
+                if len(data) > LONGEST_TEXT:
+                    raise ValueError(
+                        f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into several files"
+                    )
+        yield Document(path.name, _decode(bytes(data), str(path), options).removeprefix("\ufeff"), options.get("split"))
         return
     for number, row in _jsonl_rows(path, options) if kind == "jsonl" else _parquet_rows(path):
         yield _row_document(row, f"{path.name}:{number}", f"{path}, row {number}", options)

@@ -43,5 +43,5 @@ def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr[-2000:]
     outcome = json.loads(done.stdout.splitlines()[-1])
-    assert outcome["operations"] > 100 and outcome["trials"] > 10 and outcome["differences_seen"]
+    assert outcome["operations"] > 100 and outcome["trials"] >= 8 and outcome["differences_seen"]
     assert outcome["wrong"] == {}

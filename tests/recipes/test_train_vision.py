@@ -16,7 +16,7 @@ from modalities.vision.sources import class_names
 from recipes.engine import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
-from tests.recipes.test_train import launch
+from tests.launching import ROOT, command
 
 OPTIONS = {
     "model.options.num_layers": 1,
@@ -80,7 +80,8 @@ def test_bf16_and_the_average_through_another_number_of_ranks(tmp_path) -> None:
     """Two ranks in bf16 at ZeRO-1 save; one rank goes on from the converted checkpoint, average included."""
     folder, recipe = tmp_path / "run", "vision.learned_tiny"
     more = ["--set", "train.precision=bf16", "--set", "model.options.class_token=true", "--set", "train.save_every=4"]
-    done = launch([sys.executable], folder, *more, "--set", "train.steps=2", recipe=recipe, settings=SMALL, ranks=2)
+    words = [recipe, *SMALL, *more, "--set", "train.steps=2", "--run-dir", str(folder)]
+    done = command([sys.executable, str(ROOT / "recipes/train.py"), *words], ranks=2)
     assert done.returncode == 0, done.stderr[-2000:]
     before = load_file(folder / "checkpoints" / "step_00000002" / WeightAverage.FILE)
     assert main([recipe, *SMALL, *more, "--run-dir", str(folder), "--resume", "auto"]) == 0

@@ -248,7 +248,7 @@ def test_a_model_reads_a_file_as_training_does(tmp_path):
         read = []
         for image in pair:
             image.save(tmp_path / "a.png")
-            read.append(model.read(str(tmp_path / "a.png")).inputs[0])
+            read.append(model.read(str(tmp_path / "a.png")))
         assert torch.equal(*read)
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(ValueError, match=r"text\.png: unknown format"):

@@ -333,7 +333,7 @@ def test_the_class_token_names_a_picture_of_which_every_token_has_an_answer(tmp_
     model = small()
     model.class_names = tuple("abcdefg")
     named = dict(model.classify(str(tmp_path / "a.png")))
-    logits = model(*model.read(str(tmp_path / "a.png")).inputs)[0, 0]
+    logits = model(model.read(str(tmp_path / "a.png")))[0, 0]
     assert [named[name] for name in "abcdefg"] == pytest.approx(logits.double().softmax(-1).tolist())
     with pytest.raises(ValueError, match="no class token"):
         small(class_token=False).classify(str(tmp_path / "a.png"))

@@ -172,7 +172,13 @@ def refused(kernel: str, realised: str, case: Case) -> bool:
     return KERNELS[kernel].refuses(call) is not None
 
 
-@pytest.mark.parametrize(("kernel", "name", "realised"), pairs(FAST, list(CASES), REALISED))
+# Both kernels with each case, in two of its four realisations.
+RUNS = [
+    (kernel, name, REALISED[(n + 2 * k + n // 4) % 4]) for k, kernel in enumerate(FAST) for n, name in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize(("kernel", "name", "realised"), RUNS)
 def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised):
     case = CASES[name]
     leaves, options = build(case, realised)

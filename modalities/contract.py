@@ -119,7 +119,7 @@ class Embedder(Protocol):
     """A model whose features of an input are a vector: `priorzoo embed`."""
 
     def represent(self, text: str, /, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of a text, of bases, or of the image at a path. pool: over tokens; size: of images, in pixels."""
+        """(C,) float32 features of a text, of bases, or of the image at a path. pool: over tokens; size: of images, pixels."""
         ...
 
 

@@ -32,8 +32,8 @@ _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
 def data_folder() -> Path:
     """Where fetched data lies: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else the user's data folder."""
-    if given := os.environ.get("PRIORZOO_DATA"):
-        return Path(given)
+    if folder := os.environ.get("PRIORZOO_DATA"):
+        return Path(folder)
     here = Path("data")
     if _CHECKOUT or here.is_dir():
         return here

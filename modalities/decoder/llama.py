@@ -42,9 +42,9 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
         "ssmax": config.ssmax,
         f"logit_options={config.logit_options}": bool(config.logit_options),
     }
-    if found := [what for what, wrong in differs.items() if wrong]:
-        raise ValueError(f"a Llama has RMSNorm, SwiGLU and plain RoPE; this model has {', '.join(found)}")
-    made = LlamaForCausalLM(
+    if differences := [what for what, wrong in differs.items() if wrong]:
+        raise ValueError(f"a Llama has RMSNorm, SwiGLU and plain RoPE; this model has {', '.join(differences)}")
+    llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.dim,
@@ -65,5 +65,5 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
         for ours, theirs in NAMES.items():
             named[f"model.layers.{n}.{theirs}.weight"] = state[f"layers.{n}.{ours}.weight"]
     with torch.no_grad():
-        made.load_state_dict(named)
-    return made.to(state["embedding.weight"].device, state["embedding.weight"].dtype)
+        llama.load_state_dict(named)
+    return llama.to(state["embedding.weight"].device, state["embedding.weight"].dtype)

@@ -110,16 +110,16 @@ class Decoder(ZooModel):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        made = [_position(config, *methods[0])]
-        self.position_embedding = made[0].embedding  # here for its place among the modules; settled below
-        self.layers = nn.ModuleList([_block(config, made[0])])
+        positions = [_position(config, *methods[0])]
+        self.position_embedding = positions[0].embedding  # here for its place among the modules; settled below
+        self.layers = nn.ModuleList([_block(config, positions[0])])
         for method in methods[1:]:
-            made.append(_position(config, *method))
-            self.layers.append(_block(config, made[-1]))
+            positions.append(_position(config, *method))
+            self.layers.append(_block(config, positions[-1]))
         if config.share_prior:
             share_prior([cast(Block, layer).attention for layer in self.layers], methods)
-        self.position_embedding = shared_embedding(methods, made)
-        self.config = replace(config, position_options=stored_options(config.position, made))
+        self.position_embedding = shared_embedding(methods, positions)
+        self.config = replace(config, position_options=stored_options(config.position, positions))
         self.norm = STYLES[config.style][0](config.dim, eps=1e-5)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         self.gradient_checkpointing = config.activation_checkpointing
@@ -185,12 +185,12 @@ class Decoder(ZooModel):
         else:
             cache.reserve(tokens.shape[1])
             positions, segments = cache.positions(tokens.shape[1], segments)
-        own = positions
+        part = positions  # of this rank
         if self.sequence is not None:
-            tokens, own = self.sequence.part(tokens), self.sequence.part_of(positions)
+            tokens, part = self.sequence.part(tokens), self.sequence.part_of(positions)
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(own, x)
+            x = x + self.position_embedding(part, x)
         attentions = [cast(Block, layer).attention for layer in (self.layers if last is None else self.layers[:-1])]
         made = [] if cache else layer_terms(attentions, positions, x, sequence=self.sequence)
         for n, layer in enumerate(self.layers):
@@ -236,8 +236,8 @@ class Decoder(ZooModel):
         if not self.chunks_losses(targets.numel()):
             return self._losses(features, targets)
         unembedding = self.embedding if self.head is None else self.head
-        own = type(self).forward_head is not Decoder.forward_head  # which may add to the logits, as DNA's does
-        if not own and fused_loss.serves(features, unembedding):
+        plain = type(self).forward_head is Decoder.forward_head  # DNA's may add to the logits
+        if plain and fused_loss.serves(features, unembedding):
             losses = fused_loss.fused_losses(features.flatten(0, 1), unembedding.weight, targets.flatten(), IGNORED)
             return losses.view(targets.shape)
         return self.losses_in_chunks(features, targets)

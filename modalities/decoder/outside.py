@@ -140,8 +140,8 @@ class OutsideDecoder(nn.Module):
         for base in (self.model.base_model, self.model.get_decoder()):
             if base is not None and base is not self.model:
                 self._base = [base]
-                found = OutsideDecoder.forward_head(self, self._read(tokens).last_hidden_state)
-                if found.shape == whole.shape and torch.allclose(found, whole, rtol=1e-4, atol=1e-4):
+                logits = OutsideDecoder.forward_head(self, self._read(tokens).last_hidden_state)
+                if logits.shape == whole.shape and torch.allclose(logits, whole, rtol=1e-4, atol=1e-4):
                     return self._base
         kind = type(self.model).__name__
         raise ValueError(f"hf:{self.config.name}: logits of {kind} are not those of its head on its base model")

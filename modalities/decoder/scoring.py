@@ -49,14 +49,14 @@ def position_buckets(length: int) -> np.ndarray:
 def telling(model: Decoder, units: int, advance: Callable[[int], object] | None) -> Iterator[None]:
     """Inside the context one pass through the layers calls `advance` after each of them, with its share of ``units``."""
     layers = list(getattr(model, "layers", ())) if advance else []
-    told, reader = 0, threading.get_ident()
+    reported, reader = 0, threading.get_ident()
 
     def tell(number: int) -> None:
-        nonlocal told
+        nonlocal reported
         done = units * (number + 1) // len(layers)
-        if advance and done > told and threading.get_ident() == reader:  # hooks see what other threads read, too
-            advance(done - told)
-            told = done
+        if advance and done > reported and threading.get_ident() == reader:  # hooks see what other threads read, too
+            advance(done - reported)
+            reported = done
 
     hooks = [layer.register_forward_hook(lambda *_, n=n: tell(n)) for n, layer in enumerate(layers)]
     try:
@@ -166,9 +166,9 @@ def continuation_scores(
     scores: list[list[tuple[float, bool]]] = [[] for _ in contexts]
     for turn in zip_longest(*continuations, fillvalue=()):  # a continuation of every context that has more
         log_probs, greedy = _scores_after(model, cache, last, turn, padded=segments is not None)
-        for row, found in enumerate(zip(log_probs.tolist(), greedy.tolist(), strict=True)):
+        for row, score in enumerate(zip(log_probs.tolist(), greedy.tolist(), strict=True)):
             if turn[row]:
-                scores[row].append(found)
+                scores[row].append(score)
         cache.rewind(mark)
     return scores
 
@@ -190,11 +190,11 @@ def _scores_after(
     for part, features in _features_before(model, cache, last, targets, padded=padded):
         here = real[:, part]
         wanted = targets[:, part][here]
-        found, hits = torch.empty_like(wanted, dtype=torch.float64), torch.empty_like(wanted, dtype=torch.bool)
+        log_p, hits = torch.empty_like(wanted, dtype=torch.float64), torch.empty_like(wanted, dtype=torch.bool)
         for piece, (logits,) in logits_by_slice(model, features[here][None]):
-            found[piece] = logits.gather(-1, wanted[piece, None])[:, 0] - logits.logsumexp(-1)
+            log_p[piece] = logits.gather(-1, wanted[piece, None])[:, 0] - logits.logsumexp(-1)
             hits[piece] = logits.argmax(-1) == wanted[piece]
-        log_probs[:, part][here], likeliest[:, part][here] = found, hits
+        log_probs[:, part][here], likeliest[:, part][here] = log_p, hits
     return log_probs.sum(1), likeliest.all(1)
 
 

@@ -28,10 +28,8 @@ D = TypeVar("D", bound=RowData)
 
 def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
     """ValueError where a model's options name another tokenizer than the data's."""
-    if (given := options.get("tokenizer", spec)) != spec:
-        raise ValueError(
-            f"model.options.tokenizer={given} and data.tokenizer={spec} disagree; set data.tokenizer alone"
-        )
+    if (name := options.get("tokenizer", spec)) != spec:
+        raise ValueError(f"model.options.tokenizer={name} and data.tokenizer={spec} disagree; set data.tokenizer alone")
 
 
 def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:

@@ -88,14 +88,14 @@ def _load(name: str) -> tuple[nn.Module, bool]:
     import modalities.dna.hf  # noqa: F401  the Auto classes know the format then
 
     model, tokenizer = open_causal_lm(name), load_tokenizer(f"hf:{name}")
-    if isinstance(own := model.base_model, DnaDecoder):
+    if isinstance(decoder := model.base_model, DnaDecoder):
         assert isinstance(tokenizer, OutsideTokenizer)
-        if (tokenizer.library_ids != np.arange(own.config.vocab_size)).any():
+        if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
             raise ValueError(
-                f"hf:{name}: the folder's tokenizer has other ids than the model's, {own.config.tokenizer!r}"
+                f"hf:{name}: the folder's tokenizer has other ids than the model's, {decoder.config.tokenizer!r}"
             )
-        own.config = replace(own.config, tokenizer=tokenizer.name)
-        return own, True
+        decoder.config = replace(decoder.config, tokenizer=tokenizer.name)
+        return decoder, True
     return OutsideDnaDecoder(model, name), True
 
 

@@ -36,9 +36,9 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
 
 def _byte_letters() -> dict[str, int]:
     """The letter that ByteLevel writes for each byte: of printable Latin-1 itself, of the others those from U+0100 on."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class PriorzooTextConfig(PriorzooConfig):

@@ -26,9 +26,9 @@ def _load(name: str) -> tuple[nn.Module, bool]:
     import modalities.text.hf  # noqa: F401  the Auto classes know the format then
 
     model = open_causal_lm(name)
-    if isinstance(own := model.base_model, CausalLM):
-        own.config = replace(own.config, tokenizer=f"hf:{name}")
-        return own, True
+    if isinstance(decoder := model.base_model, CausalLM):
+        decoder.config = replace(decoder.config, tokenizer=f"hf:{name}")
+        return decoder, True
     return OutsideDecoder(model, name), True
 
 

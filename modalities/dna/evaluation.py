@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from modalities.dna.baselines import Baseline
 from modalities.dna.bed import BedRow, bed_rows, whole_contigs
@@ -25,7 +26,6 @@ from modalities.evaluation import (
     Evaluator,
     LengthSettings,
     Listing,
-    S,
     Settings,
     check_choice,
     counts,
@@ -99,7 +99,10 @@ class DnaLengthSettings(LengthSettings, DnaSettings):
     counted: ClassVar[str] = "bases"
 
 
-class DnaEvaluator(Evaluator[S, ZooModel]):
+D = TypeVar("D", bound=DnaSettings, default=Any)
+
+
+class DnaEvaluator(Evaluator[D, ZooModel]):
     """An evaluator whose held-out data is that of the model's training, unless settings name a source."""
 
     settings_class: ClassVar[type[Settings]] = DnaLengthSettings
@@ -197,7 +200,10 @@ class RegionSettings(FileSettings):
     )
 
 
-class FileEvaluator(DnaEvaluator[S], Listing[S, ZooModel]):
+F = TypeVar("F", bound=FileSettings, default=Any)
+
+
+class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
     """Evaluators that read sequences of `fasta` in windows of `window` bases."""
 
     default_window: ClassVar[int]  # in training lengths
@@ -214,7 +220,7 @@ class FileEvaluator(DnaEvaluator[S], Listing[S, ZooModel]):
 
     def regions(self) -> list[BedRow]:
         """The rows of the BED file, or every contig."""
-        path = self.settings.regions
+        path = cast(RegionSettings, self.settings).regions
         return whole_contigs(self.genome()) if path is None else bed_rows(Path(path), self.genome())
 
     def window(self, model: ZooModel) -> int:

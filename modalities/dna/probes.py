@@ -15,6 +15,7 @@ from modalities.dna.model import DnaDecoder
 from modalities.dna.splits import GenomeSplit, Region
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import option
+from zoo.model import ZooModel
 
 __all__ = ["DnaProbes", "ProbeSettings"]
 
@@ -41,7 +42,7 @@ class DnaProbes(DnaEvaluator, AttentionEvaluator):
     unit = AttentionEvaluator.unit
     trained_at = AttentionEvaluator.trained_at  # in tokens, as lengths are here
 
-    def identity(self, model: DnaDecoder) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         kept = AttentionEvaluator.identity(self, model)
         return kept | {"tokenizer": load_tokenizer(model.config.tokenizer).fingerprint}
 

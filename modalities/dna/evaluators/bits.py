@@ -165,7 +165,7 @@ class Bits(DnaEvaluator[BitsSettings]):
             if parted:
                 by_base = scores if single else score_windows(model, windows, by_base=True, **options)
                 parts.append(_sums_of_parts(by_base, self.heldout.items.genome, stretch, windows.shape))
-        value = {
+        cell_value: CellValue = {
             **cell.data["facts"],
             "window": by_stretch[0].shape[1],
             "score": "accuracy" if single else "token_accuracy",
@@ -174,7 +174,7 @@ class Bits(DnaEvaluator[BitsSettings]):
             "bucket_bits": bucket_bits.tolist(),
             "bucket_bases": bucket_bases.tolist(),
         }
-        return value | ({"parts": dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))} if parts else {})
+        return cell_value | ({"parts": dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))} if parts else {})
 
     def _measure_parts(
         self, model: ZooModel, by_stretch: Sequence[np.ndarray], stretches: Sequence[Region]

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
-import torch
 
 from modalities.decoder.generation import stream
 from modalities.decoder.model import Decoder
@@ -115,7 +114,9 @@ class Completion(DnaEvaluator[CompletionSettings]):
         new, length = self.settings.new_bases, cell.data["length"]
         seed = np.random.SeedSequence([self.settings.seed, length, cell.data["first"]]).generate_state(1)[0]
         prompts = np.stack([genome.codes(name, at - window, at) for name, at in places])
-        written = write_bases(model, prompts, new_bases=new, temperature=self.settings.temperature, seed=int(seed))
+        written = write_bases(
+            cast(Decoder, model), prompts, new_bases=new, temperature=self.settings.temperature, seed=int(seed)
+        )
         return {
             "length": length,
             "places": [f"{name}:{at + 1}-{at + new}" for name, at in places],
@@ -174,7 +175,7 @@ def chance(truth: np.ndarray) -> np.ndarray:
 
 
 def write_bases(
-    model: torch.nn.Module, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int
+    model: MarkovChain | Decoder, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int
 ) -> np.ndarray:
     """(B, new_bases) base codes after prompts (B, P), which begin with BOS.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -114,23 +114,28 @@ class Variants(FileEvaluator[VariantSettings]):
         return {"reference": reference, "variants": digest} | super().identity(model)
 
     def genome(self) -> Genome:
+        self.path()  # raises
+        return super().genome()
+
+    def path(self) -> str:
+        """Of the file of variants."""
         if self.settings.variants is None:
             raise ValueError("variants needs a VCF or table of variants: name one with --variants")
-        return super().genome()
+        return self.settings.variants
 
     def variants_digest(self) -> str:
         """A hash of the file of variants."""
-        if not Path(self.settings.variants).is_file():
-            next(read_variants(self.settings.variants))  # raises
-        return file_sha256(self.settings.variants)[:16]
+        if not Path(self.path()).is_file():
+            next(read_variants(self.path()))  # raises
+        return file_sha256(self.path())[:16]
 
     def cells(self, model: ZooModel) -> list[Cell]:
         self.genome()  # raises where a file is missing
         step, window = step_of(load_tokenizer(model.config.tokenizer)), self.window(model)
-        reference, digest = find_source(self.settings.fasta), self.variants_digest()
+        reference, digest = find_source(cast(str, self.settings.fasta)), self.variants_digest()
         if self.settings.info is not None:
-            check_annotation(self.settings.variants, list(self.settings.fields("").values()))
-        entries = _entries(self.settings.variants, reference, digest, window, step)
+            check_annotation(self.path(), list(self.settings.fields("").values()))
+        entries = _entries(self.path(), reference, digest, window, step)
         size = max(LEAST_PART, math.ceil(len(entries) / MOST_PARTS))
         parts = {n: entries[n : n + size] for n in range(0, len(entries), size)}
         costs = {n: sum(sum(one.placed.sizes) for one in part if one.placed) for n, part in parts.items()}
@@ -172,8 +177,8 @@ class Variants(FileEvaluator[VariantSettings]):
         """The tables, and with `info` the file of variants with INFO fields, one for each model."""
         super().write(results, out)
         for result in results if self.settings.info is not None else ():
-            path = out / f"{self.name}.{file_safe(result.label)}{annotated_suffix(self.settings.variants)}"
-            write_annotated(self.settings.variants, path, self.settings.fields(result.label), result.rows)
+            path = out / f"{self.name}.{file_safe(result.label)}{annotated_suffix(self.path())}"
+            write_annotated(self.path(), path, self.settings.fields(result.label), result.rows)
 
     def show(self, results: list[ModelResult], console: Any, count: int = 10) -> None:
         """Each model's least likely alternative alleles, and counts of what could not be scored."""

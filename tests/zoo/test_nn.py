@@ -349,18 +349,6 @@ def test_state_dicts_copies_and_initial_values() -> None:
     assert torch.equal(copy.deepcopy(learned)(x, x, x)[0], learned(x, x, x)[0])
 
 
-@pytest.mark.parametrize("name", ["goat", "fire"])
-def test_bfloat16(name: str) -> None:
-    """Within a few roundings of the float64 module with the same values."""
-    module = create(name).bfloat16()
-    exact = copy.deepcopy(module).double()
-    x = torch.randn(2, 9, WIDTH).bfloat16()
-    out, weights = module(x, x, x, is_causal=True)
-    assert out.dtype == weights.dtype == torch.bfloat16
-    wide = x.double()
-    expected, others = exact(wide, wide, wide, is_causal=True)
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=0.06)
-    torch.testing.assert_close(weights.double(), others, rtol=0, atol=0.03)
 
 
 def test_what_cannot_be_made() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +14,7 @@ from modalities.vision.sources import class_names
 from recipes.engine import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
-from tests.launching import ROOT, command
+from tests.launching import ROOT, command, torchrun_launcher
 
 OPTIONS = {
     "model.options.num_layers": 1,
@@ -81,7 +79,7 @@ def test_bf16_and_the_average_through_another_number_of_ranks(tmp_path) -> None:
     folder, recipe = tmp_path / "run", "vision.learned_tiny"
     more = ["--set", "train.precision=bf16", "--set", "model.options.class_token=true", "--set", "train.save_every=4"]
     words = [recipe, *SMALL, *more, "--set", "train.steps=2", "--run-dir", str(folder)]
-    done = command([sys.executable, str(ROOT / "recipes/train.py"), *words], ranks=2)
+    done = command([*torchrun_launcher(), str(ROOT / "recipes/train.py"), *words])
     assert done.returncode == 0, done.stderr[-2000:]
     before = load_file(folder / "checkpoints" / "step_00000002" / WeightAverage.FILE)
     assert main([recipe, *SMALL, *more, "--run-dir", str(folder), "--resume", "auto"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ from modalities.evaluation import (
     Evaluator,
     LengthSettings,
     Observed,
+    S,
     Score,
     check_choice,
     counts,
@@ -34,7 +36,7 @@ from zoo.slices import slices
 __all__ = ["HaystackEvaluator", "Retrieval", "RetrievalSettings", "TextEvaluator"]
 
 
-class TextEvaluator(Evaluator):
+class TextEvaluator(Evaluator[S, Decoder]):
     """An evaluator that reads held-out documents: those of `settings.source`, else those that training held out."""
 
     @property
@@ -59,21 +61,22 @@ class TextEvaluator(Evaluator):
         return open_heldout(name, model.config.tokenizer, "all" if whole else "heldout")
 
 
-class HaystackEvaluator(TextEvaluator):
+class HaystackEvaluator(TextEvaluator[S]):
     """An evaluator that hides statements in a haystack: `filler`, a name of `modalities.text.prompts`.
 
     Raises ValueError where settings name held-out text and the filler is another one.
     """
 
-    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
         source = self.settings.source
         if source and self.filler != "text":
             raise ValueError(f"source {source!r} is of held-out text, the filler is {self.filler!r}; add filler text")
 
     @property
+    @abstractmethod
     def filler(self) -> str:
-        return self.settings.filler
+        """The name of the haystack."""
 
     @property
     def source_name(self) -> str | None:
@@ -113,7 +116,7 @@ class RetrievalSettings(LengthSettings):
                 raise ValueError(f"{name} must be different numbers, got {list(found)}")
 
 
-class Retrieval(HaystackEvaluator):
+class Retrieval(HaystackEvaluator[RetrievalSettings]):
     """A value stated somewhere in a text and asked for at its end: a grid of length × depth, under several conditions.
 
     `samples` prompts a depth, with random values and words. Exact match is scored teacher-forced and by free generation (see
@@ -121,7 +124,6 @@ class Retrieval(HaystackEvaluator):
     such as `free_generation (facts=5)`.
     """
 
-    settings_class = RetrievalSettings
     overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True, within=0.2)
     scores: tuple[Score, ...] = (Score("teacher_forced", drawn=False), overview)
     paired_over = "prompts"
@@ -129,7 +131,7 @@ class Retrieval(HaystackEvaluator):
     default_depths: ClassVar[int]
     default_filler: ClassVar[str | None] = None  # None: what belongs to the template
 
-    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: RetrievalSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
         given = self.settings
         name = given.template or "own"

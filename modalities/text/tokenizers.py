@@ -167,37 +167,31 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     if spec == "bytes":
         return ByteTokenizer()
     if spec in SHIPPED:
-        return _load_json(spec, _ASSETS / f"{spec}.json", {}, split_digits=False)
+        return _load_json(spec, _ASSETS / f"{spec}.json")
     if spec.startswith("hf:"):
         return _load_outside(spec.removeprefix("hf:"))
-    kind, _, query = spec.partition("?")
+    kind = spec.partition("?")[0]
     if kind == "gpt2" or kind.startswith("gpt2:"):
-        options = _options(spec, query, ("split_digits",))
-        return _load_gpt2(spec, kind, _flag(spec, options))
+        return _load_gpt2(spec, kind, **_options(spec, ()))
     if kind.endswith(".json"):
-        options = _options(spec, query, ("bos", "eos", "pad", "split_digits"))
-        return _load_json(spec, Path(kind), options, _flag(spec, options))
+        return _load_json(spec, Path(kind), **_options(spec, ("bos", "eos", "pad")))
     names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER", "hf:NAME"]
     hint = did_you_mean(spec, [*names, "tokenizer.json"], cutoff=0.3)
     expected = f"expected {', '.join(map(repr, names))} or 'FILE.json'; {hint}".rstrip("; ")
     raise ValueError(f"unknown tokenizer {spec!r}: {expected}")
 
 
-def _options(spec: str, query: str, known: Sequence[str]) -> dict[str, str]:
-    options = dict(parse_qsl(query, keep_blank_values=True))
+def _options(spec: str, names: Sequence[str]) -> dict[str, Any]:
+    """What stands behind "?": `split_digits`, a bool, and special tokens by these names."""
+    options: dict[str, Any] = dict(parse_qsl(spec.partition("?")[2], keep_blank_values=True))
     for key, value in options.items():
-        if key not in known:
+        if key not in (known := (*names, "split_digits")):
             raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; {nearest(key, known)}")
         if not value:
             raise ValueError(f"tokenizer {spec!r}: option {key!r} has no value")
-    return options
-
-
-def _flag(spec: str, options: dict[str, str]) -> bool:
-    value = options.get("split_digits", "false")
-    if value not in ("true", "false"):
-        raise ValueError(f"tokenizer {spec!r}: split_digits={value!r}: expected true or false")
-    return value == "true"
+    if (flag := options.get("split_digits", "false")) not in ("true", "false"):
+        raise ValueError(f"tokenizer {spec!r}: split_digits={flag!r}: expected true or false")
+    return options | {"split_digits": flag == "true"}
 
 
 def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
@@ -222,16 +216,16 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
     return _finish(backend, "gpt2", end, end, end, split_digits)
 
 
-def _load_json(spec: str, path: Path, options: dict[str, str], split_digits: bool) -> BPETokenizer:
+def _load_json(spec: str, path: Path, split_digits: bool = False, **special: str) -> BPETokenizer:
     if not path.is_file():
         hint = near_file(path, lambda name: name.endswith(".json"))
         raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}; {hint}".rstrip("; "))
     backend = read_backend(spec, path, _import_tokenizers(spec))
     backend.no_padding()
     backend.no_truncation()
-    bos = _special_id(backend, spec, "bos", options.get("bos"), _BOS_NAMES)
-    eos = _special_id(backend, spec, "eos", options.get("eos"), _EOS_NAMES, default=bos)
-    pad = _special_id(backend, spec, "pad", options.get("pad"), _PAD_NAMES, default=eos)
+    bos = _special_id(backend, spec, "bos", special.get("bos"), _BOS_NAMES)
+    eos = _special_id(backend, spec, "eos", special.get("eos"), _EOS_NAMES, default=bos)
+    pad = _special_id(backend, spec, "pad", special.get("pad"), _PAD_NAMES, default=eos)
     return _finish(backend, path.stem, bos, eos, pad, split_digits)
 
 
@@ -250,26 +244,19 @@ def _special_id(
 
 
 def _finish(backend: Any, name: str, bos: int, eos: int, pad: int, split_digits: bool) -> BPETokenizer:
-    if split_digits:
-        _split_digits(backend)
-        name += "+digits"
-    tokenizer = BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad)
-    if split_digits:
-        sample = "x 90817 26354"  # all ten digits; every one must come out alone
-        pieces = [tokenizer.decode([i]) for i in tokenizer.encode(sample)]
-        digits = [p for p in pieces if any(c.isdigit() for c in p)]
-        if len(digits) != 10 or any(len(p.strip()) != 1 for p in digits):
-            raise ValueError(f"tokenizer {name!r}: digits cannot be split: {sample!r} gives {pieces}")
-    return tokenizer
-
-
-def _split_digits(backend: Any) -> None:
-    """Cut at digits before the tokenizer's own pre-tokenizer runs; the vocabulary and its ids stay as they are."""
+    if not split_digits:
+        return BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad)
     from tokenizers import pre_tokenizers
 
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    inner = backend.pre_tokenizer
-    backend.pre_tokenizer = digits if inner is None else pre_tokenizers.Sequence([digits, inner])
+    # Cut at digits before the tokenizer's own pre-tokenizer runs; the vocabulary and its ids stay as they are.
+    digits, own = pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer
+    backend.pre_tokenizer = digits if own is None else pre_tokenizers.Sequence([digits, own])
+    tokenizer = BPETokenizer(backend, name=f"{name}+digits", bos_id=bos, eos_id=eos, pad_id=pad)
+    sample = "x 90817 26354"  # all ten digits; every one must come out alone
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode(sample)]
+    if [piece.strip() for piece in pieces if any(c.isdigit() for c in piece)] != [c for c in sample if c.isdigit()]:
+        raise ValueError(f"tokenizer {tokenizer.name!r}: digits cannot be split: {sample!r} gives {pieces}")
+    return tokenizer
 
 
 def _import_tokenizers(spec: str) -> Any:

@@ -45,7 +45,7 @@ class FarSettings(LengthSettings):
             )
 
 
-class Far(HaystackEvaluator):
+class Far(HaystackEvaluator[FarSettings]):
     """Exact match of the facts of a long text: at even depths, of one kind, each asked for after one prefill of the text.
 
     | column | |
@@ -67,8 +67,11 @@ class Far(HaystackEvaluator):
         Score("left_out", "logits left out", unit_interval=True),
         Score("difference", drawn=False),
     )
-    settings_class = FarSettings
     paired_over = "texts"
+
+    @property
+    def filler(self) -> str:
+        return self.settings.filler
 
     def identity(self, model: Decoder) -> dict[str, Any]:
         template = Template(self.settings.template, self.settings.depths)

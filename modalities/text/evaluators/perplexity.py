@@ -13,7 +13,7 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
-from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, standard_error
+from modalities.evaluation import Cell, CellValue, LengthSettings, ModelResult, Observed, Score, standard_error
 from modalities.figures import curves, finish, name_panel, panels, position_curves
 from modalities.paired import scores_by_unit
 from modalities.results import mean_of_seeds
@@ -27,7 +27,7 @@ __all__ = ["Perplexity"]
 DOCUMENT_TOKENS = 8192  # read of each document by default
 
 
-class Perplexity(TextEvaluator):
+class Perplexity(TextEvaluator[LengthSettings]):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
 
     The same stretches of text, as long as the longest length, serve every length: a stretch is cut into

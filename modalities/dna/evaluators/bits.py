@@ -36,7 +36,6 @@ from zoo.slices import slices
 
 __all__ = ["Bits", "BitsSettings"]
 
-PARTS = ("unique", "repeats", "soft-masked")
 CELL_BASES = 1 << 16  # in a cell, at least one stretch
 DEFAULT_BASES = 1 << 18  # read at each length
 DEFAULT_STRETCH = 1 << 16
@@ -249,15 +248,6 @@ class Bits(DnaEvaluator[BitsSettings]):
     def draw(self, results: list[ModelResult], path: Path) -> None:
         results, styles = with_styles(mean_of_seeds(results, self.axis.column))
         scores_figure(results, path, self.scores, self.axis, unit="bases", styles=styles, bare=BASELINES)
-
-
-def _sum_parts(cells: Sequence[CellValue]) -> dict[str, list[float]]:
-    """[bits, bases] by part of the sequence; empty where parts were not measured."""
-    totals: dict[str, list[float]] = {}
-    for cell in cells:
-        for part, sums in cell.get("parts", {}).items():
-            totals[part] = [a + b for a, b in zip(totals.get(part, [0.0, 0.0]), sums, strict=True)]
-    return totals
 
 
 def by_octave(

@@ -33,7 +33,6 @@ from rich.console import Console
 
 from recipes.commands import CommandError, call
 from zoo.files import write_text
-from zoo.model import ZooModel
 from zoo.pretrained import manifest
 from zoo.prior_plot import FLOOR, centre_log_prior, layer_priors, log_prior_curve
 from zoo.registry import create_model
@@ -197,7 +196,7 @@ def _modality_of(rows: Sequence[Mapping[str, str]], path: Path) -> str:
 
 
 @torch.no_grad()
-def prior_curves(model: ZooModel) -> dict[str, Any]:
+def prior_curves(model: Any) -> dict[str, Any]:
     """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
 
     On a line from the last of `LENGTH` tokens; on a grid from the centre of an image of twice the training side, the mean over

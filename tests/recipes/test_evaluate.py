@@ -17,7 +17,6 @@ import pytest
 import torch
 from PIL import Image
 
-from modalities.evaluation import LengthSettings, counts, option
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.model import CausalLM, TextConfig
@@ -27,7 +26,6 @@ from modalities.vision.evaluators.resolution import Resolution
 from modalities.vision.transforms import preprocess
 from recipes import evaluate as command
 from recipes import find_recipe
-from recipes.commands import with_options
 from recipes.report import load_results, result_path
 from recipes.targets import find_targets, modality_of, override, parse_overrides, seed_groups
 from tests import launching
@@ -105,16 +103,6 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
     assert again.exit_code == 0
     with pytest.raises(ValueError, match=r"run_[ab]"):  # the other model's were measured with other settings
         load_results(EVALUATORS["perplexity"], out)
-
-
-def test_what_a_call_writes_is_listed_and_nothing_else(tmp_path, runs):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "overview.png").write_bytes(b"of an earlier call")
-    result = invoke(runs[0], "passkey", "--lengths", "96", "--samples", "1", "--depths", "2", "--out", out)
-    assert result.exit_code == 0, result.stderr
-    listed = result.output.rpartition("written: ")[2].split(", ")
-    assert [Path(name.strip()).name for name in listed] == ["passkey.csv", "passkey.png", "passkey_depth.png"]
 
 
 @pytest.mark.slow
@@ -289,21 +277,6 @@ def test_all_names_every_evaluator(tmp_path, runs):
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == figures
 
 
-def test_an_option_of_two_evaluators_is_read_in_one_way():
-    @dataclasses.dataclass(frozen=True)
-    class One(LengthSettings):
-        facts: tuple[int, ...] = option((1,), "as 1,5", parse=counts)
-
-    @dataclasses.dataclass(frozen=True)
-    class Other(LengthSettings):
-        facts: int = option(1, "one number")
-
-    both = with_options(lambda **options: options, {"one": One, "same": One})
-    assert both(facts=(1, 5), samples=None) == {"facts": (1, 5)}
-    with pytest.raises(TypeError, match="one and other read the option --facts in different ways"):
-        with_options(lambda **options: options, {"one": One, "other": Other})
-
-
 def test_help_lists_the_options_of_the_models_evaluators(runs):
     text = invoke(runs[0], "passkey", "--help")
     assert text.exit_code == 0 and "--lengths" in text.output and "--mode" not in text.output
@@ -448,13 +421,6 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
         )
     row = models[0]["rows"][0]
     assert (row["images"], row["top1"]) == (12, pytest.approx(right / 12))
-
-
-def test_a_run_on_shards_that_hold_nothing_out_asks_for_a_source(tmp_path, pictures):
-    run = vision_run(tmp_path / "run", "wds:shards-{000..009}.tar")
-    done = invoke(run, "resolution", "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "--source" in done.stderr
-    assert invoke(run, "resolution", "--source", pictures, "--dry-run").exit_code == 0
 
 
 def test_images_left_out_are_in_the_table_and_the_files(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes import find_recipe
+from recipes import find_recipe, train
 from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.registry import recipe_named
 from tests.launching import ROOT, command
@@ -102,20 +102,28 @@ def run(script: str, *words) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+ALL = """
+import sys
+from recipes import evaluate, train
+own, folder = sys.argv[1:]
+for name, *words in (("whole",), ("parts", "--set", "train.steps=2"), ("parts", "--resume", "auto")):
+    assert train.main([own, "--run-dir", f"{folder}/{name}", *words]) == 0
+words = ["perplexity", "--lengths", "32", "--samples", "1", "--out", f"{folder}/out", "--import", own]
+assert evaluate.main([f"{folder}/whole", *words]) == 0
+"""
+
+
 @pytest.mark.slow
 def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp_path) -> None:
-    own = files / "own.py"
-    for name, *words in (("whole",), ("parts", "--set", "train.steps=2"), ("parts", "--resume", "auto")):
-        code, said = run("recipes/train.py", own, "--run-dir", tmp_path / name, *words)
-        assert code == 0, said
+    done = command([sys.executable, "-c", ALL, str(files / "own.py"), str(tmp_path)])
+    assert done.returncode == 0 and (tmp_path / "out" / "perplexity.csv").exists(), done.stderr
     whole, parts = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
     assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
     assert json.loads((tmp_path / "whole" / "recipe.json").read_text())["name"] == "text.mine"
-    measure = [tmp_path / "whole", "perplexity", "--lengths", "32", "--samples", "1", "--out", tmp_path / "out"]
-    code, said = run("recipes/evaluate.py", *measure)
-    assert code == 2 and "unknown part 'fading'" in said and "--import FILE.py" in said
-    code, said = run("recipes/evaluate.py", *measure, "--import", own)
-    assert code == 0 and (tmp_path / "out" / "perplexity.csv").exists(), said
+    code, output = run(
+        "recipes/evaluate.py", tmp_path / "whole", "perplexity", "--lengths", "32", "--out", tmp_path / "no"
+    )
+    assert code == 2 and "unknown part 'fading'" in output and "--import FILE.py" in output
 
 
 def test_options_that_are_no_json_become_numbers(files) -> None:
@@ -135,39 +143,19 @@ def test_options_that_are_no_json_become_numbers(files) -> None:
 
 
 @pytest.mark.slow
-def test_a_recipe_with_a_function_runs_resumes_and_is_measured(files, tmp_path) -> None:
+def test_a_recipe_with_a_function_trains_and_resumes(files, tmp_path) -> None:
     own = f"{files}/given.py:layers"
-    for words in (["--dry-run"], ["--calibrate", "1"], ["--set", "train.steps=1"], ["--resume", "auto"]):
-        code, said = run("recipes/train.py", own, "--run-dir", tmp_path / "run", *words)
-        assert code == 0, said
+    for words in (["--dry-run"], ["--set", "train.steps=1"], ["--resume", "auto"]):
+        assert train.main([own, "--run-dir", str(tmp_path / "run"), *words]) == 0
     stored = json.loads((tmp_path / "run" / "recipe.json").read_text())["model"]["options"]["position_options"]
     assert len(stored["rope+table"]["table"]["values"]) == 32
-    measure = [tmp_path / "run", "perplexity", "--lengths", "32", "--samples", "1", "--out", tmp_path / "out"]
-    code, said = run("recipes/evaluate.py", *measure)
-    assert code == 0, said
 
 
 @pytest.mark.slow
 def test_import_names_what_a_command_needs(files, tmp_path) -> None:
-    own = files / "own.py"
-    code, said = run("recipes/train.py", "text.fading_tiny", "--import", own, "--dry-run")
-    assert code == 0 and "text_fading_tiny" in said
-    zoo = [sys.executable, "-m", "zoo"]
-    shown = command([*zoo, "show", "text_fading+key_bias_tiny", "--import", str(own)])
-    assert "32 of 32" in shown.stdout and "(key_bias 5)" in shown.stdout and shown.returncode == 0
-    listed = command([*zoo, "list", "text_fading*tiny", "--import", str(own)]).stdout.split()
-    assert listed == ["text_fading_ssmax_tiny", "text_fading_tiny"]
-    plot = [
-        "plot-prior",
-        "text_fading_tiny",
-        "--length",
-        "64",
-        "--out",
-        str(tmp_path / "prior.png"),
-        "--import",
-        str(own),
-    ]
-    assert command([*zoo, *plot]).returncode == 0 and (tmp_path / "prior.png").exists()
+    words = ["show", "text_fading+key_bias_tiny", "--import", str(files / "own.py")]
+    shown = command([sys.executable, "-m", "zoo", *words])
+    assert shown.returncode == 0 and "32 of 32" in shown.stdout and "(key_bias 5)" in shown.stdout
 
 
 def test_recipes_in_files_are_chosen_by_name(files) -> None:

@@ -64,15 +64,6 @@ def test_class_names_go_from_the_data_into_the_saved_model(tmp_path):
     assert class_names(f"folder:{tmp_path / 'pets'}") == ("cat", "dog") and class_names("hf:somewhere") == ()
 
 
-def test_numbers_stand_in_for_names_that_are_unknown(letters, tmp_path, capsys):
-    model = zoo.create_model("vision_nope_tiny_patch8", **SMALL, num_classes=3)
-    model.save_pretrained(tmp_path)
-    assert main(["predict", str(tmp_path), letters["A"]]) == 0
-    assert {name for name, _ in model.eval().classify(letters["A"])} == {"0", "1", "2"}
-    assert main(["predict", str(tmp_path), "unread.png", "--dry-run"]) == 0
-    assert "unknown" in capsys.readouterr().out
-
-
 def test_features_of_images(letters, tmp_path, capsys):
     assert main(["embed", GLYPHS, *letters.values(), "--out", str(tmp_path / "f.npy")]) == 0
     found = np.load(tmp_path / "f.npy")
@@ -155,12 +146,3 @@ def test_what_cannot_be_done_is_one_line(words, named, letters, capsys, tmp_path
     message = capsys.readouterr().err
     assert message.startswith("error: ") and named in message and len(message.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_help_and_dry_run(capsys, tmp_path):
-    for command, option in (("predict", "--top"), ("embed", "--pool")):
-        assert main([command, "--help"]) == 0
-        assert option in capsys.readouterr().out
-    out = tmp_path / "f.npy"
-    assert main(["embed", TEXT, "a", "b", "--out", str(out), "--dry-run"]) == 0
-    assert "128" in capsys.readouterr().out and not out.exists()

@@ -17,25 +17,30 @@ from zoo.naming import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
-__all__ = ["Cache", "DenseLayer", "KVCache", "LayerCache", "Mark"]
+__all__ = ["Cache", "KVCache", "LayerCache", "Mark"]
 
 
 class LayerCache(AttentionCache):
-    """One layer's cached keys and values; subclasses implement storage and attention (`zoo.layers.AttentionCache`).
+    """All keys and values of one layer in one buffer each.
 
     Attributes:
+        keys, values: (B, Gk, capacity, R+d_c) and (B, G, capacity, D); None before the first token.
         carries: (B, H, capacity, 1) the prior's state after each token, as in `PriorTerms.carry`; None without one.
     """
 
     def __init__(self, owner: Cache) -> None:
         self._owner = weakref.ref(owner)  # a cycle would keep keys and values until the garbage collector comes by
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
         self.carries: Tensor | None = None
         self._table: RelativeTable | None = None
 
     @property
-    def owner(self) -> Any:
+    def owner(self) -> Cache:
         """The cache that this layer is of."""
-        return self._owner()
+        owner = self._owner()
+        assert owner is not None
+        return owner
 
     def __getstate__(self) -> dict[str, Any]:  # a copy of a cache has layers of its own
         return self.__dict__ | {"_owner": self.owner}
@@ -51,12 +56,14 @@ class LayerCache(AttentionCache):
 
     def memory(self) -> int:
         """Bytes reserved for keys and values."""
-        raise NotImplementedError
+        return sum(x.numel() * x.element_size() for x in (self.keys, self.values) if x is not None)
 
     def select(self, rows: Tensor) -> None:
         """As `Cache.select`."""
         if self.carries is not None:
             self.carries = self.carries.index_select(0, rows)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
     def terms(
         self, prior: Prior, x: Tensor, k: Tensor, queries: Positions, positions: Positions
@@ -69,29 +76,14 @@ class LayerCache(AttentionCache):
             k = fold_lanes(k, terms.k_lanes)
         return replace(terms, k_lanes=None, offset=None), k  # which was relative to the new keys
 
-    def distances(self, prior: Prior, reach: int) -> RelativeTable | None:
-        """The prior's table over distances 0 … `reach` − 1 at least, computed once per capacity; column = distance."""
-        if self._table is None or self._table.table.shape[1] < reach:
-            far = max(self.owner.capacity, reach)
-            here, keys = Positions.line(1, offset=far - 1), Positions.line(far)
-            self._table = prior.relative_table(here, keys, causal=True)
-        return self._table
-
     def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
-        """The prior's relative table for these positions; for one query a slice of a table computed once."""
+        """The prior's relative table for these positions; for one query a slice of a table computed once per capacity."""
         if q_pos.length > 1:
             return prior.relative_table(q_pos, k_pos, causal=True)
-        table = self.distances(prior, k_pos.length)
-        return None if table is None else table.shifted(q_pos, k_pos)
-
-
-class DenseLayer(LayerCache):
-    """All keys and values of one layer in one buffer each: (B, Gk, capacity, R+d_c) and (B, G, capacity, D)."""
-
-    def __init__(self, owner: Cache) -> None:
-        super().__init__(owner)
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        if self._table is None or self._table.table.shape[1] < k_pos.length:
+            far = max(self.owner.capacity, k_pos.length)
+            self._table = prior.relative_table(Positions.line(1, offset=far - 1), Positions.line(far), causal=True)
+        return None if self._table is None else self._table.shifted(q_pos, k_pos)
 
     def attend(
         self,
@@ -137,14 +129,6 @@ class DenseLayer(LayerCache):
         self.keys = _store(self.keys, keys, start, self.owner.capacity)
         self.values = _store(self.values, values, start, self.owner.capacity)
         return self.keys[:, :, :stop], self.values[:, :, :stop]
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
-
-    def memory(self) -> int:
-        return sum(held.numel() * held.element_size() for held in (self.keys, self.values) if held is not None)
 
 
 @dataclass(frozen=True)
@@ -260,7 +244,7 @@ class KVCache(Cache):
         check_whole("block", block, 1)
         self.block = block
         self.capacity = -(-capacity // block) * block
-        self.layers: list[DenseLayer] = [DenseLayer(self) for _ in range(num_layers)]
+        self.layers = [LayerCache(self) for _ in range(num_layers)]
 
     def reserve(self, tokens: int) -> None:
         needed = self.length + tokens

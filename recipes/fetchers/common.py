@@ -113,12 +113,12 @@ def pip_download(requirement: str, *, sha256: str, folder: Path) -> Path:
 
 
 def apt_unpack(
-    packages: list[str], *, component: str, folder: Path, at_least: int | None = None
+    packages: list[str], *, component: str, folder: Path, all_needed: bool = True
 ) -> dict[str, tuple[str, Path]]:
     """Fetch Debian packages and unpack each into a folder: name → (version, folder). apt checks their hashes.
 
     component: "main" or "non-free"; it need not be enabled on this system, for apt is given the system's sources with that
-    component. at_least: how many packages this release must have for the others to be left out; None requires all.
+    component. all_needed: False leaves out the packages that this release lacks, and names them.
     """
     what, state = f"{packages[0]} and {len(packages) - 1} other packages", folder / "apt"
     for part in ("parts", "lists/partial", "cache/archives/partial"):
@@ -131,9 +131,11 @@ def apt_unpack(
         *("-o", "APT::Sandbox::User=", "--quiet"),
     ]
     run_tool(["apt-get", *options, "update"], folder, what, DEBIAN)
-    if at_least is not None:
-        known = run_tool(["apt-cache", *options, "pkgnames"], folder, what, DEBIAN).split()
-        packages = available_packages(packages, set(known), at_least)
+    if not all_needed:
+        known = set(run_tool(["apt-cache", *options, "pkgnames"], folder, what, DEBIAN).split())
+        if missing := [name for name in packages if name not in known]:
+            console.print(f"{len(missing)} packages are not in this system's Debian release: {', '.join(missing)}")
+        packages = [name for name in packages if name in known]
     run_tool(["apt-get", *options, "download", *packages], folder, what, DEBIAN)
     unpacked = {}
     for name in packages:
@@ -146,20 +148,6 @@ def apt_unpack(
         path.unlink()
         unpacked[name] = unquote(path.name.split("_")[1]), place
     return unpacked
-
-
-def available_packages(packages: list[str], known: set[str], at_least: int) -> list[str]:
-    """The packages that the release knows; the others are named. FetchError for fewer than `at_least`."""
-    available = [name for name in packages if name in known]
-    missing = [name for name in packages if name not in known]
-    if len(available) < at_least:
-        raise FetchError(
-            f"of {len(packages)} packages this system's Debian release has {len(available)}; at least {at_least} are needed. "
-            f"Missing are {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}"
-        )
-    if missing:
-        console.print(f"{len(missing)} packages are not in this system's Debian release: {', '.join(missing)}")
-    return available
 
 
 def debian_sources(root: Path, component: str) -> Iterator[tuple[str, str]]:

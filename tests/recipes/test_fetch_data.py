@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import zoo.download
 from recipes import fetch_data
-from recipes.fetchers import common, letters, text, vision
+from recipes.fetchers import common, text, vision
 from recipes.fetchers.letters import CLASSES, builtin_fonts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,11 +160,17 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
 # ---- packages
 
 
-def test_packages_that_a_release_lacks_are_left_out():
-    names, known = ["fonts-a", "fonts-b", "fonts-c"], {"fonts-a", "fonts-c", "other"}
-    assert common.available_packages(names, known, 2) == ["fonts-a", "fonts-c"]
-    with pytest.raises(common.FetchError, match=r"fonts-b$"):
-        common.available_packages(names, known, 3)
+def test_listed_fonts_that_a_release_lacks_are_left_out(tmp_path, monkeypatch):
+    (tmp_path / "list").write_text("# split, package, file\ntrain\ta\tx.ttf\nheldout\tb\ty.ttf\ntrain\ta\tgone.ttf\n")
+    (tmp_path / "a/usr/share/fonts").mkdir(parents=True)
+    (tmp_path / "a/usr/share/fonts/x.ttf").write_text("")
+    monkeypatch.setattr(vision, "FONTS", tmp_path / "list")
+    monkeypatch.setattr(vision, "apt_unpack", lambda names, **_: {"a": ("1.0", tmp_path / "a")})
+    with pytest.raises(common.FetchError, match="1 of 3 fonts"):
+        vision.debian_fonts(tmp_path)
+    monkeypatch.setattr(vision, "FEWEST_FONTS", 1)
+    fonts = vision.debian_fonts(tmp_path)
+    assert [font.package for font in fonts["train"]] == ["a"] and fonts["heldout"] == []
 
 
 def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
@@ -341,9 +347,7 @@ def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path
 
 @pytest.mark.slow
 def test_glyphs_are_written_for_both_splits(tmp_path):
-    fonts = {
-        split: [letters.read_font((str(p), "x")) for p in builtin_fonts(split)[:2]] for split in ("train", "heldout")
-    }
+    fonts = {split: [vision.Font(path, "x", split) for path in builtin_fonts(split)[:2]] for split in vision.SIZES}
     assert vision.write_glyphs(tmp_path, fonts, per_letter=3) == {"train": 78, "heldout": 52}
     for split, size in vision.SIZES.items():
         samples = read_samples(tmp_path / split)

@@ -13,11 +13,11 @@ from PIL import Image
 
 from modalities.vision.objects import window_on
 from modalities.vision.sources import BUILTIN, open_images
-from recipes.fetchers import letters, scenes
+from recipes.fetchers import scenes
 from recipes.fetchers.letters import CLASSES, builtin_fonts
 from recipes.fetchers.scenes import Photographs, View, crowd, draw_crowd, draw_scene, texture
 
-FONTS = {split: [str(path) for path in builtin_fonts(split)] for split in ("train", "heldout")}
+FONTS = {split: builtin_fonts(split) for split in ("train", "heldout")}
 MAKERS = [scenes.training_example, scenes.heldout_example]
 
 
@@ -105,33 +105,3 @@ def test_sets_are_read_as_what_was_drawn(kind: str, tmp_path: Path) -> None:
         )
         assert bool(objects.group) == (kind == "scenes")
         window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where the marked ones do not fit
-
-
-# ---- fonts
-
-
-@pytest.fixture(scope="module")
-def shipped() -> list[letters.Font]:
-    """matplotlib's fonts, as if every name had come in a package of its own."""
-    fonts = [letters.read_font((path, "package")) for paths in FONTS.values() for path in paths]
-    return [replace(font, package=font.name) for font in fonts if font]
-
-
-@pytest.mark.slow
-def test_fonts_of_other_letters_and_copies_are_left_out(shipped, tmp_path: Path) -> None:
-    folder = Path(FONTS["train"][0]).parent
-    assert not any(letters.usable(folder / name) for name in ("cmex10.ttf", "DejaVuSansDisplay.ttf"))
-    (tmp_path / "x.ttf").write_text("no font")
-    assert letters.read_font((str(tmp_path / "x.ttf"), "none")) is None
-    odd = replace(shipped[0], pictures=np.roll(shipped[0].pictures, 1, axis=0), package="other script", path="odd")
-    thin = replace(shipped[3], stroke=0.03, package="hairline", path="thin")
-    chosen = {font.path for font in letters.legible([*shipped, odd, thin])}
-    assert not {"odd", "thin"} & chosen and len(chosen) > len(shipped) / 2
-    copy = replace(shipped[3], package="zzz", name="Copy", path="copy.ttf")
-    assert len(letters.distinct([shipped[3], copy])) == 1
-    train, heldout = letters.split([*shipped, copy], 3)
-    place = {font.path: n for n, group in enumerate(letters.families([*shipped, copy])) for font in group}
-    assert place["copy.ttf"] == place[shipped[3].path] and len(heldout) == 3
-    assert not {place[font.path] for font in train} & {place[font.path] for font in heldout}
-    with pytest.raises(ValueError, match="99 families"):
-        letters.split(shipped, 99)

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-from modalities.contract import Modality
+from modalities.contract import Evaluators, Modality
 from modalities.decoder.training import decoder_cost, heldout_prompts, random_rows, target_weight
 from modalities.dna.baselines import BASELINES
 from modalities.dna.bases import decode
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.data import build_loader
-from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss, register_dna_models
 from modalities.dna.outside import OUTSIDE
 from modalities.dna.tokenizers import load_tokenizer
@@ -40,7 +39,7 @@ MODALITY = Modality(
     cost=decoder_cost,
     example=lambda model, data, rows: random_rows(model.config.num_targets, data.context, rows),
     prompts=partial(heldout_prompts, _heldout, _decoder),
-    evaluators=EVALUATORS,
+    evaluators=Evaluators("modalities.dna.evaluators"),
     baselines=BASELINES,
     outside={"hf": OUTSIDE},
     metrics=("bits_per_base",),

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class TokenCorpus:
 
     def save_once(self, folder: Path) -> None:
         """Write the corpus to a folder, unless another process is first."""
-        facts: dict[str, Any] = {"format": _FORMAT, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
+        facts: dict[str, object] = {"format": _FORMAT, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
         facts |= {"num_bytes": self.num_bytes, "num_tokens": len(self.tokens), "ids": self.ids}
         with new_folder(folder, "corpus.json") as temporary:
             np.save(temporary / "tokens.npy", self.tokens)
@@ -79,19 +78,21 @@ class TokenCorpus:
         if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
             found = facts.get("format") if isinstance(facts, dict) else facts
             raise ValueError(f"{folder}: format {found!r:.80}, this version reads {_FORMAT}; delete it")
-        tokens, offsets = (
-            _array(folder / "tokens.npy", "uint16", "uint32"),
-            np.array(_array(folder / "offsets.npy", "int64")),
-        )
-        ids, num_bytes, num_tokens, *names = map(
-            facts.get, ("ids", "num_bytes", "num_tokens", "tokenizer", "fingerprint")
-        )
-        whole = isinstance(ids, list) and len(offsets) == len(ids) + 1 and num_tokens == len(tokens) == offsets[-1]
-        if not (whole and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and type(num_bytes) is int):
+        tokens = _array(folder / "tokens.npy", "uint16", "uint32")
+        offsets = np.array(_array(folder / "offsets.npy", "int64"))
+        ids, num_bytes, tokenizer, fingerprint = map(facts.get, ("ids", "num_bytes", "tokenizer", "fingerprint"))
+        if not (
+            isinstance(ids, list)
+            and isinstance(num_bytes, int)
+            and len(offsets) == len(ids) + 1
+            and offsets[0] == 0
+            and (np.diff(offsets) >= 0).all()
+            and facts.get("num_tokens") == len(tokens) == offsets[-1]
+        ):
             raise ValueError(f"{folder}: offsets.npy and corpus.json do not fit {len(tokens)} tokens; delete it")
-        if not all(isinstance(name, str) for name in names):
+        if not (isinstance(tokenizer, str) and isinstance(fingerprint, str)):
             raise ValueError(f"{folder}: corpus.json names no tokenizer or no fingerprint; delete it")
-        return cls(tokens, offsets, ids, num_bytes, *names)
+        return cls(tokens, offsets, ids, num_bytes, tokenizer, fingerprint)
 
 
 def _array(path: Path, *kinds: str) -> np.ndarray:
@@ -169,7 +170,7 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
         digest.update(offsets.tobytes())
         file.seek(0)
         many = offsets[-1] > _IN_MEMORY
-        tokens = np.memmap(file, dtype, "r") if many else np.frombuffer(file.read(), dtype)  # type: ignore[call-overload]
+        tokens = np.memmap(file, dtype, "r") if many else np.frombuffer(file.read(), dtype)
     return TokenCorpus(tokens, offsets, ids, num_bytes, tokenizer.name, digest.hexdigest())
 
 

@@ -18,15 +18,15 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
 
 Beside the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject, and `distractors`
 sentences with another number. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
-documents, "file:PATH". Statements stand between sentences; in a file whose hay has too few of them for the depths asked for,
-between lines, words or, in scripts without spaces, characters. Hay is cut to the token, so that prompt and answer together
-have exactly the length asked for (bam: a prompt of at most that).
+documents, "file:PATH". Statements stand between sentences, or, in a file whose hay has too few of them for the depths asked
+for, between any two tokens. Hay is cut to the token, so that prompt and answer together have exactly the length asked for (bam:
+a prompt of at most that).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,17 +112,12 @@ class Haystack:
     def places(self, hay: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
         """Where statements may stand in a stretch of it, 0 and its end among them: between sentences.
 
-        Of any text between lines, words or characters, the first of these that are at most a tenth of the stretch apart, or
-        `CLOSE` tokens.
+        Of any text between tokens, where sentences are longer than a tenth of the stretch and than `CLOSE` tokens.
         """
-        found = sentence_ends(hay, tokenizer)
-        if not self.any_text:
-            return found
-        for ends in (_line_ends, _word_ends, _character_ends):
-            if np.diff(found).max(initial=0) <= max(CLOSE, len(hay) / 10):
-                break
-            found = np.union1d(found, ends(hay, tokenizer))
-        return found
+        ends = sentence_ends(hay, tokenizer)
+        if self.any_text and np.diff(ends).max(initial=0) > max(CLOSE, len(hay) / 10):
+            return np.arange(len(hay) + 1)
+        return ends
 
     def repeat(self, count: int, start: int = 0) -> np.ndarray:
         """`count` tokens of a loop from its token `start` on."""
@@ -176,33 +171,6 @@ def _read_filler(name: str, path: Path) -> str:
             f"filler {name!r} itself says {' '.join(said[0].split())!r}: expected text without a pass key, which prompts state"
         )
     return text
-
-
-def _line_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    return _ends_by(ids, tokenizer, lambda text, following: text.endswith("\n") and not following.startswith("\n"))
-
-
-def _word_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    return _ends_by(ids, tokenizer, lambda text, following: following[:1].isspace() and not text[-1:].isspace())
-
-
-def _ends_by(ids: np.ndarray, tokenizer: Tokenizer, is_end: Callable[[str, str], bool]) -> np.ndarray:
-    """The places n at which `is_end` is true of the texts of the tokens n − 1 and n."""
-    anchor = tokenizer.encode("a")[-1:].tolist()  # before a token some tokenizers' decoding leaves out its space
-    start = len(tokenizer.decode(anchor))
-    texts = {token: tokenizer.decode([*anchor, token])[start:] for token in np.unique(ids).tolist()}
-    words = [texts[token] for token in ids.tolist()]
-    return np.array([n for n in range(1, len(words)) if is_end(words[n - 1], words[n])], dtype=np.int64)
-
-
-def _character_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """The places at which no character is cut, whose bytes may be several tokens."""
-    found, begun = [], 0
-    for n in range(1, len(ids) + 1):
-        if not tokenizer.decode(ids[begun:n]).endswith("\ufffd"):
-            found.append(n)
-            begun = n
-    return np.array(found, dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import modalities.vision.registry  # noqa: F401  registers the models with timm
-from modalities.contract import Cost, Modality
+from modalities.contract import Cost, Evaluators, Modality
 from modalities.figures import panels
 from modalities.loading import first_heldout
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader
-from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import at_patches
 from modalities.vision.outside import OUTSIDE
@@ -162,7 +161,7 @@ MODALITY = Modality(
     cost=cost,
     example=example,
     draw=draw_predictions,
-    evaluators=EVALUATORS,
+    evaluators=Evaluators("modalities.vision.evaluators"),
     outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),
     recipes="recipes.vision",

@@ -18,7 +18,6 @@ from tests.pairs import pairs
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
 HAYS = ("own", "grass", "text", "file")
 LONG = 1400  # tokens in which all words have room
-both_tokenizers = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +135,10 @@ def test_the_statement_stands_at_its_depth_and_between_sentences(name, hay, kind
         assert depth < 1.0 or after.replace("\n\n", "\n") == question
 
 
-@both_tokenizers
-@pytest.mark.parametrize("name", ["heldout", "train", "invented"])
-def test_every_fact_of_a_text_is_asked_for(name, tokenizer):
+@pytest.mark.parametrize(("name", "kind"), [("heldout", "bytes"), ("invented", "bpe-1k")])
+def test_every_fact_of_a_text_is_asked_for(name, kind):
     """At even depths, in their order; the longest question and its answer fill the length."""
+    tokenizer = TOKENIZERS[kind]
     rng, hay = np.random.default_rng(4), open_haystack("own", tokenizer)
     text, asked = Template(name, facts=4, distractors=2).draw_all(2500, rng, tokenizer, hay)
     assert len(text) + max(len(question) + len(answer) for question, answer in asked) == 2500
@@ -207,9 +206,12 @@ GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. T
 ASK = "What is the pass key? The pass key is"
 
 
-@both_tokenizers
-@pytest.mark.parametrize(("depth", "ahead"), [(0.0, 0), (0.3, 0), (0.34, 1), (0.5, 1), (0.99, 2), (1.0, 3)])
-def test_bams_prompt_to_the_letter(depth, ahead, tokenizer):
+@pytest.mark.parametrize(
+    ("depth", "ahead", "kind"),
+    [(0.0, 0, "bytes"), (0.3, 0, "bpe-1k"), (0.34, 1, "bytes"), (0.99, 2, "bpe-1k"), (1.0, 3, "bytes")],
+)
+def test_bams_prompt_to_the_letter(depth, ahead, kind):
+    tokenizer = TOKENIZERS[kind]
     haystack = opened("grass", tokenizer)
     words = f"{TASK} The pass key is 123456. Remember it. 123456 is the pass key. {ASK} 1"
     least = len(tokenizer.encode(words)) + 3 * len(haystack.texts[0])
@@ -224,8 +226,7 @@ def test_bams_prompt_to_the_letter(depth, ahead, tokenizer):
         assert tokenizer.decode(prompt) == " ".join(parts)
 
 
-@pytest.mark.parametrize("depth", [0.0, 0.21, 0.5, 1.0])
-@pytest.mark.parametrize("length", [400, 401])
+@pytest.mark.parametrize(("length", "depth"), [(400, 0.0), (401, 0.21), (400, 0.5), (401, 1.0)])
 def test_mohtashamis_prompt_to_the_letter(length, depth):
     """As their `generate_prompt_landmark` joins five lines, the filler cut to the letter and begun again."""
     tokenizer, lengths = TOKENIZERS["bytes"], set()
@@ -242,8 +243,7 @@ def test_mohtashamis_prompt_to_the_letter(length, depth):
     assert lengths == {3, 4, 5}  # from 1 to 50,000 without a 0 in front
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize("given", [1, 4])
+@pytest.mark.parametrize(("name", "given"), [("mohtashami", 1), ("bam", 4)])
 def test_digits_given_away_stand_at_the_end_and_five_are_left(name, given):
     tokenizer, firsts = TOKENIZERS["bpe-1k"], set()
     for seed in range(20):
@@ -258,60 +258,35 @@ def test_digits_given_away_stand_at_the_end_and_five_are_left(name, given):
 # ---- haystacks ----
 
 
-WITHOUT_STOPS = {
-    "verse": "\n".join(
-        f"the {n} of {n * 7} waves goes out and comes again\nno one has seen its end" for n in range(90)
-    ),
-    "line": "and on it went " * 400,
-    "chinese": "落霞与孤鹜齐飞秋水共长天一色渔舟唱晚响穷彭蠡之滨" * 60,
-    "code": "\n".join(f"def f{n}(x):\n    return x * {n} + g(x)\n" for n in range(200)),
-}
-
-
-@both_tokenizers
-@pytest.mark.parametrize("name", WITHOUT_STOPS)
-def test_a_text_without_sentences_has_statements_at_their_depth(name, tokenizer, tmp_path):
-    path = tmp_path / "hay.txt"
-    path.write_text(WITHOUT_STOPS[name], encoding="utf-8")
-    haystack = open_haystack(f"file:{path}", tokenizer)
-    for seed, depth in enumerate((0.0, 0.1, 0.35, 0.5, 0.77, 1.0)):
+@pytest.mark.parametrize("text", ["no mark at all\n" * 300, "落霞与孤鹜齐飞秋水共长天一色渔舟唱晚响穷彭蠡之滨" * 60])
+def test_a_file_without_sentences_has_statements_at_their_depth(text, tmp_path):
+    tokenizer = TOKENIZERS["bpe-1k"]
+    (tmp_path / "hay.txt").write_text(text, encoding="utf-8")
+    haystack = open_haystack(f"file:{tmp_path}/hay.txt", tokenizer)
+    for seed, depth in enumerate((0.0, 0.35, 1.0)):
         prompt, answer = draw(Template(distractors=2), 1000, depth, seed, tokenizer, haystack)
-        statement = np.concatenate(
-            [tokenizer.encode(" The pass key is"), answer, tokenizer.encode(". Remember it.")]
-        ).tolist()
+        parts = [tokenizer.encode(" The pass key is"), answer, tokenizer.encode(". Remember it.")]
+        statement = np.concatenate(parts).tolist()
         (at,) = places_of(statement, prompt.tolist())
         assert abs(at / (len(prompt) - len(statement)) - depth) < 0.1  # the words of others and the question count
-        hay = haystack.draw(900, np.random.default_rng(seed), tokenizer)
-        places = haystack.places(hay, tokenizer)
-        assert np.abs(places - depth * 900).min() / 900 <= 0.05
-        for place in places[1:-1:7].tolist():  # no character is cut, no line and no word where there are such
-            before, after = tokenizer.decode(hay[:place]), tokenizer.decode(hay[place:])
-            assert before[-1] != "\ufffd" and (after[0] != "\ufffd" or not after.strip("\ufffd"))  # hay ends anywhere
-            assert name == "chinese" or before[-1].isspace() or after[0].isspace()
 
 
 # ---- errors ----
 
 
-@pytest.mark.parametrize(
-    ("values", "form"),
-    [("digits", r" \d{5}"), ("number", r" \d{2,8}"), ("letters", r" [A-Z]{3,6}"), ("word", r" [a-z]+")],
-)
-def test_values_of_a_kind(values, form):
-    tokenizer, found = TOKENIZERS["bytes"], set()
+def test_values_are_those_of_the_templates_grammar():
+    tokenizer = TOKENIZERS["bytes"]
     for seed in range(20):
-        template = Template("heldout", 3, values=values)
-        prompt, answer = draw(template, 400, 0.5, seed, tokenizer, opened("own", tokenizer))
-        answer = tokenizer.decode(answer)
-        assert re.fullmatch(form, answer) and answer in tokenizer.decode(prompt)
-        assert values != "word" or (answer.strip() in HELDOUT.words and answer.strip() not in TRAIN.words)
-        found.add(answer)
-    assert len(found) > 8
+        prompt, answer = draw(
+            Template("heldout", 3, values="word"), 400, 0.5, seed, tokenizer, opened("own", tokenizer)
+        )
+        word = tokenizer.decode(answer)
+        assert word in tokenizer.decode(prompt) and word.strip() in {*HELDOUT.words} - {*TRAIN.words}
 
 
-@both_tokenizers
-@pytest.mark.parametrize(("name", "facts", "others"), CONDITIONS[::3])
-def test_too_short_a_length_names_what_is_needed(name, facts, others, tokenizer):
+@pytest.mark.parametrize(("name", "facts", "others"), [("own", 1, 0), ("heldout", 5, 4), ("bam", 1, 4)])
+def test_too_short_a_length_names_what_is_needed(name, facts, others):
+    tokenizer = TOKENIZERS["bpe-1k"]
     template, haystack = Template(name, facts, others), opened("own", tokenizer)
     with pytest.raises(
         ValueError, match=rf"length 10 .*'{name}'.*facts={facts}, distractors={others}.*\d+ tokens"
@@ -329,13 +304,9 @@ def test_too_short_a_length_names_what_is_needed(name, facts, others, tokenizer)
     [
         ({"name": "heldot"}, "template 'heldot'.*'heldout'"),
         ({"facts": 2}, "'own'.*facts=2.*heldout, train and invented.*distractors"),
-        ({"name": "mohtashami", "facts": 2}, "'mohtashami' states one fact, got facts=2"),
-        ({"name": "bam", "facts": 5}, "'bam' states one fact, got facts=5"),
         ({"name": "heldout", "facts": 0}, "facts must be at least 1, got 0"),
         ({"distractors": -1}, "distractors must be at least 0, got -1"),
-        ({"name": "bam", "given": -1}, "given must be at least 0, got -1"),
         ({"given": 1}, "'own' gives no digit away, got prefix_digits=1.*mohtashami and bam"),
-        ({"name": "heldout", "given": 1}, "'heldout' gives no digit away"),
         ({"name": "heldout", "values": "leters"}, "values 'leters'.*'letters'"),
         ({"name": "heldout", "values": "word", "distractors": 1}, "distractors are numbers.*'word'"),
         ({"values": "word"}, "'own' hides digits, got values='word'.*heldout"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from itertools import product
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from zoo.attention.dispatch import KERNELS
-from zoo.attention.selfcheck import BOUNDS, Verdict, check_kernel, device_name
+from zoo.attention.selfcheck import BOUNDS, check_kernel, device_name
 
 __all__ = ["examine"]
 
@@ -26,37 +27,26 @@ def examine(console: Console) -> bool:
     devices = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
     facts.add_row("devices", ", ".join(device_name(device) for device in devices))
     console.print(facts)
+    dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in BOUNDS}
     table = Table(
-        title="relative error of outputs and gradients to float64, the largest", title_justify="left", box=None
+        "device", "kernel", *dtypes, title="largest relative error to float64", title_justify="left", box=None
     )
-    for column in ("device", "kernel", *(str(dtype).removeprefix("torch.") for dtype in BOUNDS)):
-        table.add_column(column)
     wrong: list[str] = []
-    for device in devices:
-        for name, kernel in KERNELS.items():
-            found = []
-            for dtype in BOUNDS:
-                with console.status(f"{device} {name} {dtype}"):
-                    verdict = check_kernel(name, kernel, device, dtype)
-                found.append(_cell(verdict))
-                wrong += [f"{device}, {name}, {verdict.dtype}: {line}" for line in verdict.wrong]
-            table.add_row(device_name(device), name, *found)
+    for device, (name, kernel) in product(devices, KERNELS.items()):
+        cells = []
+        for label, dtype in dtypes.items():
+            with console.status(f"{device} {name} {label}"):
+                verdict = check_kernel(kernel, device, dtype)
+            wrong += [f"{device}, {name}, {label}: {line}" for line in verdict.wrong]
+            error = "not served" if verdict.worst is None else f"{verdict.worst:.0e}"
+            cells.append(f"[red]wrong ({len(verdict.wrong)})[/red]" if verdict.wrong else error)
+        table.add_row(device_name(device), name, *cells)
     console.print(table)
     for line in wrong:
         console.print(f"wrong: {line}", style="red", markup=False, soft_wrap=True)
-    said = "all that is served can be trusted"
-    if wrong:
-        said = (
-            'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; name another than the others'
-        )
-    console.print(said, markup=False)
+    bad = 'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; name another than the others'
+    console.print(bad if wrong else "all that is served can be trusted", markup=False)
     return not wrong
-
-
-def _cell(verdict: Verdict) -> str:
-    if verdict.wrong:
-        return f"[red]wrong ({len(verdict.wrong)})[/red]"
-    return "not served" if verdict.worst is None else f"{verdict.worst:.0e}"
 
 
 def _version(name: str) -> str:

@@ -6,13 +6,10 @@ way each time, once at 40 tokens in tiles of 16.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
-
 import pytest
 import torch
 
-from tests.device import DEVICE
+from tests.device import DEVICE, some
 
 pytest.importorskip("triton")
 from tests.zoo.kernel_cases import CASES, QUICK, TILE, Comparison, compare, nan_filled, worst_tile
@@ -22,6 +19,7 @@ from zoo.attention.triton import TRITON, common, op, table_grad
 pytestmark = pytest.mark.gpu
 
 CUDA = DEVICE.type == "cuda"
+ON_GPU = pytest.mark.skipif(not CUDA, reason="takes seconds where Triton is interpreted")
 SIZES: dict[str, int | None] = {"length": None, "tile": None} if CUDA else {"length": 40, "tile": 16}
 FORMATS = [(16, torch.float32)]
 if CUDA:
@@ -40,26 +38,13 @@ def compared(name: str) -> Comparison:
 
 
 @pytest.mark.parametrize(("width", "dtype"), FORMATS, ids=lambda x: str(x).removeprefix("torch."))
-@pytest.mark.parametrize("name", CASES if CUDA else QUICK)
+@pytest.mark.parametrize("name", CASES if CUDA else some(QUICK, 3))
 def test_a_case_is_as_exact_as_rounding_allows(name: str, width: int, dtype: torch.dtype) -> None:
     case = CASES[name]
     found = compare(case, width, dtype, DEVICE, repeat=2 if CUDA else 1, **SIZES)
     assert not found.bad and found.same_bits
     wanted, errors = {"out", "out, worst row"}, set(found.errors)
     assert wanted | {"q", "k", "v"} < errors if case.gradients else wanted == errors
-
-
-def test_one_wrong_table_entry_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one head, at distance 1, which the first rows see beside few others."""
-    right = op.attention_forward
-
-    def wrong(call, plan):
-        table2 = call.table2.clone()
-        table2[1, call.geometry.origin + 1] += 1.0
-        return right(replace(call, scaled_table=table2), plan)
-
-    monkeypatch.setattr(op, "attention_forward", wrong)
-    assert "out, worst row" in compared("table").bad
 
 
 def test_a_gradient_that_lacks_a_tile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +59,7 @@ def test_a_gradient_that_lacks_a_tile_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert set(compared("bare").bad) == {"v", "v, worst tile"}
 
 
+@ON_GPU
 def test_memory_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = op.attention_backward
 
@@ -107,6 +93,7 @@ def test_a_tile_below_the_smallest_normal_number_is_not_wrong() -> None:
     assert worst_tile(wrong, falling, TILE) > 0.1
 
 
+@ON_GPU
 def test_a_bit_that_differs_between_runs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right, runs = op.attention_backward, []
 
@@ -142,7 +129,7 @@ def test_ligers_loss_agrees_with_float64(dtype: torch.dtype, monkeypatch: pytest
     from modalities.decoder import fused_loss
 
     states = torch.get_rng_state(), torch.cuda.get_rng_state() if CUDA else None
-    for around in (torch.inference_mode(), torch.no_grad(), torch.device("meta"), nullcontext()):
+    for around in (torch.inference_mode(), torch.device("meta")):
         fused_loss.agrees.cache_clear()
         with around:
             assert fused_loss.agrees(DEVICE, dtype)
@@ -163,6 +150,7 @@ def test_ligers_loss_agrees_with_float64(dtype: torch.dtype, monkeypatch: pytest
     fused_loss.agrees.cache_clear()
 
 
+@ON_GPU
 def test_what_a_comparison_changes_is_as_before() -> None:
     settings = torch.utils.deterministic, torch.backends.cuda.matmul
 

@@ -322,17 +322,6 @@ def test_bfloat16_dropout_and_checkpointing() -> None:
     assert (output(dropping, given) - output(dropping, given)).abs().max() > 1e-4
 
 
-def test_queries_and_keys_whose_norm_is_in_float32() -> None:
-    """As under autocast on CUDA, where values are in bfloat16."""
-    line = Positions.line(7)
-    layer = LayerPrior(zoo.create_prior("alibi", num_heads=2))
-    q, k, v = torch.randn(3, 1, 2, 7, 8).bfloat16()
-    found, expected = (
-        layer.attend(lambda: v, a, b, v, (line, line), causal=True) for a, b in ((q.float(), k.float()), (q, k))
-    )
-    assert torch.equal(found, expected) and found.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("name", ["timm", "llama"])
 def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
     model, given = zoo.adapt(make(name), "ggd_goat"), input_of(name)
@@ -383,15 +372,6 @@ def test_what_is_not_served_is_said(build: Callable[[], Any], arguments: dict[st
     model = build()
     with pytest.raises(ValueError, match=message):
         zoo.adapt(model, **arguments)
-
-
-def test_a_refused_model_is_as_it_was() -> None:
-    model, given = make("llama"), input_of("llama")
-    before, names = output(model, given), list(model.state_dict())
-    with pytest.raises(ValueError, match="rotation"):
-        zoo.adapt(model, "rope", keep_rope=False, train="priors")
-    assert torch.equal(output(model, given), before)
-    assert list(model.state_dict()) == names and all(p.requires_grad for p in model.parameters())
 
 
 def test_an_adapted_classifier_is_loaded_for_other_classes(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.zoo.priors_table import CASES, GRID, WIDTH, inputs, make, positions_for
 from zoo import Positions, analysis, create_model
-from zoo.analysis import Analysis, analyse, analyse_call
+from zoo.analysis import analyse, analyse_call
 from zoo.attention import AttentionCall
 from zoo.attention.reference import ReferenceKernel
 
@@ -196,18 +196,6 @@ def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
         values = call.v.repeat_interleave(call.q.shape[1] // call.v.shape[1], 1).double()
         torch.testing.assert_close((one.weights @ values).float(), ReferenceKernel().run(call), atol=2e-5, rtol=1e-4)
     assert model.training is False
-
-
-def test_what_is_asked_for_is_what_is_given() -> None:
-    model, data = model_and_input("text_ggd_goat_ssmax_tiny")
-    whole = analyse(model, data, full=True, spans=[(0, 8)])
-    last, first = analyse(model, data, layers=[-1, 0], heads=[2, 0], rows=[-1, 3, 4], spans=[(0, 8)], full=True)
-    assert (last.layer, first.layer) == (3, 0) and last.rows.tolist() == [39, 3, 4] and last.heads.tolist() == [2, 0]
-    for field in fields(Analysis):
-        if field.name not in ("layer", "heads", "rows"):
-            expected = getattr(whole[3], field.name)[:, [2, 0]][:, :, [39, 3, 4]]
-            torch.testing.assert_close(getattr(last, field.name), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
-    assert whole[0].mass.shape == (2, 4, 40, 1) and analyse(model, data)[0].weights is None
 
 
 def test_documents_of_a_batch_are_analysed_apart() -> None:

@@ -23,7 +23,7 @@ import zoo
 from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, prior_attention
 from zoo.attention import KERNELS, Kernel
-from zoo.attention.base import AttentionCall, cuda_capability
+from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import MaskWarning, choose_kernel
 from zoo.attention.flash import FlashKernel, find_package, find_runs
 from zoo.attention.triton import TritonKernel
@@ -180,17 +180,6 @@ FAKE = {
 }
 
 
-@pytest.mark.parametrize("name", FAKE)
-def test_models_run_on_fake_tensors(name: str) -> None:
-    """As memory and operations are counted."""
-    with FakeTensorMode():
-        model = zoo.create_model(name, num_layers=2)
-        x = torch.empty(2, 3, 96, 96) if name.startswith("vision") else torch.empty(2, 40, dtype=torch.long)
-        out = model(x, **{option: torch.empty(shape, dtype=torch.long) for option, shape in FAKE[name].items()})
-        out.float().sum().backward()
-        assert all(p.grad is not None and p.grad.shape == p.shape for p in model.layers.parameters() if p.requires_grad)
-
-
 @pytest.mark.parametrize(
     "queries, options", [(40, {"lanes": 4}), (40, {"bias": "matrix"}), (1, {"lanes": 4}), (1, {"table": True})]
 )
@@ -212,51 +201,7 @@ def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any
         assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [x.shape for x in (q, k, v)]
 
 
-def test_an_older_gpu_has_no_fused_kernels() -> None:
-    pytest.importorskip("triton")
-    kernels = kernels_on(lambda device: (7, 5))
-    with FakeTensorMode():
-        call = cuda_call()
-        assert choose_kernel(call, kernels) == "sdpa"
-        assert "8.0" in (kernels["flash"].refuses(call) or "")
-        with pytest.warns(MaskWarning, match=r"capability 8\.0"):
-            assert choose_kernel(cuda_call(table=True), kernels, warned=set()) == "sdpa"
-
-
-def test_another_makers_gpu_has_none(monkeypatch) -> None:
-    """Torch calls it "cuda"; our kernels hold instructions of NVIDIA's."""
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert cuda_capability("cuda") == (0, 0)
-
-
 GOOD = {"q_lanes": (1, 1, 16, 3), "k_lanes": (1, 1, 16, 3), "table": (4, 31), "scale": (2, 4, 16), "ids": (2, 16)}
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"table": (1, 31)}, "1 heads, q has 4"),
-        ({"table": (4, 30)}, "30 columns, and the call reads columns 0 to 30"),
-        ({"q_lanes": (1, 1, 16, 2)}, "2 query lanes and 3 key lanes"),
-        ({"q_lanes": None}, "no query lanes and 3 key lanes"),
-        ({"scale": (3, 4, 16)}, r"query_scale must be \(2, 4, 16\), or 1 on its first axis, got \(3, 4, 16\)"),
-        *(({key: None, f"{key}_on": "cpu"}, "must be on meta as q is, got cpu") for key in ("table", "scale", "ids")),
-    ],
-)
-def test_what_a_kernel_would_read_past_its_end_is_refused(change: dict, words: str) -> None:
-    shapes = GOOD | {key: shape for key, shape in change.items() if not key.endswith("_on")}
-
-    def tensor(key: str) -> Tensor | None:
-        dtype = torch.long if key == "ids" else None
-        if f"{key}_on" in change:
-            return torch.empty(GOOD[key], dtype=dtype)
-        return None if shapes[key] is None else torch.empty(shapes[key], dtype=dtype, device="meta")
-
-    q = torch.empty(2, 4, 16, 64, device="meta")
-    table = RelativeTable.line(tensor("table"), Positions.line(16), Positions.line(16), center=15)
-    terms = PriorTerms(tensor("q_lanes"), tensor("k_lanes"), table)
-    with pytest.raises(ValueError, match=words):
-        prior_attention(q, q, q, terms, causal=False, query_scale=tensor("scale"), segments=tensor("ids"))
 
 
 class StaysOnTheDevice(TorchDispatchMode):
@@ -330,13 +275,6 @@ def test_the_package_is_looked_for(package, reason, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     found = find_package()
     assert found is None if reason is None else reason in (found or "")
-
-
-def test_the_package_is_looked_for_once() -> None:
-    asked = []
-    kernel = FlashKernel(package=lambda: asked.append(1) or MISSING)
-    assert [kernel.without_package() for _ in range(3)] == [MISSING] * 3
-    assert asked == [1]
 
 
 def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
@@ -442,13 +380,6 @@ def test_without_the_package_torch_computes_the_oracle(name: str, claimed) -> No
     kernel = flash(dtypes=(torch.float64,))
     for got, want in zip(evaluate(CALLS[name], kernel), evaluate(CALLS[name], "reference"), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
-
-
-def test_groups_reach_the_package_without_copies(package) -> None:
-    shapes = []
-    package.flash_attn_func = lambda q, k, v, **options: shapes.append(k.shape) or attend(q, k, v, **options)
-    evaluate(CALLS["grouped"], flash(None, dtypes=(torch.float64,)))
-    assert shapes == [(2, 11, 2, 16)]
 
 
 def test_documents_choose_the_package_and_are_found_once(package) -> None:

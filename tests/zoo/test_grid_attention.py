@@ -60,22 +60,6 @@ def test_rows_are_those_of_the_matrix_with_their_gradient(n: int) -> None:
                 assert torch.equal(some, dense[:, 1:, start:stop, : keys - 1])
 
 
-def test_second_derivatives_of_rows_are_right() -> None:
-    table = tables()[0]
-
-    def rows(numbers: torch.Tensor) -> torch.Tensor:
-        return RelativeTable.grid(numbers, GRIDS[0]).rows(3, 9, 17).sin()
-
-    assert torch.autograd.gradcheck(rows, table.table) and torch.autograd.gradgradcheck(rows, table.table)
-
-
-def test_tables_of_other_grids_do_not_add() -> None:
-    wide, tall = (RelativeTable.grid(torch.zeros(1, 45), Positions.grid(*shape)) for shape in ((2, 8), (8, 2)))
-    assert torch.equal((wide + wide).table, wide.table)
-    with pytest.raises(ValueError, match="same positions"):
-        wide + tall
-
-
 def call(prior: Prior, pos: Positions, kernel: str | Kernel) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Output and the gradients of q, k, v and every parameter."""
     torch.manual_seed(3)
@@ -168,15 +152,3 @@ def test_a_large_image_needs_no_matrix(heads: int) -> None:
         [sys.executable, "-c", MEMORY, str(heads)], capture_output=True, text=True, timeout=120, check=True, env=env
     )
     assert int(done.stdout) < 64, f"{done.stdout.strip()} MiB"
-
-
-def test_autocast_leaves_the_bias_alone() -> None:
-    """Log-priors of −100 and −100.2, which bfloat16 takes for one number."""
-    grid = Positions.grid(1, 2)
-    table = RelativeTable.grid(torch.tensor([[-100.2, -100.0, -100.2]]), grid)
-    q = torch.zeros(1, 1, 2, 8)
-    v = torch.eye(2)[None, None].repeat(1, 1, 1, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = prior_attention(q, q, v, PriorTerms(table=table), causal=False)
-    expected = torch.tensor([-100.0, -100.2]).softmax(0)
-    torch.testing.assert_close(out[0, 0, 0, :2].float(), expected, atol=2e-3, rtol=0)

@@ -13,7 +13,6 @@ from torch import Tensor
 from tests.zoo.priors_table import make
 from tests.zoo.test_attention import CASES, HEAD_WIDTH, HEADS, Case, build, of_small_blocks, terms_of
 from zoo import Positions
-from zoo.analysis import analyse_call
 from zoo.attention import KERNELS, prior_attention, skipped_share
 from zoo.attention.base import AttentionCall, Kernel, repeat_heads, visible
 from zoo.attention.dispatch import choose_kernel
@@ -119,21 +118,6 @@ def test_a_mask_in_low_precision(realised: str, dtype: torch.dtype) -> None:
     assert empty.any() and (results[0]["out"][empty] == 0).all()
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-@torch.no_grad()
-def test_a_prefix_does_not_depend_on_what_follows(kernel: str) -> None:
-    leaves, terms, options = masked("odd", "both", SHAPES["by both"])
-    whole = prior_attention(*_heads(leaves), terms, kernel=kernel, **options)
-    changed = {key: leaf.clone() for key, leaf in leaves.items()}
-    for name in ("k", "v", "k_lanes"):
-        changed[name][:, :, 20:] = 1e3
-    changed["q"][:, :, 20:] = -7.0
-    options["mask"] = options["mask"].clone()
-    options["mask"][..., 20:] ^= True
-    other = prior_attention(*_heads(changed), terms_of(changed), kernel=kernel, **options)
-    assert torch.equal(other[:, :, :20], whole[:, :, :20])
-
-
 def test_rows_beyond_the_window_are_zero() -> None:
     """More queries than keys: the first are further from every key than the window reaches."""
     for kernel in ["reference", "sdpa", "auto"]:
@@ -163,31 +147,9 @@ def test_kernels_without_a_matrix_refuse_and_auto_finds_one_that_serves(realised
             prior_attention(*_heads(leaves), terms, kernel=kernel, **given, **options)
 
 
-def test_bad_masks_and_probabilities() -> None:
-    for options, message in [
-        ({"mask": torch.ones(5, 5, dtype=torch.bool)}, r"mask must be \(2, 4, 5, 5\), or 1 on its first two axes"),
-        ({"mask": torch.ones(3, 1, 5, 5, dtype=torch.bool)}, "mask must be"),
-        ({"mask": torch.ones(1, 1, 5, 1, dtype=torch.bool)}, "mask must be"),
-        ({"mask": torch.ones(1, 1, 5, 5)}, "mask must be bool, True where a key may be seen"),
-        ({"dropout": 1.0}, "dropout must be a probability below 1, got 1.0"),
-        ({"dropout": -0.1}, "dropout must be a probability"),
-    ]:
-        heads = torch.randn(2, HEADS, 5, HEAD_WIDTH)
-        with pytest.raises(ValueError, match=message):
-            prior_attention(heads, heads, heads, causal=True, **options)
-
-
 def drop_case(realised: str, dropout: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
     leaves, options = build(Case(queries=5, keys=7, groups=2), realised)
     return leaves, {**options, "dropout": dropout}
-
-
-@pytest.mark.parametrize(("kernel", "realised"), [("reference", "none"), ("sdpa", "lanes"), ("auto", "table")])
-def test_dropout_of_nothing_is_the_same_to_the_bit(kernel: str, realised: str) -> None:
-    leaves, options = drop_case(realised, 0.0)
-    out = prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options)
-    options.pop("dropout")
-    assert torch.equal(out, prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options))
 
 
 @pytest.mark.parametrize(("kernel", "realised"), [("reference", "table"), ("sdpa", "lanes")])
@@ -217,25 +179,6 @@ def test_forward_and_backward_drop_the_same_weights(kernel: str, realised: str) 
         return prior_attention(*_heads(given), terms_of(given), kernel=kernel, **options)
 
     assert torch.autograd.gradcheck(of, tuple(leaves.values()), fast_mode=True)
-
-
-def test_analysis_honours_the_mask() -> None:
-    leaves, terms, options = masked("offset", "both", SHAPES["by both"])
-    call = AttentionCall(*_heads(leaves), terms, **options)
-    found = analyse_call(call, heads=[2, 0], full=True)
-    out, weights = attend(call)
-    torch.testing.assert_close(found.weights, weights[:, [2, 0]].detach())
-    torch.testing.assert_close(out, weights @ leaves["v"])
-    empty = found.seen == 0
-    assert empty.any()
-    assert (found.weights[empty] == 0).all() and (found.prior[empty] == 0).all()
-    for name in ("entropy", "divergence", "content_range", "log_z", "sink_mass", "margin"):
-        assert torch.equal(getattr(found, name)[empty].isnan(), torch.ones(int(empty.sum()), dtype=torch.bool)), name
-    for name in ("entropy", "divergence", "content_range", "log_z"):
-        assert getattr(found, name)[~empty].isfinite().all(), name
-    whole = analyse_call(replace(call, mask=torch.ones_like(options["mask"])), full=True)
-    plain = analyse_call(replace(call, mask=None), full=True)
-    assert torch.equal(whole.weights, plain.weights) and torch.equal(whole.entropy, plain.entropy)
 
 
 @pytest.mark.slow

@@ -349,8 +349,6 @@ def test_state_dicts_copies_and_initial_values() -> None:
     assert torch.equal(copy.deepcopy(learned)(x, x, x)[0], learned(x, x, x)[0])
 
 
-
-
 def test_what_cannot_be_made() -> None:
     for options, message in [
         ({"add_bias_kv": True}, "add_bias_kv adds a key without a position"),

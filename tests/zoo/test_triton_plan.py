@@ -298,12 +298,3 @@ def test_a_head_with_nan_or_infinity_skips_nothing(where: str, value: float) -> 
     plan = plan_of(*given, g)
     assert plan.rows[:, 0].tolist() == [[0, 0, 0], [3, 4, 5]]
     assert torch.equal(plan.rows[:, 1], clean.rows[:, 1])
-
-
-def test_a_plan_without_its_counts_has_no_share() -> None:
-    given, g = build(Case())
-    plan = plan_of(*given, g)
-    with pytest.raises(ValueError, match="counts"):
-        skipped_share(Plan(plan.rows, g), g)
-    with pytest.raises(ValueError, match=r"\(2, 2, 3\)"):
-        skipped_share(plan, replace(g, queries=40))

@@ -171,17 +171,6 @@ def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant:
         assert torch.equal(again, kept)
 
 
-@pytest.mark.slow
-def test_a_checkpointed_model_trains_as_a_plain_one() -> None:
-    grads = []
-    for checkpointing in (False, True):
-        model = tiny("text_ggd_tiny", activation_checkpointing=checkpointing).train()
-        loss(model, tokens(18, rows=1)).backward()
-        grads.append([p.grad for p in model.parameters() if p.requires_grad])
-    for kept, again in zip(*grads, strict=True):
-        assert torch.equal(again, kept)
-
-
 def test_a_second_derivative_is_refused_where_it_is_wanted() -> None:
     """A first derivative that could be derived again is still one."""
     q = torch.randn(1, 2, 20, 16, device=DEVICE, requires_grad=True)
@@ -232,39 +221,3 @@ def test_autocast_of_float32_parameters(name: str, dtype: torch.dtype) -> None:
         assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
     ours, theirs = ((grads[kernel] - grads["reference"]).norm() for kernel in ("triton", "sdpa"))
     assert 0 < ours <= 3 * theirs
-
-
-PROGRAM = """
-import json, os, sys, torch, deepspeed
-from deepspeed.ops import __compatible_ops__
-from zoo.attention import triton
-from zoo.attention.triton import common
-from zoo.layers import Attention
-from tests.zoo.test_triton_training import loss, tiny, tokens
-
-common.TILE, triton.TRITON.least_keys = 16, 1
-__compatible_ops__["deepspeed_shm_comm"] = False  # or the first run compiles it, for a minute and more
-deepspeed.init_distributed("gloo")
-found = {}
-for name in sys.argv[1:]:
-    model = tiny(name, activation_checkpointing=True).train()
-    deepspeed.utils.set_z3_leaf_modules(model, [Attention])
-    config = dict(
-        train_micro_batch_size_per_gpu=1, gradient_clipping=0.0,
-        zero_allow_untested_optimizer=True, zero_force_ds_cpu_optimizer=False,
-        zero_optimization=dict(stage=3, stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-    assert all(p.numel() == 0 for p in model.parameters()), "nothing is cut"
-    losses = []
-    for step in range(3):
-        value = loss(engine, tokens(18, rows=1))
-        losses.append(value.item())
-        if step < 2:
-            engine.backward(value)
-            engine.step()
-    found[name] = losses
-print("found", json.dumps(found), flush=True)
-os._exit(0)  # DeepSpeed's own threads abort an interpreter that ends in order
-"""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from zoo.adapters.layer import RECORD, has_priors, prior_parameters
+from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
 from zoo.inputs import read_object
 from zoo.naming import check_flags, check_whole
 
@@ -79,8 +79,8 @@ def adapt(
     for pattern in patterns if patterns not in (["all"], ["priors"]) else ():
         if not fnmatch.filter(names, pattern):
             raise ValueError(f"train={pattern!r} matches no parameter; they are named as {names[len(names) // 2]!r}")
-    how = dict(keep_rope=keep_rope, ssmax=ssmax, train_context=train_context, alone=patterns == ["priors"])
-    library.adapt(model, position, dict(options or {}), **how)
+    alone = patterns == ["priors"]
+    library.adapt(model, Request(position, dict(options or {}), keep_rope, ssmax, train_context, alone))
     if patterns != ["all"]:
         priors = prior_parameters(model)
         for name, parameter in model.named_parameters():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from zoo.adapters.layer import RECORD, Grid, LayerPrior, create_layer
+from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer
 from zoo.positions import Positions
 
 __all__ = ["adapt", "load", "save"]
@@ -29,17 +28,8 @@ LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe"
 NOT_SERVED = {"softcap": "capped logits", "s_aux": "learned sinks", "position_bias": "a position bias of its own"}
 
 
-def adapt(
-    model: PreTrainedModel,
-    position: str,
-    options: Mapping[str, Any],
-    *,
-    keep_rope: bool,
-    ssmax: bool,
-    train_context: int | None,
-    alone: bool = False,
-) -> None:
-    """As `zoo.adapt`; its record in the config is what `load` does again."""
+def adapt(model: PreTrainedModel, request: Request) -> None:
+    """As `zoo.adapt`; the request's record in the config is what `load` does again."""
     config = model.config
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise ValueError(f"{type(model).__name__} has cross-attention, between lines that have no common positions")
@@ -52,25 +42,22 @@ def adapt(
     if getattr(config, "reorder_and_upcast_attn", False):
         raise ValueError("reorder_and_upcast_attn computes attention outside the attention interface; set it to False")
     grid, train_grid = _grid(model)
-    context = train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
+    context = request.train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
     if not context:
         raise ValueError(f"{type(config).__name__} names no max_position_embeddings: give train_context in tokens")
     made = [
         create_layer(
-            position,
-            options,
+            request,
             dim=config.hidden_size,
             num_heads=config.num_attention_heads,
             train_context=context,
-            ssmax=ssmax,
             causal=layer.is_causal,
             grid=grid,
             train_grid=train_grid,
-            alone=alone,
         )
         for layer in layers
     ]
-    if not keep_rope:
+    if not request.keep_rope:
         _remove_positions(model, images=grid is not None)
     for layer, prior in zip(layers, made, strict=True):
         layer.position_bias = prior.to(next(layer.parameters()).device)
@@ -79,10 +66,7 @@ def adapt(
     model.set_attn_implementation(NAME)
     if grid is not None:
         _embedding(model).register_forward_pre_hook(grid.see, with_kwargs=True)
-    record = dict(
-        position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax, train_context=train_context
-    )
-    setattr(config, RECORD, record)
+    setattr(config, RECORD, request.record)
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
@@ -104,13 +88,13 @@ def attention_layers(model: nn.Module) -> list[Any]:
 def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     """As `zoo.load_adapted`, for a folder that `save_pretrained` wrote."""
     config = AutoConfig.from_pretrained(folder)
-    record = config.__dict__.pop(RECORD)
+    request = Request(**config.__dict__.pop(RECORD))
     [architecture] = config.architectures
     made_as: Any = getattr(transformers, architecture)
 
     def make(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **more: Any) -> None:
         made_as.__init__(self, config, *args, **more)
-        adapt(self, **record)
+        adapt(self, request)
 
     # The priors are there when from_pretrained reads the weights, and stay in float32.
     wide = [*(made_as._keep_in_fp32_modules_strict or ()), "position_bias"]

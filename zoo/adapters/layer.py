@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.tables import whole_bias
 
-__all__ = ["RECORD", "Grid", "LayerPrior", "attending_by", "create_layer", "has_priors", "prior_parameters"]
+__all__ = ["RECORD", "Grid", "LayerPrior", "Request", "attending_by", "create_layer", "has_priors", "prior_parameters"]
 
 RECORD = "priorzoo"  # of what was done, in a model's configuration
 # A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its rounding.
@@ -35,6 +35,23 @@ def attending_by(kernel: str | Kernel) -> Iterator[None]:
         yield
     finally:
         _KERNEL.reset(token)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `zoo.adapt` was asked for. `alone`: nothing but priors is to be trained."""
+
+    position: str
+    options: dict[str, Any]
+    keep_rope: bool
+    ssmax: bool
+    train_context: int | None = None
+    alone: bool = False
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What makes the same priors again, for a model's configuration."""
+        return {name: value for name, value in vars(self).items() if name != "alone"}
 
 
 class Grid:
@@ -209,34 +226,30 @@ def prior_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def create_layer(
-    position: str,
-    options: Mapping[str, Any],
+    request: Request,
     *,
     dim: int,
     num_heads: int,
     train_context: int,
-    ssmax: bool,
     causal: bool,
     grid: Grid | None,
     train_grid: tuple[int, int] | None,
-    alone: bool,
 ) -> LayerPrior:
-    """A layer's prior of this method. Parts that can start uniform do, unless `options` says otherwise.
-
-    alone: nothing but priors is to be trained.
+    """A layer's prior of the method asked for. Parts that can start uniform do, unless its options say otherwise.
 
     Raises:
         ValueError: for an unknown method or option, for one that is no prior, whose K follows from the layer's input, or
             that has no parameters where they alone are to be trained.
     """
-    given: dict[str, Any] = dict(dim=dim, num_heads=num_heads, lanes="beside")
-    given["options"] = uniform_options(position, options, grid=train_grid is not None)
+    position = request.position
+    options = uniform_options(position, request.options, grid=train_grid is not None)
+    given: dict[str, Any] = dict(dim=dim, num_heads=num_heads, lanes="beside", options=options)
     with torch.device("cpu"):  # also where a library makes its model without values
         if train_grid is not None:
             made = create_grid_position(position, train_grid=train_grid, **given)
         else:
             made = create_position(position, train_context=train_context, **given)
-        scale = SSMax(num_heads, train_context=train_context, causal=causal) if ssmax else None
+        scale = SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
     if made.rotary is not None or made.embedding is not None:
         raise ValueError(
             f"position {position!r} is or has a rotation or an embedding; a model of another library is given priors"
@@ -245,6 +258,6 @@ def create_layer(
         raise ValueError(f"position {position!r} depends on the layer's input, which its attention is not shown")
     with torch.device("cpu"):
         layer = LayerPrior(made.prior, ssmax=scale, grid=grid)
-    if alone and not any(p.requires_grad for p in layer.parameters()):
+    if request.alone and not any(p.requires_grad for p in layer.parameters()):
         raise ValueError(f"train='priors': position {position!r} has no parameters, so that nothing would be trained")
     return layer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from timm.layers import Attention
 from timm.models import VisionTransformer, save_for_hf
 from torch import Tensor, nn
 
-from zoo.adapters.layer import RECORD, Grid, LayerPrior, create_layer, prior_parameters
+from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, prior_parameters
 from zoo.files import write_json
 from zoo.inputs import read_object, read_tensors
 
@@ -55,17 +54,8 @@ class PriorVisionTransformer(VisionTransformer):
         return {*super().no_weight_decay(), *prior_parameters(self)}
 
 
-def adapt(
-    model: VisionTransformer,
-    position: str,
-    options: Mapping[str, Any],
-    *,
-    keep_rope: bool,
-    ssmax: bool,
-    train_context: int | None,
-    alone: bool = False,
-) -> None:
-    """As `zoo.adapt`; `train_context` is not asked. The record is what `load` does again."""
+def adapt(model: VisionTransformer, request: Request) -> None:
+    """As `zoo.adapt`; the context is the model's grid. The request's record is what `load` does again."""
     if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
         raise ValueError(f"{type(model).__name__} holds features of a model: give that, features.model, a prior")
     layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
@@ -81,20 +71,17 @@ def adapt(
     grid = Grid(patch)
     made = [
         create_layer(
-            position,
-            options,
+            request,
             dim=model.embed_dim,
             num_heads=layer.num_heads,
             train_context=train_grid[0] * train_grid[1],
-            ssmax=ssmax,
             causal=False,
             grid=grid,
             train_grid=tuple(train_grid),
-            alone=alone,
         )
         for layer in layers
     ]
-    if not keep_rope:
+    if not request.keep_rope:
         if model.pos_embed is None:
             raise ValueError("keep_rope=False: the model has no positions of its own")
         model.pos_embed.requires_grad_(False).data.zero_()
@@ -103,7 +90,7 @@ def adapt(
         layer.position_bias = prior.to(layer.qkv.weight.device)
     model.__class__ = PriorVisionTransformer
     model.patch_embed.register_forward_pre_hook(grid.see, with_kwargs=True)
-    model.__dict__[RECORD] = dict(position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax)
+    model.__dict__[RECORD] = {name: value for name, value in request.record.items() if name != "train_context"}
 
 
 def save(model: PriorVisionTransformer, folder: Path) -> None:
@@ -125,7 +112,7 @@ def load(folder: Path, **kwargs: Any) -> VisionTransformer:
     classes = kwargs.pop("num_classes", config["num_classes"])
     given = dict(num_classes=config["num_classes"], global_pool=config["global_pool"]) | config["model_args"]
     model: Any = timm.create_model(config["architecture"], **given | kwargs)
-    adapt(model, **config[RECORD], train_context=None)
+    adapt(model, Request(**config[RECORD]))
     model.load_state_dict(read_tensors(folder / "model.safetensors"))
     if classes != config["num_classes"]:
         model.reset_classifier(classes)

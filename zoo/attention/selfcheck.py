@@ -80,14 +80,10 @@ class Verdict:
     """What a comparison found.
 
     Attributes:
-        kernel, device, dtype: of what.
         errors: by case and tensor, relative to the truth's norm.
         wrong: what is beyond its bound, not finite, or failed; empty: the kernel is trusted.
     """
 
-    kernel: str
-    device: str
-    dtype: str
     errors: dict[str, dict[str, float]]
     wrong: list[str]
 
@@ -96,7 +92,7 @@ class Verdict:
         return max((error for found in self.errors.values() for error in found.values()), default=None)
 
 
-def check_kernel(name: str, kernel: Kernel, device: str, dtype: torch.dtype, *, width: int = 64) -> Verdict:
+def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype, *, width: int = 64) -> Verdict:
     """Compare the kernel's outputs and gradients with float64, in each case that it serves if it is trusted."""
     errors: dict[str, dict[str, float]] = {}
     wrong = []
@@ -116,7 +112,7 @@ def check_kernel(name: str, kernel: Kernel, device: str, dtype: torch.dtype, *, 
             exact = tensor in ("output", "q", "k", "v")
             if not off <= BOUNDS[dtype] * (1.0 if exact else CANCELLING):
                 wrong.append(f"{label}: {tensor} is off by {off:.1g}")
-    return Verdict(name, device_name(device), str(dtype).removeprefix("torch."), errors, wrong)
+    return Verdict(errors, wrong)
 
 
 def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
@@ -228,7 +224,7 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) ->
         if key not in _REASONS:
             # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
             _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
-            wrong = check_kernel(name, kernel, device, dtype).wrong
+            wrong = check_kernel(kernel, device, dtype).wrong
             advice = "`zoo doctor` checks again and shows all"
             reason = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
             _REASONS[key] = reason

@@ -152,9 +152,7 @@ def test_wrong_settings_are_refused():
         ({"reverse_complement": 2.0}, r"reverse_complement=2\.0: expected a number from 0 to 1"),
         ({"max_unknown": -1.0}, r"max_unknown=-1\.0: expected a number from 0 to 1"),
         ({"soft_mask_weight": -0.5}, r"soft_mask_weight=-0\.5: expected a number, at least 0"),
-        ({"soft_mask_weight": float("nan")}, "soft_mask_weight=nan: expected a number, at least 0"),
         ({"num_workers": 100_000}, "num_workers=100000: expected a whole number from 0 to 1,024"),
-        ({"num_workers": -1}, "num_workers=-1: expected a whole number from 0 to 1,024"),
     ):
         with pytest.raises(ValueError, match=message):
             DnaDataConfig(**options)

@@ -55,7 +55,7 @@ def test_bases_are_their_codes():
     assert load_tokenizer("kmer:1").fingerprint == tokenizer.fingerprint != load_tokenizer("kmer:2").fingerprint
 
 
-@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize("k", [1, 3, 8])
 def test_kmers_read_in_base_four(k):
     tokenizer = load_tokenizer(f"kmer:{k}")
     codes = sequence(403, k, unknown=0.02)
@@ -73,7 +73,7 @@ def test_kmers_read_in_base_four(k):
     assert tokenizer.widths.tolist() == [k] * (4**k + 1) + [0, 0] and tokenizer.bases_per_token == k
 
 
-@pytest.mark.parametrize("spec", ["bases", "kmer:2", "kmer:5"])
+@pytest.mark.parametrize("spec", ["bases", "kmer:5"])
 def test_the_other_strand_of_tokens_is_the_tokens_of_the_other_strand(spec):
     tokenizer = load_tokenizer(spec)
     codes = sequence(40 * int(tokenizer.bases_per_token), 3, unknown=0.03)

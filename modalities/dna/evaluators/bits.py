@@ -175,24 +175,6 @@ class Bits(DnaEvaluator[BitsSettings]):
         }
         return cell_value | ({"parts": dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))} if parts else {})
 
-    def _measure_parts(
-        self, model: ZooModel, by_stretch: Sequence[np.ndarray], stretches: Sequence[Region]
-    ) -> dict[str, list[float]]:
-        """[bits, bases] of each of `PARTS`, over all stretches of a cell."""
-        totals, genome = {part: [0.0, 0.0] for part in PARTS}, self.heldout.items.genome
-        for windows, stretch in zip(by_stretch, stretches, strict=True):
-            options: dict[str, Any] = dict(strands=strands_of(model, self.settings), by_base=True)
-            scores = score_windows(model, windows, batch_tokens=self.settings.batch_tokens, **options)
-            bits, bases = np.zeros(windows.shape), np.zeros(windows.shape)
-            width = scores.nll.shape[1]  # less than a window where bases at its end make no token
-            bits[:, :width], bases[:, :width] = scores.nll / BIT, scores.bases
-            place = stretch.contig, stretch.start, stretch.start + windows.size
-            repeated, soft = repetitive(genome, *place), genome.soft_masked(*place)
-            for part, mask in zip(PARTS, (~repeated, repeated, soft), strict=True):
-                totals[part][0] += float(bits.ravel()[mask].sum())
-                totals[part][1] += float(bases.ravel()[mask].sum())
-        return totals
-
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """The contig of a cell: bits per base, and the accuracy where something is predicted."""
         point, unit = cell["length"], cell["contig"]

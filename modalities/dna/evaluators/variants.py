@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,7 +41,6 @@ __all__ = ["VariantSettings", "Variants"]
 LEAST_PART, MOST_PARTS = 256, 64  # variants in a cell, cells of a file
 NO_CONTIG = "a contig that is not in the reference"
 MISMATCH = "another base in the reference"
-FROM_ZERO = "They fit one base further right: are positions counted from 0? They must count from 1"
 NO_ROOM = "no room in its windows"
 KINDS = {"snv": "#0072B2", "mnv": "#009E73", "insertion": "#E69F00", "deletion": "#D55E00"}
 
@@ -187,7 +186,7 @@ class Variants(FileEvaluator[VariantSettings]):
             title = f"variants: {model}, {len(scored):,} scored; least likely alternatives"
             found = table(title, ["place", "id", "change", "kind"], ["log p(alt) − log p(ref), nats", "bits"])
             for row in scored[:count]:
-                change = f"{_cut(row['ref'])}→{_cut(row['alt'])}"
+                change = f"{shorten(row['ref'])}→{shorten(row['alt'])}"
                 numbers = (f"{row[name]:+.3f}" for name in ("llr_nats", "llr_bits"))
                 found.add_row(f"{row['chrom']}:{row['pos']}", row["id"], change, row["kind"], *numbers)
             console.print(found)
@@ -201,24 +200,19 @@ def _entries(path: str, reference: DnaSource, digest: str, window: int, step: in
     """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another one.
 
     Raises:
-        ValueError: for no variants, or none that fits the reference, with the likely cause.
+        ValueError: for no variants, or none that fits the reference.
     """
     genome = open_genome(reference)
     entries = tuple(_entry(genome, variant, path, window, step) for variant in read_variants(path))
     if not entries:
         raise ValueError(f"{path} has no variants")
-    tried = [one for one in entries if not one.variant.reason or one.variant.pos == 0]
-    failed = [one for one in tried if one.variant.pos == 0 or one.reason.startswith((NO_CONTIG, MISMATCH))]
-    if tried and len(failed) == len(tried):
-        first = next((one for one in failed if one.variant.pos), failed[0])
+    tried = [one for one in entries if not one.variant.reason]
+    if tried and all(one.reason.startswith((NO_CONTIG, MISMATCH)) for one in tried):
+        names = [contig.name for contig in genome.contigs]
         raise ValueError(
-            f"none of the {len(tried)} variants of {path} fits {reference.name}; the first has {first.reason}. "
-            + _cause(genome, [one.variant for one in failed])
-        )
-    misplaced = [one.variant for one in failed if one.reason.startswith(MISMATCH)]
-    if len(misplaced) > len(tried) / 2 and _from_zero(genome, misplaced):
-        raise ValueError(
-            f"{len(misplaced)} of the {len(tried)} variants of {path} do not fit {reference.name}. {FROM_ZERO}"
+            f"none of the {len(tried)} variants of {path} fits {reference.name}; the first has {tried[0].reason}. "
+            f"{did_you_mean(tried[0].variant.chrom, names)}contigs of the reference: {', '.join(names[:5])}; positions "
+            "count from 1"
         )
     return entries
 
@@ -245,39 +239,6 @@ def _entry(genome: Genome, variant: Variant, path: str, window: int, step: int) 
     )
 
 
-def _cause(genome: Genome, variants: list[Variant]) -> str:
-    """The likely cause when no variant fits."""
-    strange = [variant.chrom for variant in variants if variant.chrom not in genome]
-    names = [contig.name for contig in genome.contigs]
-    if strange:
-        name = strange[0]
-        other = next((n for n in (f"chr{name}", name.removeprefix("chr")) if n in genome), None)
-        hint = (
-            f"The reference calls it {other!r}: rename one of the two. "
-            if other
-            else did_you_mean(name, names).replace("did", "Did", 1)
-        )
-        return f"{hint}Contigs of the reference: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
-    if _from_zero(genome, variants):
-        return FROM_ZERO
-    return "Is the reference another assembly?"
-
-
-def _from_zero(genome: Genome, variants: list[Variant]) -> bool:
-    """Whether nearly all fit where positions count from 0, and more bases than would by chance."""
-    found = list(_matches(genome, variants))
-    bases = sum(len(variant.ref) for variant, fits in zip(variants, found, strict=True) if fits)
-    return sum(found) > 0.9 * len(found) and bases >= 5
-
-
-def _matches(genome: Genome, variants: list[Variant]) -> Iterator[bool]:
-    """Whether REF is in the reference at a position counted from 0."""
-    for variant in variants:
-        stop = variant.pos + len(variant.ref)
-        inside = stop <= genome[variant.chrom].length
-        yield inside and decode(genome.codes(variant.chrom, variant.pos, stop)) == variant.ref
-
-
 def _row(genome: Genome, entry: Entry, scores: Any) -> dict[str, Any]:
     """norm_pos, norm_ref, norm_alt: the variant as `bcftools norm` writes it; empty where it has no windows."""
     variant, change = entry.variant, entry.placed.change if entry.placed else None
@@ -294,5 +255,5 @@ def _row(genome: Genome, entry: Entry, scores: Any) -> dict[str, Any]:
     }
 
 
-def _cut(allele: str, most: int = 12) -> str:
+def shorten(allele: str, most: int = 12) -> str:
     return allele if len(allele) <= most else f"{allele[: most - 1]}…"

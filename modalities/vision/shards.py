@@ -4,9 +4,8 @@ A shard is a tar in which members of one sample follow one another under one nam
 a `.cls` member (a whole number as text) or the field "label" of a `.json` member.
 
 Ranks and workers share an epoch by samples, so the number of samples in every shard must be known. It comes from
-`index.json` beside the shards ({"classes", "samples", "size", "shards": [{"file", "samples", "sha256"}]}, or what
-webdataset's `widsindex` writes), from timm's `_info.json`, or, for local shards, from their headers. `write_index` writes
-an index.json.
+`index.json` beside the shards ({"classes", "samples", "size", "shards": [{"file", "samples", "sha256"}]}), which
+`write_index` writes, or, for local shards, from their headers.
 
 Shards are files or URLs of `SCHEMES`. Commands (webdataset's "pipe:") are never run: a spec may come from someone else's
 file. Members are bytes, also those that webdataset's decoders would unpickle. `tarfile` takes the end of a file, and a damaged
@@ -165,7 +164,6 @@ class Entry(NamedTuple):
     file: str
     samples: int
     sha256: str | None = None
-    members: str | None = None
 
 
 def open_shards(spec: str, pattern: str) -> ShardSet:
@@ -178,8 +176,7 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     folder = Path(_check_place(place)).is_dir()
     urls = [] if folder else webdataset.shardlists.expand_urls(place)
     directory = place if folder else posixpath.dirname(urls[0])
-    indexes = [named] if named else [posixpath.join(directory, name) for name in ("index.json", "_info.json")]
-    entries, classes = next((read for read in map(_read_index, indexes) if read), ({}, ()))
+    entries, classes = _read_index(named or posixpath.join(directory, "index.json")) or ({}, ())
     if not entries and named:
         raise FileNotFoundError(f"no index {named}")
     if folder:
@@ -199,13 +196,12 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
             "(modalities.vision.shards.write_index writes one from a local copy), or name a local one: '…tar?index=PATH'"
         )
     else:
-        scans = [(Path(url), scan(Path(url))) for url in urls]
-        chosen = [Entry(path.name, len(found), members=_digest(path, found)) for path, found in scans]
+        chosen = [Entry(Path(url).name, len(scan(Path(url)))) for url in urls]
     counts = tuple(entry.samples for entry in chosen)
     if not sum(counts):
         raise ValueError(f"source {spec!r}: its {len(urls)} shards hold no sample")
     contents = [
-        [entry.file, entry.samples, entry.sha256 or entry.members or (_digest(Path(url)) if here else None)]
+        [entry.file, entry.samples, entry.sha256 or (_digest(Path(url)) if here else None)]
         for entry, url, here in zip(chosen, urls, local, strict=True)
     ]
     fingerprint = hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).hexdigest()
@@ -219,11 +215,7 @@ def _file_name(url: str) -> str:
 
 
 def _read_index(place: str) -> tuple[dict[str, Entry], list[str]] | None:
-    """Entries by file, and classes, of an index of ours, timm's {"splits": {…: {"filenames", "shard_lengths"}}} or webdataset's
-    {"shardlist"}; None where there is none.
-
-    Raises ValueError for what is none of them, and for entries that cannot be right.
-    """
+    """Entries by file, and classes, of an index; None where there is none. Raises ValueError for what is no index."""
     try:
         if not _REMOTE.match(_check_place(place)):
             content = read_json(place)
@@ -237,14 +229,8 @@ def _read_index(place: str) -> tuple[dict[str, Entry], list[str]] | None:
             raise
         return None  # an HTTP error, or the page that a server sends instead
     try:
-        if "shards" in content:
-            rows = [Entry(one["file"], one["samples"], one.get("sha256")) for one in content["shards"]]
-        elif "shardlist" in content:
-            rows = [Entry(one["url"], one["nsamples"]) for one in content["shardlist"]]
-        else:
-            splits = content["splits"].values()
-            rows = [Entry(*p) for s in splits for p in zip(s["filenames"], s["shard_lengths"], strict=True)]
-        for file, samples, sha256, _ in rows:
+        rows = [Entry(one["file"], one["samples"], one.get("sha256")) for one in content["shards"]]
+        for file, samples, sha256 in rows:
             if not isinstance(file, str) or not file or "\0" in file:
                 raise ValueError(f"file={file!r:.80}: expected the name of a tar")
             if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
@@ -255,17 +241,16 @@ def _read_index(place: str) -> tuple[dict[str, Entry], list[str]] | None:
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError(f"classes={classes!r:.80}: expected a list of names")
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        expected = "expected 'shards', 'shardlist' or 'splits'"
-        raise ValueError(f"{place} is no index of shards, {expected}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{place} is no index of shards: {type(error).__name__}: {error}") from error
     return {entry.file: entry for entry in rows}, classes
 
 
-def _digest(path: Path, samples: Sequence[dict[str, Any]] | None = None) -> str:
+def _digest(path: Path) -> str:
     """Cheaper than hashing a whole local tar: a hash of its members' names and sizes, of labels and masks, and of the last
     bytes of others, where a PNG has its checksum and a JPEG pixels."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as stream:
-        for sample in scan(path) if samples is None else samples:
+        for sample in scan(path):
             sizes = {name: place[1] for name, place in sample.items() if name != "__key__"}
             digest.update(json.dumps([sample["__key__"], sizes]).encode() + b"\n")
             for name, (start, size) in sorted((name, sample[name]) for name in sizes):

@@ -22,13 +22,6 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 Shape = tuple[int, int]  # (height, width)
 
 
-class ToRGB(torch.nn.Module):
-    """PIL image of any mode -> upright RGB, as a transform (images.py has the table). Raises BadImage."""
-
-    def forward(self, image: Image.Image) -> Image.Image:
-        return to_rgb(image)[0]
-
-
 class LimitAspect(torch.nn.Module):
     """PIL -> PIL, centre-cropped to an aspect of at most MAX_ASPECT : 1.
 
@@ -57,16 +50,6 @@ def rand_augment(spec: str, size: int, mean: Sequence[float]) -> Callable[[Image
         return rand_augment_transform(spec, hparams)
     except (AssertionError, ValueError, KeyError) as error:
         raise ValueError(f"rand_augment {spec!r}: expected timm's form, such as 'rand-m9-n2-mstd0.5'") from error
-
-
-def eval_transform(
-    image_size: int, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
-) -> v2.Compose:
-    """PIL -> float32 (3, image_size, image_size), normalised: shorter side resized (bicubic, antialiased), centre crop."""
-    steps = [ToRGB(), LimitAspect(), v2.Resize(image_size, BICUBIC), v2.CenterCrop(image_size)]
-    return v2.Compose(
-        [*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
-    )
 
 
 def preprocess(

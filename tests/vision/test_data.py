@@ -14,8 +14,6 @@ import torch
 
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader, heldout_by, heldout_name
-from modalities.vision.samples import ShardOrder
-from modalities.vision.shards import ShardSet
 from tests.vision.image_files import (
     PLAIN,
     config,
@@ -104,19 +102,6 @@ def test_labels_stay_with_their_images_and_epochs_differ(sources):
     epochs = [list(itertools.chain(*map(numbers, batches[i : i + 3]))) for i in (0, 3)]
     assert sorted(epochs[0]) == sorted(epochs[1]) and epochs[0] != epochs[1]
     assert read(sources["wds"], 1, micro_batch=20, seed=1) != numbers(batches[0])
-
-
-def test_segments_partition_every_epoch():
-    """Segments of all slots make up each epoch, for more slots than samples too."""
-    for counts, slots in [((3, 5, 1), 2), ((4, 4), 3), ((2, 1), 5)]:
-        order = ShardOrder(ShardSet("x", tuple("abc"[: len(counts)]), counts, None, ""), seed=3, slots=slots, buffer=2)
-        for epoch in range(slots + 1):
-            spans = [span for slot in range(slots) for span in order.spans(epoch, *order.segment(epoch, slot))]
-            seen = [(shard, n) for shard, start, stop in spans for n in range(start, stop)]
-            assert sorted(seen) == [(shard, n) for shard, count in enumerate(counts) for n in range(count)]
-        for slot in range(slots):
-            lengths = [end - first for first, end in (order.segment(epoch, slot) for epoch in range(slots))]
-            assert sum(lengths) == sum(counts) and max(lengths) - min(lengths) <= 1
 
 
 def test_heldout_is_one_pass_with_equally_many_batches(sources):

@@ -16,7 +16,7 @@ from modalities.vision import images
 from modalities.vision.batches import train_transform
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import TURNS, BadImage, ImageReport, decode_image, to_rgb
-from modalities.vision.transforms import eval_transform, preprocess
+from modalities.vision.transforms import preprocess
 from tests.vision.image_files import encoded, picture, solid
 from zoo import create_model
 
@@ -218,22 +218,8 @@ def test_thin_pictures_take_no_memory(size, monkeypatch):
     watched = lambda self, to, *args, **kwargs: areas.append(to[0] * to[1]) or resize(self, to, *args, **kwargs)  # noqa: E731
     monkeypatch.setattr(Image.Image, "resize", watched)
     plain = train_transform(VisionDataConfig(augment="none"), (32, 32))
-    for pixels in (eval_transform(32, (0, 0, 0), (1, 1, 1))(image), torch.tensor(np.array(plain(image))) / 255):
-        assert max(areas) <= 8 * 32**2 and pixels.numel() == 3 * 32**2 and pixels.min() < 0.2
-
-
-def test_evaluation_resizes_as_torchvision_does():
-    from torchvision.transforms import v2
-
-    for size in ((320, 40), (40, 41), (75, 300)):
-        image = picture(7, size)
-        usual = v2.Compose([v2.Resize(32, v2.InterpolationMode.BICUBIC), v2.CenterCrop(32)])(image)
-        found = eval_transform(32, (0, 0, 0), (1, 1, 1))(image)
-        assert torch.equal((255 * found).round().to(torch.uint8), v2.functional.pil_to_tensor(usual))
-    for image in (picture(1, (50, 40)).convert("L"), half_transparent()):
-        assert eval_transform(32)(image).shape == (3, 32, 32)
-    same = preprocess(picture(2, (40, 40)), 32, 32, train_size=32)
-    torch.testing.assert_close(eval_transform(32)(picture(2, (40, 40))), same)
+    pixels = np.array(plain(image))
+    assert max(areas) <= 8 * 32**2 and pixels.shape == (32, 32, 3) and pixels.min() < 50
 
 
 def test_a_model_reads_a_file_as_training_does(tmp_path):

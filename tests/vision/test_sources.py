@@ -15,7 +15,7 @@ from PIL import Image
 from modalities.vision.data import build_loader
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, decode_image, is_heldout
-from modalities.vision.shards import open_shards, packed, write_index
+from modalities.vision.shards import open_shards, write_index
 from modalities.vision.sources import open_images
 from tests.vision.image_files import (
     config,
@@ -172,15 +172,12 @@ def test_the_group_of_an_image_is_its_font_where_the_source_says_so(tmp_path):
     assert [fonts.group(n) for n in (0, 25, 26)] == ["STIXGeneral", "STIXGeneral", "STIXGeneralBol"]
 
 
-def test_indexes_of_other_tools_and_counting(tmp_path):
+def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
     write_shards(tmp_path, [3, 5], indexed=False)
     pattern = f"{tmp_path}/part-{{000..001}}.tar"
     assert open_shards("x", pattern).counts == (3, 5) and open_shards("x", pattern).classes is None
-    files = {"filenames": ["part-000.tar", "part-001.tar"], "shard_lengths": [3, 5]}
-    write_json(tmp_path / "_info.json", {"splits": {"train": files}})
-    assert open_shards("x", pattern).counts == (3, 5)
-    shardlist = [{"url": f"part-00{n}.tar", "nsamples": count} for n, count in enumerate((3, 5))]
-    other = write_json(tmp_path / "wids.json", {"shardlist": shardlist})
+    shards = [{"file": f"part-00{n}.tar", "samples": count} for n, count in enumerate((3, 5))]
+    other = write_json(tmp_path / "other.json", {"shards": shards})
     assert open_shards("x", f"{pattern}?index={other}").counts == (3, 5)
     with pytest.raises(ValueError, match="is no index of shards"):
         open_shards("x", f"{pattern}?index={write_json(tmp_path / 'z.json', {'a': 1})}")
@@ -236,7 +233,7 @@ def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
         mask = encoded(Image.new("L", (4, 4), shade))
         write_tar(path, [("0000", {"png": encoded(solid(number)), "cls": label, "mask.png": mask})])
         sizes.add(path.stat().st_size)
-        index = write_json(tmp_path / "wids.json", {"shardlist": [{"url": "a.tar", "nsamples": 1}]})
+        index = write_json(tmp_path / "other.json", {"shards": [{"file": "a.tar", "samples": 1}]})
         prints |= {open_shards("x", spec).fingerprint for spec in (str(path), f"{path}?index={index}")}
     assert len(sizes) == 1 and len(prints) == 4
 
@@ -271,19 +268,6 @@ def test_remote_shards_are_streamed_and_held_out_ones_copied(tmp_path, monkeypat
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
-
-
-def test_listed_samples_are_no_python_objects(tmp_path):
-    """What grows with the number of images is in buffers, so that forked workers share it."""
-    names = ["a", "", "ü/日本", "b\udcff"]  # the last as Linux gives names that are not UTF-8
-    assert list(map(os.fsdecode, packed(names))) == names and packed(names).dtype.kind == "S"
-    write_folder(tmp_path / "folder", "ab", 50)
-    write_shards(tmp_path / "shards", [30, 20])
-    for spec in (f"folder:{tmp_path / 'folder'}", f"wds:{tmp_path / 'shards'}"):
-        images = open_images(spec, "all")
-        assert len(images) == 50 and images.read(49)[1] in (1, 0)
-        lists = [value for value in vars(images).values() if isinstance(value, list | tuple | dict)]
-        assert max(map(len, lists)) < 20
 
 
 # ---- Hugging Face ----

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from modalities.cost import Meter, device_name
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, check_choice, clustered_error, option
-from modalities.files import file_safe, write_table
 from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_controls
 from modalities.vision.images import BadImage
@@ -221,7 +220,7 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         rows: list[dict[str, Any]] = []
         smaller: list[list[CellValue]] = []
         for shape, measured in points.items():
-            row = _row(measured) | {"classes": list(self.heldout.items.classes)}
+            row = _row(measured)
             row["ratio"] = row["top1"] / trained if trained else math.nan
             controls: dict[str, np.ndarray | None] = {}
             alike = [cells for cells in smaller if _same_images(cells, measured)]
@@ -241,17 +240,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 yield Observed(cell["size"], group, "top1", right, pooled="all")
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """EVAL.controls.csv: top-1 less each control. EVAL.MODEL.classes.tsv: the recall of each class at every size."""
+        """EVAL.controls.csv: top-1 less each control."""
         write_controls(out / f"{self.name}.controls.csv", results, "top1")
-        for result in results:
-            if any("per_class" not in row for row in result.rows):
-                continue  # a mean of seeds, or of an earlier version
-            names = dict(enumerate(result.rows[0]["classes"]))
-            table = [
-                {"class": names.get(n, n)} | {f"{row['size']}": row["per_class"][n] for row in result.rows}
-                for n in range(len(result.rows[0]["per_class"]))
-            ]
-            write_table(out / f"{self.name}.{file_safe(result.label)}.classes.tsv", table, delimiter="\t")
 
     def _check_classes(self, model: VisionTransformer) -> None:
         """ValueError where the source's list of classes is not that of the model, as far as its length tells."""
@@ -327,26 +317,19 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
 
 
 def class_scores(labels: np.ndarray, said: np.ndarray, confidence: np.ndarray, classes: int) -> dict[str, object]:
-    """Balanced accuracy, calibration error and recalls of N answers `said` (N,) with their probabilities (N,).
+    """Balanced accuracy and calibration error of N answers `said` (N,) with their probabilities (N,).
 
     balanced_accuracy: the mean over classes, of those that occur, of recall: the share of a class that is called so.
-    ece: as `expected_calibration_error`. per_class: recall by label, NaN for classes that do not occur.
+    ece: Σ_b n_b/N · |share right − mean confidence| over BINS bins of confidence (Guo et al., arXiv 1706.04599).
     """
     there = np.bincount(labels, minlength=classes)
     right = np.bincount(labels[said == labels], minlength=classes)
-    recall = np.where(there > 0, right / np.maximum(there, 1), math.nan)
-    return {
-        "balanced_accuracy": float(np.nanmean(recall)),
-        "ece": expected_calibration_error(confidence, said == labels),
-        "per_class": recall.tolist(),
-    }
-
-
-def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Σ_b n_b/N · |share right − mean confidence| over BINS bins of confidence (Guo et al., arXiv 1706.04599)."""
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = np.bincount(bins, weights=right.astype(float) - confidence, minlength=BINS)
-    return float(np.abs(gaps).sum() / len(confidence))
+    gaps = np.bincount(bins, weights=(said == labels).astype(float) - confidence, minlength=BINS)
+    return {
+        "balanced_accuracy": float((right[there > 0] / there[there > 0]).mean()),
+        "ece": float(np.abs(gaps).sum() / len(confidence)),
+    }
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:

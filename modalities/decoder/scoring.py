@@ -10,14 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from modalities.decoder.generation import PREFILL_TOKENS, Decodes, batches, left_pad, prefill, stream
+from modalities.decoder.generation import PREFILL_TOKENS, batches, left_pad, prefill
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
 from zoo.naming import nearest
@@ -207,41 +206,6 @@ def _features_before(
         inputs = targets[:, part]
         segments = torch.zeros_like(inputs) if padded else None
         yield slice(part.start + 1, part.stop + 1), model.forward_features(inputs, segments=segments, cache=cache)
-
-
-class Ends(Decodes, Protocol):
-    """A tokenizer whose texts end with a token of their own."""
-
-    @property
-    def eos_id(self) -> int: ...
-
-
-@torch.inference_mode()
-def continue_texts(
-    model: Decoder,
-    tokenizer: Ends,
-    prompts: Sequence[Sequence[int] | np.ndarray],
-    *,
-    max_new_tokens: int,
-    finished: Sequence[Callable[[str], bool]],
-    **sampling: Any,
-) -> list[str]:
-    """Continuations of prompts of any lengths, read together, as text; greedy ones unless ``sampling`` says otherwise.
-
-    A row ends at EOS, at ``max_new_tokens``, or as soon as its ``finished`` returns True for its text. ``tokenizer`` needs
-    decode(ids) and eos_id. ``sampling``: temperature, top_k, top_p, seed and cache, as in `generate`.
-    """
-    written: list[list[int]] = [[] for _ in prompts]
-    texts, done = [""] * len(prompts), [False] * len(prompts)
-    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, **sampling):
-        for row, token in enumerate(tokens.tolist()):
-            if not done[row]:
-                written[row].append(token)
-                texts[row] = tokenizer.decode(written[row])
-                done[row] = token == tokenizer.eos_id or finished[row](texts[row])
-        if all(done):
-            break
-    return texts
 
 
 @torch.inference_mode()

@@ -140,13 +140,12 @@ def test_genomes_are_written(tmp_path, content):
 FLY = "usr/share/doc/augustus/chr2R.fa"
 
 
-@pytest.mark.parametrize("change", [b">chr2R\nacGTACC\n", b">chr2R\nacGTCA\n", b">chr2R\nAcGTAC\n"])
-def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content, change):
-    """Another count; another order; another mask."""
+def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content):
+    """Where no more than the mask is another."""
     (tmp_path / "genomes").mkdir()
     (tmp_path / "genomes/fly.fa").write_text(">mine\nA\n")
-    content[FLY] = change
-    with pytest.raises(common.FetchError, match=r"fly has [67] bases .* from augustus-doc 1.0; expected is"):
+    content[FLY] = b">chr2R\nAcGTAC\n"
+    with pytest.raises(common.FetchError, match=r"fly has 6 bases .* from augustus-doc 1.0; expected is"):
         fetch(tmp_path, content)
     assert files_in(tmp_path) == ["genomes/fly.fa"] and (tmp_path / "genomes/fly.fa").read_text() == ">mine\nA\n"
     line = fetch(tmp_path, content, "url")
@@ -171,18 +170,17 @@ def test_what_cannot_be_used_is_named(tmp_path, content, path, bytes_, named):
     assert files_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError("No space left on device")])
-def test_an_interrupted_run_leaves_what_was_there(tmp_path, content, monkeypatch, stop):
+def test_an_interrupted_run_leaves_what_was_there(tmp_path, content, monkeypatch):
     fetch(tmp_path, content)
     (tmp_path / "genomes/own.fa").write_text(">own\nA\n")  # the user's, beside ours
     before = {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)}
 
     def stops(path):
         yield "chr01", "ACGT"
-        raise stop
+        raise KeyboardInterrupt
 
     monkeypatch.setitem(dna.READERS, ".zip", stops)  # the last species, half of it written
-    with pytest.raises((KeyboardInterrupt, OSError)):
+    with pytest.raises(KeyboardInterrupt):
         fetch(tmp_path, content)
     assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
 
@@ -255,23 +253,17 @@ def test_minus_strand_counts_from_the_end(tmp_path):
         maf(tmp_path, rows[0], f"r.c 5 5 - 10 {minus[4:9]}")
 
 
-def test_contigs_come_in_the_order_of_their_numbers(tmp_path):
+def test_alignments_are_ordered_by_number_and_refused_where_they_contradict_themselves(tmp_path):
     rows = [f"r.chr_{number} 0 1 + 1 A" for number in (10, 2, 1)]
     assert list(maf(tmp_path, *rows)) == ["r.chr_1", "r.chr_2", "r.chr_10"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
+    for rows, message in (
         (["r.c 0 3 + 9 AC-"], r"2 bases of r\.c are 3 at 0 of 9"),
         (["r.c 8 2 + 9 AC"], r"2 bases of r\.c are 2 at 8 of 9"),
         (["r.c 8 2 - 9 AC"], r"2 bases of r\.c are 2 at -1 of 9"),
         (["r.c 0 2 + 9 AC", "r.c 2 2 + 8 GT"], r"2 of 8; the contig has 9"),
-    ],
-)
-def test_alignments_that_contradict_themselves(tmp_path, rows, said):
-    with pytest.raises(ValueError, match=said):
-        maf(tmp_path, *rows)
+    ):
+        with pytest.raises(ValueError, match=message):
+            maf(tmp_path, *rows)
 
 
 # ---- names, command line, what ships ----

@@ -285,20 +285,6 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(out.sum(), leaves["q"], create_graph=True)
 
 
-@pytest.mark.parametrize("realised", ["lanes", "table"])
-def test_many_documents_in_long_rows(realised):
-    """Row by row planning: documents of every length, ids that come back, and padding at both ends."""
-    leaves, options = build(Case(queries=600, keys=600), realised)
-    torch.manual_seed(5)
-    starts = torch.zeros(600, dtype=torch.long)
-    starts[torch.tensor([3, 40, 41, 300, 310, 590])] = 1
-    runs = starts.cumsum(0)
-    options["segments"] = torch.stack([torch.where(runs == 6, -1, runs) - (runs == 0).long(), runs])
-    expected, got = evaluate(leaves, options, "reference"), evaluate(leaves, options, "toeplitz")
-    for key, value in expected.items():
-        torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-10)
-
-
 def test_documents_that_hide_nothing_cost_no_mask(monkeypatch):
     """A batch of whole documents takes the plain causal call, which a mask would slow down."""
     leaves, _ = build(Case(), "lanes")

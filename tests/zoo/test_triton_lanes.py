@@ -14,8 +14,7 @@ from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.attention.triton import TRITON, lanes
 from zoo.attention.triton.op import fused_attention
-from zoo.positions import Positions
-from zoo.priors import alibi, create_prior
+from zoo.priors import alibi
 from zoo.priors.base import PriorTerms
 
 pytestmark = pytest.mark.gpu
@@ -93,23 +92,6 @@ def test_lanes_of_a_ramp_are_those_of_torch(shape: tuple[int, int, int], fewer: 
         torch.testing.assert_close(own, theirs, rtol=0, atol=0, equal_nan=True)
     of_found, of_wanted = (torch.autograd.grad((x[1].nan_to_num() * weights).sum(), ramp)[0] for x in (found, wanted))
     assert torch.equal(of_found, of_wanted) and not found[0].requires_grad
-
-
-@pytest.mark.parametrize("name", ["alibi", "goat"])
-def test_a_prior_makes_its_ramp_by_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    at = Positions.documents(torch.tensor([[0] * 5 + [1] * 6], device=DEVICE))
-    prior = create_prior(name, num_heads=4, **({"train_context": 8} if name == "goat" else {"learnable": True})).to(
-        DEVICE
-    )
-    made = []
-    for kernel in (None, lanes.ramp_lanes):
-        monkeypatch.setattr(alibi, "ramp_kernel", lambda ramp, kernel=kernel: kernel)
-        terms = prior(at, at, causal=True)
-        terms.k_lanes.square().sum().backward()
-        made.append([terms.q_lanes, terms.k_lanes, *(p.grad for p in prior.parameters())])
-        prior.zero_grad()
-    for own, theirs in zip(*made, strict=True):
-        torch.testing.assert_close(own, theirs, rtol=0, atol=0)
 
 
 def test_where_no_kernel_is_trusted_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:

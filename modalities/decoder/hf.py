@@ -7,7 +7,7 @@ Arguments are those that the models serve; any other is a TypeError that names i
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -33,6 +33,9 @@ from transformers.trainer import Trainer
 from transformers.utils.generic import can_return_tuple
 
 from modalities.decoder.model import IGNORED, Decoder
+from zoo.analysis import analyse_call
+from zoo.attention.base import AttentionCall
+from zoo.attention.dispatch import Observer
 from zoo.decoding import Cache
 from zoo.model import ZooModel
 
@@ -125,7 +128,16 @@ class PriorzooCache(TransformersCache):
         """Rows of the batch by number (B',), as beams are kept and dropped."""
         self.held.select(beam_idx)
 
-    batch_select_indices = reorder_cache
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """As `reorder_cache`."""
+        self.held.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Not served: NotImplementedError. `batch_select_indices` takes a row as often as it is named."""
+        raise NotImplementedError("this cache repeats rows by batch_select_indices")
+
+    def activate_past_recording(self) -> None:
+        """Nothing to do: any token can be cropped at any time."""
 
 
 class PriorzooModel(PreTrainedModel):
@@ -157,18 +169,29 @@ class PriorzooModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.embedding = cast(nn.Embedding, value)
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Not served: ValueError."""
-        raise ValueError("embeddings are not resized: set vocab_size of the decoder's configuration instead")
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """As `PreTrainedModel.resize_token_embeddings`. ValueError for mean_resizing=False: only the mean is served."""
+        if not mean_resizing:
+            raise ValueError("mean_resizing=False is not served: new embeddings are drawn about the mean of the old")
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
+        self.model.config = replace(self.model.config, vocab_size=embedding.weight.shape[0])
+        self.config.architecture = asdict(self.model.config)
+        return embedding
 
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, every_n_layers: int = 1
     ) -> None:
-        """Recompute each block in the backward pass. ValueError for another way than the decoder's own."""
+        """Recompute each block in the backward pass. ValueError for what the decoder's own recomputation does not do."""
         options = getattr(gradient_checkpointing_func, "keywords", {})
-        if enable and (every_n_layers != 1 or options not in ({}, {"use_reentrant": False})):
+        function = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func)
+        if enable and (
+            function is not checkpoint or every_n_layers != 1 or options not in ({}, {"use_reentrant": False})
+        ):
             raise ValueError(
-                "gradient checkpointing recomputes every layer, with use_reentrant=False and no other options"
+                "gradient checkpointing recomputes every layer, with use_reentrant=False, and takes no other options: "
+                f"got every_n_layers={every_n_layers}, {options or gradient_checkpointing_func}"
             )
         self.model.gradient_checkpointing = enable
 
@@ -196,15 +219,16 @@ class PriorzooModel(PreTrainedModel):
             past_key_values: a cache of `new_cache`; the tokens follow those it holds.
             inputs_embeds: (B, T, C) instead of input_ids.
             use_cache: return a cache. None: as the config says where no gradient is recorded, else not.
-            output_attentions, output_hidden_states: not served, see `zoo.analysis.analyse`.
-            last: features of so many tokens at the end suffice.
+            output_attentions: attention weights, (B, H, T, past + T) of each layer, computed in float64; without gradient.
+            output_hidden_states: (B, T, C) before each layer, and last_hidden_state.
+            last: features of so many tokens at the end suffice; all are given with attentions or states.
 
         Returns:
-            last_hidden_state (B, T, C), and the cache.
+            last_hidden_state (B, T, C), and what was asked for.
 
         Raises:
-            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape, a cache of another
-                kind, or outputs that are not served.
+            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape, or a cache of another
+                kind.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
@@ -215,23 +239,28 @@ class PriorzooModel(PreTrainedModel):
             use_cache = self.config.use_cache and not torch.is_grad_enabled()
         if use_cache and cache is None:
             cache = self.new_cache()
-        if (
-            output_attentions
-            or output_hidden_states
-            or self.config.output_attentions
-            or self.config.output_hidden_states
-        ):
-            raise ValueError(
-                "attentions and hidden states are not served: zoo.analysis.analyse(model, tokens) shows them"
-            )
+        attend = self.config.output_attentions if output_attentions is None else output_attentions
+        keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        attentions: list[Tensor] = []
+        states: list[Tensor] = []
+
+        def see(call: AttentionCall) -> None:
+            weights = cast(Tensor, analyse_call(call, full=True).weights)
+            attentions.append(weights.to(call.q.device, call.q.dtype))
+
         features = self.model.forward_features(
             tokens,
             segments=_segments(attention_mask, tokens, cache),
             cache=None if cache is None else cache.held,
-            last=None if last is None else min(last, tokens.shape[1]),
+            kernel=Observer(see) if attend else "auto",
+            last=None if last is None or attend or keep else min(last, tokens.shape[1]),
+            states=states if keep else None,
         )
         return BaseModelOutputWithPast(
-            last_hidden_state=cast(Any, features), past_key_values=cache if use_cache else None
+            last_hidden_state=cast(Any, features),
+            past_key_values=cache if use_cache else None,
+            hidden_states=cast(Any, (*states, features)) if keep else None,
+            attentions=cast(Any, tuple(attentions)) if attend else None,
         )
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
@@ -322,7 +351,13 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
                 # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
                 targets, size = self.targets(labels), logits.shape[-1]
                 loss = self.loss_function(logits, targets, size, num_items_in_batch, ignore_index=IGNORED)
-        return CausalLMOutputWithPast(loss=loss, logits=cast(Any, logits), past_key_values=read.past_key_values)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=cast(Any, logits),
+            past_key_values=read.past_key_values,
+            hidden_states=read.hidden_states,
+            attentions=read.attentions,
+        )
 
     def _chunks(self, labels: Tensor, *, whole: bool) -> bool:
         """Whether the loss is computed in chunks: in training, where it is transformers' own and of whole rows."""
@@ -343,11 +378,17 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
                 f"cache_implementation={kind!r} is not served; leave it out, or pass past_key_values=model.new_cache(tokens)"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = self.new_cache(max_cache_length + 1)
+            model_kwargs["past_key_values"] = cache = self.new_cache(max_cache_length + 1)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
         else:
             super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Not served: ValueError. (`generate(cache_implementation="paged")` comes here.)"""
+        raise ValueError("continuous batching is not served; generate() takes past_key_values=model.new_cache(tokens)")
 
 
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:
@@ -433,7 +474,14 @@ tags:
 
 # A causal decoder of priorzoo
 
-Position method {position}{", with SSMax" if entries["ssmax"] else ""}; {entries["num_layers"]} layers, width {entries["dim"]};
-trained with {entries["train_context"]} tokens of the tokenizer {entries["tokenizer"]}. The package priorzoo must be installed:
-`pipeline("text-generation", "FOLDER_OR_REPOSITORY", trust_remote_code=True)`.
+| | |
+|---|---|
+| position method | {position}{", with SSMax" if entries["ssmax"] else ""} |
+| layers, width, heads | {entries["num_layers"]}, {entries["dim"]}, {entries["num_heads"]} |
+| training context | {entries["train_context"]} tokens |
+| tokenizer | {entries["tokenizer"]} |
+
+The package priorzoo must be installed: `pipeline("text-generation", "FOLDER_OR_REPOSITORY", trust_remote_code=True)`.
+
+What it was trained on, how it was measured, and its licence are for its author to say here.
 """

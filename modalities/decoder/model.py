@@ -170,6 +170,7 @@ class Decoder(ZooModel):
         cache: Cache | None = None,
         kernel: str | Kernel = "auto",
         last: int | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded; (B, T/N, C)
         of this rank's tokens where N ranks share the rows.
@@ -177,6 +178,7 @@ class Decoder(ZooModel):
         Args:
             tokens: ids, or their embeddings (B, T, C).
             last: give (B, last, C) of the last tokens alone; the last layer then computes no others.
+            states: a list to which the input of every layer is appended, (B, T, C).
         """
         if cache is None:
             positions = Positions.line(tokens.shape[1]) if segments is None else Positions.documents(segments)
@@ -196,6 +198,8 @@ class Decoder(ZooModel):
             options |= {"cache": cache.layers[n]} if cache else {}
             options |= {"last": last} if layer is self.layers[-1] else {}
             options |= {"made": made[n]} if n < len(made) else {}
+            if states is not None:
+                states.append(x)
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, positions, use_reentrant=False, **options)
             else:

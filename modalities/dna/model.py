@@ -131,13 +131,14 @@ class DnaDecoder(Decoder):
         cache: Cache | None = None,
         kernel: str | Kernel = "auto",
         last: int | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
 
         Raises:
             ValueError: with a copy expert, for embeddings instead of ids, and while the model is exported.
         """
-        options: dict[str, Any] = dict(cache=cache, kernel=kernel, last=last)
+        options: dict[str, Any] = dict(cache=cache, kernel=kernel, last=last, states=states)
         features = super().forward_features(tokens, segments=segments, **options)
         if self.copy_expert is None:
             return features

@@ -15,6 +15,7 @@ from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from tests.launching import ROOT, command
 from zoo import create_model
+from zoo.analysis import analyse
 from zoo.methods import list_positions
 from zoo.priors import Prior
 
@@ -77,6 +78,12 @@ def test_same_logits_loss_and_padding(models, tokens) -> None:
 @torch.no_grad()
 def test_outputs_that_may_be_asked_for(models, tokens) -> None:
     model, wrapped = models
+    out = wrapped(tokens, output_hidden_states=True, output_attentions=True)
+    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 12, 64)] * 3
+    assert torch.equal(out.hidden_states[0], model.embedding(tokens))
+    torch.testing.assert_close(model.forward_head(out.hidden_states[-1]), out.logits)
+    for found, expected in zip(out.attentions, analyse(model, tokens, full=True), strict=True):
+        torch.testing.assert_close(found, expected.weights.float())
     full = wrapped(tokens).logits
     assert torch.allclose(wrapped(tokens, logits_to_keep=3).logits, full[:, -3:], atol=1e-5)
     assert torch.allclose(wrapped(tokens, logits_to_keep=torch.tensor([0, 5])).logits, full[:, [0, 5]], atol=1e-5)
@@ -91,15 +98,13 @@ def test_what_is_not_served_is_named(models, tokens) -> None:
             wrapped(tokens, **{name: tokens})
         with pytest.raises((TypeError, ValueError), match=name):
             wrapped.generate(tokens, **{name: tokens}, **GREEDY)
-    for kind in ("static", "quantized", "offloaded"):
+    for kind in ("static", "quantized", "offloaded", "paged"):
         with pytest.raises(ValueError, match=r"new_cache\(tokens\)"):
             wrapped.generate(tokens, cache_implementation=kind, **GREEDY)
     for call, message in (
         (lambda: wrapped(tokens, past_key_values=transformers.DynamicCache()), "DynamicCache; expected a cache that"),
         (lambda: wrapped(tokens, attention_mask=torch.ones(2, 3)), r"shape \(2, 3\); expected \(2, 12\)"),
         (wrapped, "either input_ids or inputs_embeds"),
-        (lambda: wrapped(tokens, output_attentions=True), "not served: zoo.analysis"),
-        (lambda: wrapped.resize_token_embeddings(270), "not resized"),
         (lambda: wrapped.activation_checkpointing_enable({"use_reentrant": True}), "use_reentrant=False"),
         (lambda: hf.PriorzooTextConfig(vocab_size=7), "disagrees with architecture"),
         (lambda: hf.PriorzooTextConfig(architecture={"depth": 3}), "depth"),
@@ -118,6 +123,16 @@ def test_gradient_checkpointing_changes_no_gradient(tokens) -> None:
         wrapped(tokens, labels=tokens).loss.backward()
         gradients.append([p.grad for p in wrapped.parameters()])
     torch.testing.assert_close(*gradients)
+
+
+def test_embeddings_are_resized_and_saved(tokens, tmp_path) -> None:
+    wrapped = hf.wrap(small(tied=False))
+    before = wrapped(tokens).logits
+    wrapped.resize_token_embeddings(270)
+    logits = wrapped(tokens).logits
+    assert logits.shape[-1] == 270 and torch.equal(logits[..., :264], before)
+    wrapped.save_pretrained(tmp_path)
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, logits)
 
 
 @pytest.mark.slow
@@ -196,6 +211,17 @@ def test_sampling_streaming_turns_and_stop_strings(models) -> None:
     stop = dict(stop_strings=[tokenizer.decode(written[0, 1:2])], tokenizer=tokenizer)
     stopped = wrapped.generate(ids[:1], **stop, **GREEDY)[0, 8:]
     assert len(stopped) <= 2 and torch.equal(stopped, written[0, : len(stopped)])
+
+
+@torch.no_grad()
+def test_states_and_weights_of_generated_tokens(models) -> None:
+    _, wrapped = models
+    _, ids, _ = padded()
+    asked = dict(return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
+    out = wrapped.generate(ids[:1], **asked, **GREEDY)
+    full = wrapped(out.sequences, output_attentions=True)
+    torch.testing.assert_close(out.attentions[-1][0], full.attentions[0][:, :, -2:-1, :-1], atol=1e-5, rtol=1e-5)
+    assert len(out.hidden_states) == 6 and out.hidden_states[1][0].shape == (1, 1, 64)
 
 
 # Trainer, adapters, int8
@@ -352,7 +378,7 @@ def test_files_of_a_folder_stay_and_a_missing_tokenizer_is_told(models, tmp_path
     _, wrapped = models
     wrapped.save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: transformers\n") and "goat, with SSMax" in card
+    assert card.startswith("---\nlibrary_name: transformers\n") and "| goat, with SSMax |" in card
     for name in ("README.md", "tokenizer_config.json"):
         (tmp_path / name).write_text("{}")
     wrapped.save_pretrained(tmp_path)

@@ -225,7 +225,10 @@ def _card(
         for row in rows:
             axis, *scores = row
             place = f"{axis} {row[axis]}"
-            data: dict[str, Any] = {"dataset_type": title or "held-out", "dataset_name": f"{title or 'held-out data'}, {place}"}
+            data: dict[str, Any] = {
+                "dataset_type": title or "held-out",
+                "dataset_name": f"{title or 'held-out data'}, {place}",
+            }
             results += [
                 EvalResult(modality.task, **data, dataset_config=place, metric_type=score, metric_value=row[score])
                 for score in scores

@@ -199,11 +199,14 @@ def _grammar(
     **lists: Any,
 ) -> Grammar:
     phrases = tuple(f"{adjective} {thing}" for adjective in adjectives.split() for thing in things.split())
+    words: dict[str, Any] = {
+        name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()
+    }
     return Grammar(
         wordings=tuple((statement, question) for statement, question in wordings),
         names=(tuple(people.split()), phrases, tuple(places.split())),
         invented=invented,
-        **{name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()},
+        **words,
     )
 
 

@@ -52,7 +52,7 @@ class ImageEvaluator(Evaluator[S, VisionTransformer]):
     def note(self) -> str:
         """Says that a source which was named is read in part only, and how to read it as a whole."""
         source, images = self.settings.source, self.heldout.items.images if self.settings.source else None
-        if images is None or not images.among:
+        if source is None or images is None or not images.among:
             return ""
         return (
             f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out; "

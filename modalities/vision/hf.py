@@ -152,7 +152,7 @@ def _columns(
         name for name, one in features.items() if isinstance(one, datasets.Value) and one.dtype.lstrip("u")[:3] == "int"
     ]
 
-    def of_type(kind: type) -> list[str]:
+    def of_type(kind: type | tuple[type, ...]) -> list[str]:
         return [name for name, one in features.items() if isinstance(one, kind)]
 
     def column(role: str, fitting: list[str], what: str) -> str:

@@ -33,7 +33,12 @@ COLUMNS = 4  # of pictures in a figure
 
 def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
     """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
-    facts = {"img_size": data.image_size, "num_classes": data.num_classes, "mean": data.mean, "std": data.std}
+    facts: dict[str, Any] = {
+        "img_size": data.image_size,
+        "num_classes": data.num_classes,
+        "mean": data.mean,
+        "std": data.std,
+    }
     model = create_model(name, **facts | dict(options))
     names = class_names(data.source)
     if data.target == "count+map":  # a class is a count to the class token, a category to a patch

@@ -53,18 +53,19 @@ class OutsideClassifier(nn.Module):
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
-        self.model: Any = model.eval()
-        self.data, cfg = resolve_model_data_config(self.model), self.model.pretrained_cfg
-        if not self.model.num_classes:
+        classifier: Any = model.eval()
+        self.model = classifier
+        self.data, cfg = resolve_model_data_config(classifier), classifier.pretrained_cfg
+        if not classifier.num_classes:
             raise ValueError(f"timm:{name} has no classifier")
         self.moves = bool(getattr(model, "dynamic_img_size", False)) or not cfg.get("fixed_input_size", False)
         self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
         self.config = OutsideImageConfig(
             name=name,
             position=name,
-            num_classes=self.model.num_classes,
+            num_classes=classifier.num_classes,
             train_size=tuple(self.data["input_size"][1:]),
-            patch_size=self.model.feature_info[-1]["reduction"],
+            patch_size=classifier.feature_info[-1]["reduction"],
             pad=getattr(model, "patch_embed", None) is None,
             fixed=not self.moves and getattr(model, "set_input_size", None) is None,
         )
@@ -127,7 +128,7 @@ def _load(word: str) -> tuple[nn.Module, bool]:
         raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}")
     if at and not Path(checkpoint).is_file():
         raise ValueError(f"timm:{word}: no such file; expected a checkpoint, such as model.safetensors")
-    options = {"num_classes": _classes(name, checkpoint)} if at else {}
+    options: dict[str, Any] = {"num_classes": _classes(name, checkpoint)} if at else {}
     try:
         model = timm.create_model(name, dynamic_img_size=True, **options)  # positions are resampled at every call
     except TypeError:  # no such option

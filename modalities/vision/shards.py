@@ -351,7 +351,8 @@ class TarImages(ImageSet):
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """The sample as webdataset gives it: {"__key__", extension: bytes}."""
-        shard, sample = self._shard(number), {"__key__": os.fsdecode(self.keys[number])}
+        shard = self._shard(number)
+        sample: dict[str, Any] = {"__key__": os.fsdecode(self.keys[number])}
         if self._open is None or self._open[0] != shard:
             if self._open is not None:
                 self._open[1].close()

@@ -26,7 +26,6 @@ from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.errors import require
 from zoo.inputs import parse_json
 from zoo.naming import nearest
-from zoo.priors.given import over_distances
 from zoo.registry import model_entry
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks
@@ -388,6 +387,8 @@ def in_numbers(options: Any, train_context: int | None) -> Any:
     if isinstance(options, Mapping):
         options = dict(options)
         if callable(values := options.get("values")):
+            from zoo.priors.given import over_distances
+
             length = options.get("length") or options.get("train_context") or train_context
             options["values"] = over_distances(values, length)
             options.pop("kind", None)  # of numbers, and these are logarithms

@@ -115,6 +115,9 @@ def apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_ke
         raise ConfigError(
             f"{FLAG}: 'data_parallel_size' follows from the ranks and train.sequence_parallel; remove the key"
         )
+    for name in ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization"):
+        if not isinstance(user_config.get(name, {}), dict):
+            raise ConfigError(f"{FLAG}: {name}={user_config[name]!r}: expected an object")
     _fill_auto(recipe, user_config, user_config)
     claims: dict[str, Claim] = {}
     for claim in [*_section_claims(user_config), *_shared_claims(recipe, user_config)]:

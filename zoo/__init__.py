@@ -1,11 +1,17 @@
 """priorzoo's core: positions as priors on attention's logits, one attention call, and models by name."""
 
-from zoo.adapters import adapt, load_adapted, save_adapted
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from zoo.attention import prior_attention
 from zoo.decoding import KVCache
 from zoo.positions import Positions
-from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors, register_prior
+from zoo.priors import Prior, PriorTerms, RelativeTable, create_prior, list_priors, register_prior
 from zoo.registry import create_model, list_models, load_model, register_model
+
+if TYPE_CHECKING:
+    from zoo.adapters import adapt, load_adapted, save_adapted
+    from zoo.priors.sums import compose
 
 __version__ = "0.6.0"
 
@@ -28,3 +34,17 @@ __all__ = [
     "register_prior",
     "save_adapted",
 ]
+
+# Imported when somebody asks for them: training does not.
+_ELSEWHERE = {
+    "adapt": "zoo.adapters",
+    "load_adapted": "zoo.adapters",
+    "save_adapted": "zoo.adapters",
+    "compose": "zoo.priors.sums",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

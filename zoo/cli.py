@@ -23,7 +23,6 @@ from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.outside import import_named
 from zoo.pretrained import manifest, resolve_tag
-from zoo.priors import Compose
 from zoo.registry import create_model, list_models, load_model, model_entry
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -149,6 +148,8 @@ def _show_model(title: str, model: ZooModel) -> None:
 
 def _lanes(attention: Attention) -> str:
     """How many lanes the prior has, where, and of a sum which part has how many."""
+    from zoo.priors import Compose
+
     prior = attention.prior
     parts = {name: part.num_lanes for name, part in prior.named_children() if part in prior.parts()}
     named = ", ".join(f"{name} {count}" for name, count in parts.items() if count)

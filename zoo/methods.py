@@ -19,7 +19,7 @@ from torch import nn
 from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
 from zoo.naming import Options, check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.priors import Compose, Prior, broken_prior, create_prior, known_priors, on_grid
+from zoo.priors import Prior, broken_prior, create_prior, known_priors, on_grid
 
 __all__ = [
     "Position",
@@ -58,12 +58,19 @@ class Position:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: the part that `make` returns, options its name fixes, and whether attention is cut to the training context."""
+    """A method: the part that `make` returns, options its name fixes, and whether attention is cut to the training context.
+
+    of: `make`, or the name of a prior, whose file is imported when `make` is read.
+    """
 
     part: str
-    make: Callable[..., nn.Module]
+    of: Callable[..., nn.Module] | str
     fixed: Options = field(default_factory=dict)
     windowed: bool = False
+
+    @property
+    def make(self) -> Callable[..., nn.Module]:
+        return known_priors()[self.of] if isinstance(self.of, str) else self.of
 
     def takes(self, option: str) -> bool:
         """Whether `make` has a parameter of that name."""
@@ -107,18 +114,17 @@ GRID_SUPPLIED = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 
 def line_methods() -> dict[str, Method]:
     """Every method of a line by name, registered priors included."""
-    priors = {name: prior for name, prior in known_priors().items() if not on_grid(name, prior)}
-    return {"nope" if n == "uniform" else n: Method("prior", prior) for n, prior in priors.items()} | ENCODINGS
+    names = [name for name in known_priors() if not on_grid(name)]
+    return {"nope" if name == "uniform" else name: Method("prior", name) for name in names} | ENCODINGS
 
 
 def grid_methods() -> dict[str, Method]:
     """Every method of a grid by name, registered priors included."""
-    priors = known_priors()
-    methods = {"nope": Method("prior", priors["uniform"])}
-    for name, prior in priors.items():
-        if on_grid(name, prior):
+    methods = {"nope": Method("prior", "uniform")}
+    for name in known_priors():
+        if on_grid(name):
             names = GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}})
-            methods |= {method: Method("prior", prior, fixed) for method, fixed in names.items()}
+            methods |= {method: Method("prior", name, fixed) for method, fixed in names.items()}
     return methods | GRID_ENCODINGS
 
 
@@ -365,8 +371,12 @@ def _create(
             others[method.part] = module
     if not priors:
         prior = create_prior("uniform", num_heads=supplied["num_heads"])
+    elif is_sum:
+        from zoo.priors.sums import Compose
+
+        prior = Compose(**priors)
     else:
-        prior = Compose(**priors) if is_sum else priors[name]
+        prior = priors[name]
     stored = {part: dict(priors[part].stored_options(o) if part in priors else o) for part, o in by_part.items()}
     window = supplied.get("train_context") if any(method.windowed for method in parts.values()) else None
     return Position(prior, **others, window=window, options=stored if is_sum else stored[name])

@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.selfcheck import BOUNDS, plain_call, relative_error
-
 __all__ = ["LIGER", "agrees", "fused_losses", "installed", "serves"]
 
 LIGER = (0, 8, 5)  # the oldest version tried; its reduction "none" multiplies each token's gradient by the incoming one
@@ -50,6 +48,8 @@ def serves(features: Tensor, unembedding: nn.Module) -> bool:
 @functools.cache
 def agrees(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether losses and gradients of 70 tokens are those of float64, to rounding; a warning says where they are not."""
+    from zoo.attention.selfcheck import BOUNDS, plain_call, relative_error
+
     try:
         with plain_call(str(device)), torch.enable_grad():
             features, weight = (torch.randn(n, 64).to(device, dtype).requires_grad_() for n in (70, 300))

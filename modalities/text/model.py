@@ -11,7 +11,6 @@ from torch import Tensor
 
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
-from modalities.decoder.scoring import embed
 from modalities.text.tokenizers import load_tokenizer
 
 __all__ = ["SIZES", "CausalLM", "TextConfig", "register_text_models"]
@@ -43,6 +42,8 @@ class CausalLM(Decoder):
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32 features of a text; `pool` is "mean" or "last", see `modalities.decoder.scoring.embed`."""
+        from modalities.decoder.scoring import embed
+
         return embed(self, self.read(given), pool=pool, size=size)
 
 

@@ -1,4 +1,4 @@
-"""Priors by name. A new one is its own file, a line in `PRIORS`, and a row of tests/zoo/priors_table.py.
+"""Priors by name. A new one is its own file, a line in `SHIPPED`, and a row of tests/zoo/priors_table.py.
 
 Priors of other packages and files come by `register_prior`, or by the entry-point group `priorzoo.priors`.
 """
@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import UserDict
+from collections.abc import Mapping, MutableMapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 from zoo.naming import check_options, did_you_mean
-from zoo.priors.alibi import Alibi, Alibi2d
 from zoo.priors.base import GridPrior, Prior, PriorTerms, RelativeTable, TablePrior
-from zoo.priors.cable import Cable
-from zoo.priors.compose import Compose, Goat, Goat2d, compose
-from zoo.priors.fire import Fire, Fire2d
-from zoo.priors.ggd import Ggd, Ggd2d
-from zoo.priors.given import Matrix, Table
-from zoo.priors.kerple import Kerple, Kerple2d
-from zoo.priors.key_bias import KeyBias, KeyBias2d
-from zoo.priors.lookhere import Lookhere2d
-from zoo.priors.spectral import Spectral, Spectral2d
-from zoo.priors.t5 import T5, T52d
-from zoo.priors.uniform import Uniform
+
+if TYPE_CHECKING:
+    from zoo.priors.given import Matrix, Table
+    from zoo.priors.sums import Compose, compose
 
 __all__ = [
     "PRIORS",
@@ -44,30 +40,52 @@ __all__ = [
     "register_prior",
 ]
 
-PRIORS: dict[str, type[Prior]] = {
-    "uniform": Uniform,
-    "alibi": Alibi,
-    "alibi2d": Alibi2d,
-    "spectral": Spectral,
-    "spectral2d": Spectral2d,
-    "key_bias": KeyBias,
-    "key_bias2d": KeyBias2d,
-    "goat": Goat,
-    "goat2d": Goat2d,
-    "ggd": Ggd,
-    "ggd2d": Ggd2d,
-    "cable": Cable,
-    "t5": T5,
-    "t5_2d": T52d,
-    "kerple": Kerple,
-    "kerple2d": Kerple2d,
-    "lookhere2d": Lookhere2d,
-    "fire": Fire,
-    "fire2d": Fire2d,
-    "table": Table,
-    "matrix": Matrix,
+# Where each prior is; its file is imported when somebody asks for it.
+SHIPPED: dict[str, str] = {
+    "uniform": "uniform:Uniform",
+    "alibi": "alibi:Alibi",
+    "alibi2d": "alibi:Alibi2d",
+    "spectral": "spectral:Spectral",
+    "spectral2d": "spectral:Spectral2d",
+    "key_bias": "key_bias:KeyBias",
+    "key_bias2d": "key_bias:KeyBias2d",
+    "goat": "sums:Goat",
+    "goat2d": "sums:Goat2d",
+    "ggd": "ggd:Ggd",
+    "ggd2d": "ggd:Ggd2d",
+    "cable": "cable:Cable",
+    "t5": "t5:T5",
+    "t5_2d": "t5:T52d",
+    "kerple": "kerple:Kerple",
+    "kerple2d": "kerple:Kerple2d",
+    "lookhere2d": "lookhere:Lookhere2d",
+    "fire": "fire:Fire",
+    "fire2d": "fire:Fire2d",
+    "table": "given:Table",
+    "matrix": "given:Matrix",
 }
+ELSEWHERE = {kind: file for file, _, kind in (place.partition(":") for place in SHIPPED.values())}
+ELSEWHERE |= {"Compose": "sums", "compose": "sums"}
 
+
+def __getattr__(name: str) -> Any:
+    if name in ELSEWHERE:
+        return getattr(import_module(f"zoo.priors.{ELSEWHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class Priors(UserDict[str, Any]):
+    """Classes of priors by name; one that ships is imported when it is read."""
+
+    def __getitem__(self, name: str) -> type[Prior]:
+        prior = self.data[name]
+        if isinstance(prior, str):
+            file, _, kind = prior.partition(":")
+            prior = self.data[name] = getattr(import_module(f"zoo.priors.{file}"), kind)
+        return prior
+
+
+PRIORS: MutableMapping[str, type[Prior]] = Priors(SHIPPED)
 
 GROUP = "priorzoo.priors"
 # Names that mean something else in names of models: methods that are no priors, sums with a name, and SSMax.
@@ -88,9 +106,11 @@ RESERVED = frozenset(
 )
 
 
-def on_grid(name: str, prior: type[Prior]) -> bool:
+def on_grid(name: str, prior: type[Prior] | None = None) -> bool:
     """Whether a prior is one of grids of patches: its name ends in "2d", or its class is a `GridPrior`."""
-    return name.endswith("2d") or issubclass(prior, GridPrior)
+    if name.endswith("2d") or name in SHIPPED:
+        return name.endswith("2d")
+    return issubclass(prior or PRIORS[name], GridPrior)
 
 
 def register_prior(name: str, prior: type[Prior]) -> None:
@@ -112,8 +132,8 @@ def register_prior(name: str, prior: type[Prior]) -> None:
             "neither '_' nor '_ssmax' at the end"
         )
     method = name.removesuffix("2d").removesuffix("_") if on_grid(name, prior) else name
-    grid = {n.removesuffix("2d").removesuffix("_") for n, known in PRIORS.items() if on_grid(n, known)}
-    if PRIORS.get(name) is prior:
+    grid = {n.removesuffix("2d").removesuffix("_") for n in PRIORS if on_grid(n)}
+    if name in PRIORS and PRIORS[name] is prior:
         return
     if name in PRIORS or name in RESERVED or method in RESERVED or (on_grid(name, prior) and method in grid):
         raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
@@ -139,10 +159,10 @@ def broken_prior(name: str) -> str:
     return f"{why}; " if name not in PRIORS and (why := _load_entry_points().get(name)) else ""
 
 
-def known_priors() -> dict[str, type[Prior]]:
+def known_priors() -> Mapping[str, type[Prior]]:
     """Every prior by name: those here, registered ones, and those of installed packages."""
     _load_entry_points()
-    return dict(PRIORS)
+    return PRIORS
 
 
 def list_priors() -> list[str]:

@@ -102,6 +102,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             most, least = LARGEST_SEED if name == "seed" else MOST, LEAST.get(name, -MOST)
+            if name in LEAST and not isinstance(value, int | None):
+                raise ValueError(f"{name} {value!r}: expected a whole number")
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and number > most:
                     raise ValueError(f"{name} {number:,}: expected at most {most:,}")

@@ -14,7 +14,11 @@ import typer
 
 from zoo.cli import call as call_app
 
-__all__ = ["CommandError", "call", "option_name", "with_options"]
+__all__ = ["CommandError", "ConfigError", "call", "option_name", "with_options"]
+
+
+class ConfigError(ValueError):
+    """A recipe, an override or a DeepSpeed file that cannot be run as written."""
 
 
 class CommandError(ValueError):

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from recipes.commands import ConfigError
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.errors import require
 from zoo.inputs import parse_json
@@ -34,10 +35,6 @@ MOST_SAMPLES = 2**22  # of a step, over all ranks
 def has_deepspeed() -> bool:
     """Whether DeepSpeed is installed."""
     return find_spec("deepspeed") is not None
-
-
-class ConfigError(ValueError):
-    """A recipe, an override or a DeepSpeed file that cannot be run as written."""
 
 
 @dataclass

@@ -12,13 +12,16 @@ import typing
 from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipes.config import ConfigError, Recipe
+from recipes.commands import ConfigError
 from zoo.bounds import check_fields
 from zoo.inputs import read_json
 from zoo.naming import nearest
 from zoo.registry import model_entry
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
 
 __all__ = ["apply_user_config", "check_with_deepspeed", "load_deepspeed_json"]
 

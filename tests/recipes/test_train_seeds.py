@@ -68,7 +68,6 @@ def test_missing_packages_are_said_before_work_starts(monkeypatch, tmp_path, cap
         ("deepspeed", "train", ["train-seeds", *sharded, *out]),
         ("matplotlib", "figures", ["train", *sharded, "--run-dir", str(tmp_path / "out")]),
         ("matplotlib", "figures", ["evaluate", "text_ggd_tiny.facts", "perplexity", *out]),
-        ("matplotlib", "figures", ["attention", "text_ggd_tiny.facts", "a", *out]),
         ("matplotlib", "figures", ["plot-prior", "text_ggd_tiny.facts", *out]),
         ("huggingface_hub", "hub", ["hub", "text_ggd_tiny.facts", "--push", "a/b", *out]),
     ):

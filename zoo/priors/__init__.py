@@ -42,35 +42,35 @@ __all__ = [
 
 # Where each prior is; its file is imported when somebody asks for it.
 SHIPPED: dict[str, str] = {
-    "uniform": "uniform:Uniform",
-    "alibi": "alibi:Alibi",
-    "alibi2d": "alibi:Alibi2d",
-    "spectral": "spectral:Spectral",
-    "spectral2d": "spectral:Spectral2d",
-    "key_bias": "key_bias:KeyBias",
-    "key_bias2d": "key_bias:KeyBias2d",
-    "goat": "sums:Goat",
-    "goat2d": "sums:Goat2d",
-    "ggd": "ggd:Ggd",
-    "ggd2d": "ggd:Ggd2d",
-    "cable": "cable:Cable",
-    "t5": "t5:T5",
-    "t5_2d": "t5:T52d",
-    "kerple": "kerple:Kerple",
-    "kerple2d": "kerple:Kerple2d",
-    "lookhere2d": "lookhere:Lookhere2d",
-    "fire": "fire:Fire",
-    "fire2d": "fire:Fire2d",
-    "table": "given:Table",
-    "matrix": "given:Matrix",
+    "uniform": "zoo.priors.uniform:Uniform",
+    "alibi": "zoo.priors.alibi:Alibi",
+    "alibi2d": "zoo.priors.alibi:Alibi2d",
+    "spectral": "zoo.priors.spectral:Spectral",
+    "spectral2d": "zoo.priors.spectral:Spectral2d",
+    "key_bias": "zoo.priors.key_bias:KeyBias",
+    "key_bias2d": "zoo.priors.key_bias:KeyBias2d",
+    "goat": "zoo.priors.sums:Goat",
+    "goat2d": "zoo.priors.sums:Goat2d",
+    "ggd": "zoo.priors.ggd:Ggd",
+    "ggd2d": "zoo.priors.ggd:Ggd2d",
+    "cable": "zoo.priors.cable:Cable",
+    "t5": "zoo.priors.t5:T5",
+    "t5_2d": "zoo.priors.t5:T52d",
+    "kerple": "zoo.priors.kerple:Kerple",
+    "kerple2d": "zoo.priors.kerple:Kerple2d",
+    "lookhere2d": "zoo.priors.lookhere:Lookhere2d",
+    "fire": "zoo.priors.fire:Fire",
+    "fire2d": "zoo.priors.fire:Fire2d",
+    "table": "zoo.priors.given:Table",
+    "matrix": "zoo.priors.given:Matrix",
 }
 ELSEWHERE = {kind: file for file, _, kind in (place.partition(":") for place in SHIPPED.values())}
-ELSEWHERE |= {"Compose": "sums", "compose": "sums"}
+ELSEWHERE |= {"Compose": "zoo.priors.sums", "compose": "zoo.priors.sums"}
 
 
 def __getattr__(name: str) -> Any:
     if name in ELSEWHERE:
-        return getattr(import_module(f"zoo.priors.{ELSEWHERE[name]}"), name)
+        return getattr(import_module(ELSEWHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -81,7 +81,7 @@ class Priors(UserDict[str, Any]):
         prior = self.data[name]
         if isinstance(prior, str):
             file, _, kind = prior.partition(":")
-            prior = self.data[name] = getattr(import_module(f"zoo.priors.{file}"), kind)
+            prior = self.data[name] = getattr(import_module(file), kind)
         return prior
 
 

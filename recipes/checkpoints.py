@@ -223,7 +223,7 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
         shutil.rmtree(universal, ignore_errors=True)
         try:
             convert(folder, universal)
-        except (ConfigError, OSError) as error:  # told here; the error below reaches every rank
+        except (ConfigError, OSError) as error:  # printed here; the error below reaches every rank
             warn(str(error))
     if ranks.world > 1:
         torch.distributed.barrier()

@@ -48,7 +48,7 @@ class Run:
     imports: tuple[str, ...] = ()
 
     def train(self) -> int:
-        """Train in one thread, with a log beside the folder; a finished run is kept. Returns the exit code."""
+        """Train in one thread, with a log next to the folder; a finished run is kept. Returns the exit code."""
         command = [
             sys.executable,
             str(HERE / "train.py"),

@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxspli
 
 @dataclass(frozen=True)
 class Table:
-    """One call of `recipes/evaluate.py`: evaluators, options, baselines beside the models, a folder below the group's.
+    """One call of `recipes/evaluate.py`: evaluators, options, baselines, a folder below the group's.
 
     methods: the group's that it is about; empty: all. seeds: whether runs of further seeds are measured too.
     """
@@ -299,7 +299,7 @@ def scores_of(group: Group, weights: str) -> list[dict[str, float]]:
 
 
 def write_card(group: Group, weights: str, entry: dict[str, Any]) -> None:
-    """The model card beside the weights, with the commands of its scores."""
+    """The model card next to the weights, with the commands of its scores."""
     tables = [
         table for table in group.tables if not table.folder and set(table.evaluators.split(",")) & set(group.columns)
     ]

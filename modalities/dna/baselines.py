@@ -1,4 +1,4 @@
-"""Baselines that stand beside models of DNA in the same evaluators: `uniform`, and Markov chains `markov-0` to `markov-12`.
+"""Baselines that the evaluators of DNA measure like models: `uniform`, and Markov chains `markov-0` to `markov-12`.
 
 p_k(x | c) = (n(c x) + τ_k p_{k−1}(x | c')) / (n(c) + τ_k), where c' is c without its first base and p_{−1} = 1/4: a Dirichlet
 prior around the chain of the order below, worth τ_k observations. n counts stretches of ORDER+1 known bases of the training

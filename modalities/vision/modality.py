@@ -27,7 +27,7 @@ from modalities.vision.sources import class_names
 from zoo.model import ZooModel
 from zoo.registry import create_model
 
-MAP_WEIGHT = 4.0  # of a map's loss beside a picture's: most patches are background, soon known
+MAP_WEIGHT = 4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
 COLUMNS = 4  # of pictures in a figure
 
 

@@ -332,7 +332,7 @@ def crowd(
 
 
 def _place_marked(rng: np.random.Generator, marked: Sequence[tuple[str, str]], inside: Box) -> list[Letter] | None:
-    """The marked letters within a box; None where one finds no room beside those before it."""
+    """The marked letters within a box; None where one does not fit."""
     letters: list[Letter] = []
     for font, name in marked:
         if (letter := _place(rng, font, name, letters, inside, marked=True)) is None:

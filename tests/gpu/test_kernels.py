@@ -1,4 +1,4 @@
-"""The cases of tests/zoo/kernel_cases.py: the fused kernel beside float64, memory filled with NaN, two runs equal to the bit.
+"""The cases of tests/zoo/kernel_cases.py: the fused kernel against float64, memory filled with NaN, two runs equal to the bit.
 
 On CUDA at 1,031 tokens with the kernel's own tiles; in the interpreter, which runs one program after another and so the same
 way each time, once at 40 tokens in tiles of 16.

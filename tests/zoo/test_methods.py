@@ -27,7 +27,7 @@ from zoo.registry import model_entry
 LINE = dict(dim=64, num_heads=2, train_context=32)
 GRID = dict(dim=64, num_heads=2, train_grid=(3, 4))
 SHAPE = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=32)
-# Sums of each kind of terms beside another, and those with a rotation and an embedding.
+# Sums of each two kinds of terms, and those with a rotation and an embedding.
 PAIRS = [f"{name}+{'kerple' if name == 'ggd' else 'ggd'}" for name in ("alibi", "t5", "table", "sinusoidal", "ggd")]
 SUMMED = [*PAIRS, "ggd_goat", "cable+fire+key_bias", "rope+key_bias+learned", "local+goat"]
 

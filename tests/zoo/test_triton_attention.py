@@ -443,7 +443,7 @@ class Unlaunched:
 
 
 def test_the_gradient_is_the_only_matrix_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward beside a bias that two batch rows and two heads share."""
+    """Forward and backward with a bias that two batch rows and two heads share."""
     length, width = 96, 16
     q, k, v, do = (torch.randn(2, 2, length, width, device=DEVICE) for _ in range(4))
     bias = torch.randn(1, 1, length, length, device=DEVICE)

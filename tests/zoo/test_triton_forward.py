@@ -1,4 +1,4 @@
-"""The forward and decoding kernels by themselves, beside float64: widths, lanes, documents, splits of keys, far memory."""
+"""The forward and decoding kernels by themselves, against float64: widths, lanes, documents, splits of keys, far memory."""
 
 from __future__ import annotations
 

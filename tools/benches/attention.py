@@ -1,4 +1,4 @@
-"""Attention with priors as ratios to the fastest attention without one, beside other ways to compute the same."""
+"""Attention with priors as ratios to the fastest attention without one, and to other ways to compute the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One token more after many: models beside a transformers Llama of the same shape."""
+"""One token after many: models compared with a transformers Llama of the same shape."""
 
 from __future__ import annotations
 

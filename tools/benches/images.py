@@ -1,4 +1,4 @@
-"""Vision transformers of each position method beside timm's of the same shape."""
+"""Vision transformers of each position method compared with timm's of the same shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps of decoders, one position method beside another and beside a transformers Llama of the same shape."""
+"""Training steps of decoders, position methods compared with each other and with a transformers Llama of the same shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuations of held-out DNA beside the true ones: agreement base by base, and GC content along the way."""
+"""Continuations of held-out DNA compared with the true ones: agreement base by base, and GC content along the way."""
 
 from __future__ import annotations
 

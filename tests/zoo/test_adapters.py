@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import modalities.vision  # noqa: F401 - makes timm importable beside a CPU build of torch
 import zoo
 from zoo.adapters.layer import LayerPrior
-from zoo.methods import ENCODINGS, create_position, list_positions
 from zoo.positions import Positions
 
 transformers = pytest.importorskip("transformers")
@@ -335,15 +334,6 @@ def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
         assert (found - expected).abs().max() < 1e-5
 
 
-def test_images_of_other_sizes_and_copies() -> None:
-    model = zoo.adapt(make("timm"), "ggd_goat", keep_rope=False)
-    disturb(model)
-    twin = copy.deepcopy(model)
-    large = torch.randn(1, 3, 64, 48)
-    assert torch.equal(twin(large), model(large))
-    assert model.forward_features(large).shape == (1, 1 + 8 * 6, 32)
-
-
 @pytest.mark.parametrize(
     ("build", "arguments", "message"),
     [
@@ -374,32 +364,9 @@ def test_what_is_not_served_is_said(build: Callable[[], Any], arguments: dict[st
         zoo.adapt(model, **arguments)
 
 
-def test_an_adapted_classifier_is_loaded_for_other_classes(tmp_path: Path) -> None:
-    model = zoo.adapt(make("timm"), "ggd_goat")
-    disturb(model)
-    zoo.save_adapted(model, tmp_path)
-    other = zoo.load_adapted(tmp_path, num_classes=3).eval()
-    given = input_of("timm")
-    assert other(given).shape == (2, 3)
-    assert torch.equal(other.forward_features(given), model.forward_features(given))
-
-
 def test_a_folder_without_priors_is_an_error(tmp_path: Path) -> None:
     make("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no adapted model"):
         zoo.load_adapted(tmp_path)
     with pytest.raises(ValueError, match="no adapted model"):
         zoo.load_adapted(tmp_path / "none")
-
-
-def test_relative_priors_do_not_change_with_the_place() -> None:
-    """And those that do are not called relative."""
-    for name in (name for name in list_positions() if name not in ENCODINGS and name != "cable"):
-        prior = create_position(name, dim=32, num_heads=4, train_context=16, lanes="beside").prior
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            for parameter in prior.parameters():
-                parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
-        here, there = (Positions(9, within=torch.arange(n, n + 9)[None]) for n in (0, 50))
-        moved = [prior(p, p, causal=True).dense().double().log_softmax(-1) for p in (here, there)]
-        assert prior.is_relative == bool((moved[0] - moved[1]).abs().max() < 1e-4), name

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -285,24 +283,6 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(out.sum(), leaves["q"], create_graph=True)
 
 
-def test_documents_that_hide_nothing_cost_no_mask(monkeypatch):
-    """A batch of whole documents takes the plain causal call, which a mask would slow down."""
-    leaves, _ = build(Case(), "lanes")
-    seen = []
-
-    class Recording(SdpaKernel):
-        def run(self, call: AttentionCall) -> Tensor:
-            seen.append(call)
-            return super().run(call)
-
-    monkeypatch.setitem(KERNELS, "sdpa", Recording())
-    segments = torch.tensor([[4], [7]]).expand(2, 37)
-    out = prior_attention(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), causal=True, segments=segments)
-    assert seen[0].segments is None
-    expected = prior_attention(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), causal=True, kernel="reference")
-    torch.testing.assert_close(out, expected)
-
-
 def test_auto_never_takes_a_mask_where_the_table_has_a_linear_kernel():
     leaves, _ = build(Case(queries=512, keys=512), "table")
     for segments, window in ((None, None), (torch.zeros(2, 512, dtype=torch.long), None), (None, 9)):
@@ -310,59 +290,6 @@ def test_auto_never_takes_a_mask_where_the_table_has_a_linear_kernel():
         assert choose_kernel(call) == "toeplitz"
     plain = AttentionCall(leaves["q"], leaves["k"], leaves["v"], PriorTerms(), True)
     assert choose_kernel(plain) == "sdpa"
-
-
-MEMORY = """
-import resource, torch
-from zoo import Positions
-from zoo.attention import prior_attention
-from zoo.priors.base import PriorTerms, RelativeTable
-torch.set_num_threads(1)
-def step(length):
-    q, k, v = (torch.randn(1, 1, length, 16, requires_grad=True) for _ in range(3))
-    table = torch.zeros(1, 2 * length - 1, requires_grad=True)
-    line = Positions.line(length)
-    terms = PriorTerms(table=RelativeTable.line(table, line, line, center=length - 1))
-    prior_attention(q, k, v, terms, causal=True, query_scale=torch.ones(1, length), kernel="toeplitz").sum().backward()
-step(512)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-step(16384)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-
-
-@pytest.mark.slow
-def test_no_matrix_of_queries_by_keys():
-    """Forward and backward at 16k tokens, one head: the matrix alone would take 1024 MiB."""
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=120, check=True)
-    assert int(done.stdout) < 256, f"{done.stdout.strip()} MiB"
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "toeplitz"])
-def test_a_strong_log_prior_is_not_rounded_to_half_precision(kernel: str) -> None:
-    """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
-    table = torch.tensor([[0.0, -100.0, -100.2, 0.0]])
-    terms = PriorTerms(table=RelativeTable(table, torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2))
-    q = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
-    k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
-    v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
-    out = prior_attention(q, k, v, terms, causal=True, kernel=kernel)
-    assert out[0, 0, 0, 0].item() == pytest.approx(0.45017, abs=2e-3)  # 1 / (1 + e^0.2)
-
-
-@pytest.mark.parametrize("name", ["ggd", "fire", "goat"])
-def test_long_masked_calls_in_blocks_of_queries_are_the_whole(name: str) -> None:
-    queries, keys = 23, 31
-    prior = make(name)
-    terms = prior(Positions.line(queries, offset=keys - queries), Positions.line(keys), causal=True)
-    q = torch.randn(2, 3, queries, 8, dtype=torch.float64)
-    k, v = torch.randn(2, 3, keys, 8, dtype=torch.float64), torch.randn(2, 3, keys, 16, dtype=torch.float64)
-    segments = (torch.arange(keys) > 11).long().expand(2, -1)
-    scale = torch.rand(3, queries, dtype=torch.float64) + 0.5
-    options = {"causal": True, "segments": segments, "query_scale": scale, "window": 9}
-    whole = prior_attention(q, k, v, terms, kernel="sdpa", **options)
-    few = SdpaKernel(mask_limit=4 * keys)
-    torch.testing.assert_close(prior_attention(q, k, v, terms, kernel=few, **options), whole)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import zoo
 from zoo.attention.sdpa import SdpaKernel
 from zoo.priors import fire
 from zoo.priors.base import PriorTerms
-from zoo.priors.fire import Fire
 from zoo.priors.tables import whole_bias
 
 SMALL = SdpaKernel(mask_limit=16 * 37, block_rows=16)  # blocks of 16 rows
@@ -71,21 +70,6 @@ def test_heads_and_sums_of_blocks_are_those_of_the_matrix() -> None:
         cut = summed.of_heads(slice(1, 3)).dense()
         torch.testing.assert_close(cut, (terms.dense() + dense)[:, 1:3])
         assert summed.bias is not None and summed.bias.shape == (1, 4, 37, 37) and summed.bias.requires_grad
-
-
-def test_a_layer_in_the_place_of_f_s_own_is_asked_for_its_values() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self, inner: nn.Linear) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x)
-
-    prior, line = Fire(4, train_context=9).double(), zoo.Positions.line(37)
-    expected = prior(line, line, causal=True).dense()
-    prior.mlp[0], prior.mlp[2] = Wrapped(prior.mlp[0]), Wrapped(prior.mlp[2])
-    torch.testing.assert_close(prior(line, line, causal=True).dense(), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_what_is_kept_for_gradients_is_smaller_than_a_matrix() -> None:

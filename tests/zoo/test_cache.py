@@ -15,24 +15,6 @@ from zoo.attention.base import fold_lanes
 from zoo.layers import Attention
 
 
-def test_memory_comes_in_blocks_and_is_kept() -> None:
-    cache = KVCache(1, capacity=10, block=8)
-    assert cache.capacity == 16
-    layer, row = cache.layers[0], torch.ones(1, 2, 1, 4)
-    buffers = []  # kept, so that no address is used again
-    for token in range(40):
-        cache.reserve(1)
-        keys, values = layer.append(row * token, row)
-        cache.advance(1)
-        buffers.append(layer.keys)
-        assert keys.shape == values.shape == (1, 2, token + 1, 4)
-        assert cache.capacity % 8 == 0
-    assert keys[0, 0, :, 0].tolist() == list(range(40))
-    assert len({buffer.data_ptr() for buffer in buffers}) == 3  # 16, 24 and 40 tokens: it grew twice
-    with pytest.raises(ValueError, match="block must be a whole number of 1 or more, got 0"):
-        KVCache(1, block=0)
-
-
 def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
     segments = torch.tensor([[-1, -1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 2]])
     expected = Positions.documents(segments).index()
@@ -44,19 +26,6 @@ def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
         assert torch.equal(held, segments[:, : cache.length])
         found.append(positions.index())
     assert torch.equal(torch.cat(found, dim=1), expected)
-
-
-def test_mark_and_rewind() -> None:
-    cache = KVCache(1)
-    first, second = torch.tensor([[0, 0, 1]]), torch.tensor([[1, 2]])
-    cache.positions(3, first)
-    cache.advance(3)
-    mark = cache.mark()
-    once = cache.positions(2, second)[0].index()
-    cache.advance(2)
-    cache.rewind(mark)
-    assert cache.length == 3
-    assert torch.equal(cache.positions(2, second)[0].index(), once)
 
 
 @pytest.mark.parametrize("name", ["goat", "cable", "ggd"])

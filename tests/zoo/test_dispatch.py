@@ -6,7 +6,6 @@ No GPU is needed: tensors that only claim to be on CUDA are torch's fake ones, o
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
@@ -25,7 +24,7 @@ from zoo import Positions, prior_attention
 from zoo.attention import KERNELS, Kernel
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import MaskWarning, choose_kernel
-from zoo.attention.flash import FlashKernel, find_package, find_runs
+from zoo.attention.flash import FlashKernel, find_package
 from zoo.attention.triton import TritonKernel
 from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.tables import _Sum
@@ -122,18 +121,6 @@ def test_choices_on_cuda(name: str) -> None:
         assert choose_kernel(call, kernels_on(missing=None)) == with_package
 
 
-def test_a_kernel_that_is_off_on_a_device_serves_nothing_there(claimed: None) -> None:
-    pytest.importorskip("triton")
-    kernels = kernels_on()
-    kernels["triton"] = TritonKernel(interpreted=lambda: True, distrust=lambda device, dtype: "it is off by 0.5")
-    q, places = torch.zeros(2, 4, 16, 64), Positions.line(16)
-    table = RelativeTable.line(torch.zeros(4, 31), places, places, center=15)
-    call = AttentionCall(q, q, q, PriorTerms(table=table), causal=True)
-    with pytest.warns(MaskWarning, match=r"'triton' refuses it: it is off by 0\.5"):
-        assert choose_kernel(call, kernels, warned=set()) == "sdpa"
-    assert kernels["triton"].refuses(call) == "it is off by 0.5"
-
-
 SLOW = {
     "plain-float64": ({"dtype": DOUBLE}, "float64"),
     "table-float64": ({"table": True, "dtype": DOUBLE}, "float64"),
@@ -171,15 +158,6 @@ def test_models_make_all_they_need_where_their_input_is(name: str) -> None:
     assert model(x).is_meta
 
 
-FAKE = {
-    "text_goat_ssmax_tiny": {"segments": (2, 40)},
-    "text_ggd_goat_tiny": {"segments": (2, 40)},
-    "text_cable_tiny": {},
-    "dna_ggd_goat_tiny": {"segments": (2, 40)},
-    "vision_ggd_goat_tiny_patch8": {},
-}
-
-
 @pytest.mark.parametrize(
     "queries, options", [(40, {"lanes": 4}), (40, {"bias": "matrix"}), (1, {"lanes": 4}), (1, {"table": True})]
 )
@@ -199,9 +177,6 @@ def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any
         kernel = TritonKernel(interpreted=lambda: True, decode_queries=0)
         out = prior_attention(q, k, v, causal=True, kernel=kernel)
         assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [x.shape for x in (q, k, v)]
-
-
-GOOD = {"q_lanes": (1, 1, 16, 3), "k_lanes": (1, 1, 16, 3), "table": (4, 31), "scale": (2, 4, 16), "ids": (2, 16)}
 
 
 class StaysOnTheDevice(TorchDispatchMode):
@@ -259,22 +234,6 @@ def test_what_flash_refuses(claimed, monkeypatch) -> None:
     assert "recurs" in refusal(None, segments=ids)
     monkeypatch.setattr(AttentionCall, "on_cuda", False)
     assert "the queries are on cpu" in refusal()
-
-
-@pytest.mark.parametrize(
-    ("package", "reason"),
-    [
-        (None, MISSING),
-        (SimpleNamespace(__version__="2.0.9"), "2.0.9 is too old"),
-        (SimpleNamespace(), "unknown version"),
-        (SimpleNamespace(__version__="2.10.1.post1"), None),
-    ],
-)
-def test_the_package_is_looked_for(package, reason, monkeypatch) -> None:
-    # None in sys.modules makes an import fail as a missing module does
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    found = find_package()
-    assert found is None if reason is None else reason in (found or "")
 
 
 def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
@@ -402,18 +361,6 @@ def test_documents_choose_the_package_and_are_found_once(package) -> None:
     assert choose_kernel(call, kernels) == "triton"
 
 
-def test_documents_of_many_shapes_become_the_right_runs() -> None:
-    ids = torch.tensor([[4, 4, 4, 9, 9], [2, 2, 2, 2, 2], [0, 1, 2, 3, -1]])
-    runs = find_runs(ids, 0)
-    assert runs is not None and runs.kept is None and (runs.longest_query, runs.longest_key) == (5, 5)
-    assert runs.cu_queries.tolist() == runs.cu_keys.tolist() == [0, 3, 5, 10, 11, 12, 13, 14, 15]
-    runs = find_runs(ids, 3)
-    assert runs is not None and runs.cu_queries.tolist() == [0, 2, 4, 5, 6] and (runs.longest_query) == 2
-    assert runs.cu_keys.tolist() == [0, 2, 7, 8, 9] and runs.kept is not None
-    assert runs.kept.tolist() == [3, 4, 5, 6, 7, 8, 9, 13, 14]
-    assert find_runs(torch.tensor([[1, 2, 1]]), 0) is None
-
-
 def compiled(function, *given):
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager")(*given)
@@ -439,27 +386,3 @@ def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> 
     grads = [torch.autograd.grad(out.sin().sum(), [leaf, *numbers]) for out in results]
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.slow
-def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
-    """On CUDA: flash attention by torch in one graph, and a mask that is warned of while tracing."""
-    monkeypatch.setitem(KERNELS, "flash", flash(dtypes=(torch.float64,)))
-    monkeypatch.setitem(KERNELS, "triton", Refusing("of a test"))
-    x, ids = torch.randn(1, 2, 9, 8, dtype=torch.float64), torch.zeros(1, 9, dtype=torch.long)
-    expected = prior_attention(x, x, x, causal=True, kernel="reference")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", MaskWarning)
-        got = compiled(lambda x: prior_attention(x, x, x, causal=True, kernel="flash"), x)
-    torch.testing.assert_close(got, expected)
-    with pytest.warns(MaskWarning, match="of a test") as warned:
-        got = compiled(lambda x, ids: prior_attention(x, x, x, causal=True, segments=ids), x, ids)
-    assert [warning.category for warning in warned].count(MaskWarning) == 1
-    torch.testing.assert_close(got, expected)
-
-
-@pytest.mark.slow
-def test_importing_the_zoo_loads_no_compiler() -> None:
-    """Triton need not be installed, and takes a second to load where it is."""
-    code = "import sys, zoo; print(*sorted({'triton', 'flash_attn', 'torch._dynamo'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

@@ -70,25 +70,3 @@ def test_a_decoder_with_lanes_beside_decodes_as_it_reads(name: str, tmp_path) ->
     model.save_pretrained(tmp_path)
     again = load_model(tmp_path).eval()
     assert again.config.lanes == "beside" and torch.equal(again(tokens), full)
-
-
-def test_heads_that_lanes_would_fill_fit_beside() -> None:
-    narrow = dict(dim=32, num_heads=4, num_layers=1)
-    with pytest.raises(ValueError, match=r"takes 9 of 8 columns.*lanes='beside'"):
-        create_model("text_ggd_goat_tiny", lanes="inside", **narrow)
-    assert create_model("text_ggd_goat_tiny", lanes="beside", **narrow)(torch.zeros(1, 3, dtype=torch.long)).shape == (
-        1,
-        3,
-        1024,
-    )
-    with pytest.raises(ValueError, match=r"lanes='besides': did you mean 'beside'"):
-        create_model("text_ggd_goat_tiny", lanes="besides")
-
-
-@torch.no_grad()
-def test_a_vision_model_with_lanes_beside() -> None:
-    torch.manual_seed(0)
-    model = create_model("vision_ggd_goat_ssmax_tiny_patch8", lanes="beside").eval()
-    assert model.layers[0].attention.content_dim == 32
-    images = torch.randn(2, 3, 48, 72)
-    torch.testing.assert_close(model(images), model(images, kernel="reference"), atol=1e-5, rtol=1e-5)

@@ -11,11 +11,8 @@ from torch import Tensor, nn
 import zoo
 from tests.zoo.priors_table import GRID, make, positions_for
 from zoo import Positions, layer_terms
-from zoo.attention.triton import TritonKernel
 from zoo.priors import Prior
 from zoo.sequence import SequenceGroup
-
-ALONE = ["cable", "fire", "fire2d", "lookhere2d", "t5_2d"]  # they read the input, or tell no parameters by head
 
 
 @pytest.fixture
@@ -53,13 +50,6 @@ def test_terms_and_gradients_of_every_prior(name: str, packed: bool) -> None:
                     torch.autograd.grad((own * weights).sum(), trained, **options),
                     torch.autograd.grad((wanted * weights).sum(), trained, **options),
                 )
-
-
-def test_other_priors_make_their_own() -> None:
-    for name in ALONE:
-        at = positions_for(name)
-        priors = [make(name, seed=n) for n in range(2)]
-        assert layer_terms.stacked_terms(priors, at, at, causal=name not in GRID, x=torch.zeros(1)) == [None, None]
 
 
 def test_what_cannot_be_read_outside_its_own_forward_is_not_stacked() -> None:
@@ -134,25 +124,3 @@ def test_ranks_that_share_lines_make_the_terms_of_their_heads(together: None) ->
         for own, wanted in zip(tensors(found.terms, causal=True), tensors(alone, causal=True), strict=True):
             torch.testing.assert_close(own.expand_as(wanted), wanted, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found.row_scale, attention.ssmax(whole.slice(4, 8), causal=True))
-
-
-def test_the_fused_kernel_reads_what_was_made(together: None) -> None:
-    torch.manual_seed(0)
-    attention = [zoo.create_model("text_ggd_tiny").layers[0].attention for _ in range(2)]
-    at, x = Positions.line(20), torch.randn(1, 20, 128)
-    kernel = TritonKernel(least_keys=1, decode_queries=0, interpreted=lambda: True)
-    for layer, made in zip(attention, layer_terms.layer_terms(attention, at, x), strict=True):
-        out = layer(x, at, made=made, kernel=kernel)
-        torch.testing.assert_close(out, layer(x, at, kernel="reference"), rtol=1e-4, atol=1e-5)
-        theta = layer.prior.theta_alpha
-        gradient, wanted = (
-            torch.autograd.grad(y.square().sum(), theta)[0] for y in (out, layer(x, at, kernel="reference"))
-        )
-        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-5)
-
-
-def test_long_terms_are_made_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    priors, at = [make("ggd", seed=n) for n in range(2)], Positions.line(50)
-    assert None not in layer_terms.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1))
-    monkeypatch.setattr(layer_terms, "LARGEST", 500)
-    assert layer_terms.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1)) == [None, None]

@@ -108,11 +108,6 @@ def test_one_prior_for_all_layers(name: str, tmp_path) -> None:
         create_model("text_ggd_tiny", position=["ggd", "goat"], share_prior=True)
 
 
-def test_ssmax_starts_where_it_is_told() -> None:
-    model = create_model("text_ggd_ssmax_tiny", ssmax_start=1.0)
-    assert all((layer.attention.ssmax.s == 1).all() for layer in model.layers)
-
-
 def test_bad_logit_options() -> None:
     for options, message in [
         ({"temprature": 2.0}, "did you mean 'temperature'"),

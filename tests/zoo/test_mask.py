@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.zoo.priors_table import make
 from tests.zoo.test_attention import CASES, HEAD_WIDTH, HEADS, Case, build, of_small_blocks, terms_of
-from zoo import Positions
 from zoo.attention import KERNELS, prior_attention, skipped_share
 from zoo.attention.base import AttentionCall, Kernel, repeat_heads, visible
 from zoo.attention.dispatch import choose_kernel
@@ -169,19 +167,3 @@ def test_forward_and_backward_drop_the_same_weights(kernel: str, realised: str) 
         return prior_attention(*_heads(given), terms_of(given), kernel=kernel, **options)
 
     assert torch.autograd.gradcheck(of, tuple(leaves.values()), fast_mode=True)
-
-
-@pytest.mark.slow
-def test_a_call_with_a_mask_compiles_to_one_graph() -> None:
-    prior, line = make("ggd"), Positions.line(40)
-    x = torch.randn(2, 3, 40, 8, dtype=torch.float64, requires_grad=True)
-    mask = torch.rand(2, 1, 40, 40) < 0.7
-
-    def of(x: Tensor, mask: Tensor) -> Tensor:
-        return prior_attention(x, x, x, prior(line, line, causal=True), causal=True, mask=mask)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
-    outs = of(x, mask), compiled(x, mask)
-    torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(*(torch.autograd.grad(o.sin().sum(), x)[0] for o in outs), rtol=1e-8, atol=1e-10)

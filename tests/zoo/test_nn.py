@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import warnings
 from typing import Any
 
 import pytest
@@ -222,32 +220,6 @@ def test_a_uniform_prior_is_torchs_module(name: str, layout: str) -> None:
             torch.testing.assert_close(one, other, rtol=20 * close["atol"], atol=20 * close["atol"])
 
 
-@pytest.mark.parametrize("name", ["ggd", "goat", "rope", "nope"])
-def test_what_a_row_does_not_see_changes_nothing(name: str) -> None:
-    """Padding at the end, which SSMax does not count, and what follows a prefix of causal attention."""
-    module = create(name, ssmax=True)
-    x = inputs(module, 9, 9)[1].detach()
-    padding = torch.zeros(2, 9, dtype=torch.bool)
-    padding[0, 6:] = True
-    alone = module(x[:1, :6], x[:1, :6], x[:1, :6])[0]
-    torch.testing.assert_close(module(x, x, x, padding)[0][:1, :6], alone)
-    other = torch.cat([x[:, :5], -3 * x[:, 5:]], dim=1)
-    outs = [module(y, y, y, is_causal=True, need_weights=False)[0][:, :5] for y in (x, other)]
-    torch.testing.assert_close(*outs, rtol=0, atol=1e-12)
-
-
-def test_shapes_of_weights() -> None:
-    module = create("ggd", batch_first=False)
-    x = inputs(module, 9, 9)[1].detach().transpose(0, 1)
-    out, weights = module(x, x, x, is_causal=True)
-    assert out.shape == (9, 2, WIDTH) and weights.shape == (2, 9, 9)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 9, dtype=DOUBLE))
-    one = x[:, 0]
-    alone, of_heads = module(one, one, one, is_causal=True, average_attn_weights=False)
-    torch.testing.assert_close(alone, out[:, 0])
-    torch.testing.assert_close(of_heads.mean(0), weights[0])
-
-
 def test_dropout_is_of_training_calls() -> None:
     module = create("ggd", dropout=0.5)
     x = inputs(module, 9, 9)[0].detach()
@@ -299,54 +271,6 @@ def test_torchs_encoder_layer_with_the_module_in_its_place(position: str, norm_f
         expected = layer.norm1(x + block(x))
         expected = layer.norm2(expected + feed(expected))
     torch.testing.assert_close(fast, expected)
-
-
-@torch.no_grad()
-def test_torchs_stacks_take_the_module() -> None:
-    torch.manual_seed(0)
-    options: dict[str, Any] = dict(dropout=0.0, batch_first=True)
-    x, memory = torch.randn(2, 7, WIDTH), torch.randn(2, 5, WIDTH)
-    padding = torch.zeros(2, 7, dtype=torch.bool)
-    padding[0, 5:] = True
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, **options)
-    layer.self_attn = PriorMultiheadAttention.from_torch(layer.self_attn, position="alibi")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        nested = nn.TransformerEncoder(layer, 2).eval()  # warns that it makes no nested tensors
-    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-    torch.testing.assert_close(nested(x, src_key_padding_mask=padding), plain(x, src_key_padding_mask=padding))
-    causal = nn.Transformer.generate_square_subsequent_mask(7)
-    torch.testing.assert_close(plain(x, mask=causal, is_causal=True), plain(x, is_causal=True))
-    decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, **options).eval()
-    expected = decoder(x, memory, tgt_mask=causal, tgt_is_causal=True)
-    for name in ("self_attn", "multihead_attn"):
-        setattr(decoder, name, PriorMultiheadAttention.from_torch(getattr(decoder, name), position="nope"))
-    torch.testing.assert_close(decoder(x, memory, tgt_mask=causal, tgt_is_causal=True), expected)
-    swapped = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 32, **options), 1).eval()
-    swapped.layers[0].self_attn = layer.self_attn
-    with pytest.raises(ValueError, match="enable_nested_tensor=False"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        swapped(x, src_key_padding_mask=padding)
-
-
-def test_state_dicts_copies_and_initial_values() -> None:
-    torch.manual_seed(4)
-    theirs = nn.MultiheadAttention(WIDTH, HEADS, kdim=5)
-    torch.manual_seed(4)
-    mine = PriorMultiheadAttention(WIDTH, HEADS, kdim=5, position="nope")
-    for (name, one), (other_name, other) in zip(mine.named_parameters(), theirs.named_parameters(), strict=True):
-        assert name == other_name and torch.equal(one, other)
-    mine.load_state_dict(theirs.state_dict())
-    learned = create("goat", ssmax=True)
-    assert {name.split(".")[0] for name in learned.state_dict()} == {
-        "in_proj_weight", "in_proj_bias", "out_proj", "prior", "ssmax",
-    }  # fmt: skip
-    again = PriorMultiheadAttention(WIDTH, HEADS, position="goat", ssmax=True, train_context=CONTEXT, dtype=DOUBLE)
-    again.load_state_dict(learned.state_dict())
-    again.batch_first = True
-    x = torch.randn(1, 4, WIDTH, dtype=DOUBLE)
-    assert torch.equal(again(x, x, x)[0], learned(x, x, x)[0])
-    assert torch.equal(copy.deepcopy(learned)(x, x, x)[0], learned(x, x, x)[0])
 
 
 def test_what_cannot_be_made() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, replace
 
 import pytest
@@ -248,37 +247,3 @@ def test_long_calls_leave_out_by_themselves(prior: str) -> None:
     assert skipped_share(call) > 0.4
     short, _ = build(Case(prior), torch.float32)
     assert skipped_share(short) == 0.0 and (choose_kernel(short) == "sdpa") == (prior == "alibi")
-
-
-def test_skipping_is_of_its_own_thread() -> None:
-    """Whether anything is left out, and who counts it, where another thread is in a context of its own."""
-    call, _ = build(Case("ggd", queries=4096, keys=4096), torch.float32)
-    found, inside, leave = [], threading.Event(), threading.Event()
-
-    @torch.no_grad()
-    def other() -> None:
-        with skipping(False) as tally:
-            inside.set()
-            leave.wait(60)
-            found.append((skipped_share(call), tally.left_out))
-
-    thread = threading.Thread(target=other)
-    with torch.no_grad(), skipping(True) as tally:
-        call.q.mul_(0.3)
-        thread.start()
-        inside.wait(60)
-        attend(call, "auto")
-        assert skipped_share(call) > 0.4 and tally.left_out > 0
-        leave.set()
-        thread.join()
-    assert found == [(0.0, 0)]
-
-
-def test_a_prior_that_hides_nothing_costs_no_mask() -> None:
-    """Planned, nothing found: torch's causal attention."""
-    call, _ = build(Case("goat", queries=4096, keys=4096), torch.float32)
-    lanes = replace(call.terms, q_lanes=torch.zeros_like(call.terms.q_lanes))
-    call = replace(call, terms=lanes)
-    with torch.no_grad():
-        assert choose_kernel(call) == "toeplitz" and skipped_share(call) == 0.0
-        assert torch.equal(attend(call, "auto"), attend(call, "sdpa"))

@@ -12,7 +12,7 @@ from tests.device import DEVICE
 from zoo.attention import KERNELS, selfcheck
 from zoo.attention.base import AttentionCall
 from zoo.attention.reference import ReferenceKernel
-from zoo.attention.selfcheck import CASES, check_kernel, find_distrust, plain_call
+from zoo.attention.selfcheck import CASES, check_kernel, find_distrust
 from zoo.attention.triton import TritonKernel, common
 from zoo.priors.base import PriorTerms
 
@@ -64,17 +64,6 @@ def test_kernels_of_the_cpu_are_right(name: str, dtype: torch.dtype) -> None:
     assert {"output", "q", "k", "v", "row scale", "theta_alpha"} <= set(verdict.errors["parametric table"])
 
 
-@pytest.mark.parametrize("name", ["parametric table", "grid"])
-def test_a_call_is_on_one_device(name: str) -> None:
-    """On "meta", which is not the default device either and computes nothing; elsewhere every kernel would be distrusted."""
-    case = replace(CASES[name], gradients=False)
-    with plain_call("cpu"):
-        leaves, prior, direction = selfcheck._inputs(case, torch.float32, 16)
-        far = {what: x.to("meta") for what, x in leaves.items()}
-        found = selfcheck._run(ReferenceKernel(), case, far, prior.to("meta"), direction)
-    assert found is not None and found["output"].is_meta
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES if DEVICE.type == "cuda" else ["parametric table"])
 def test_the_fused_kernel_is_right(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -112,14 +101,6 @@ def test_a_kernel_is_checked_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert find_distrust("broken", Broken(""), "cpu", torch.float64) is None
     monkeypatch.setenv("PRIORZOO_SELF_CHECK", "0")
     assert find_distrust("broken", kernel, "cpu", torch.float32) is None
-
-
-def test_a_call_leaves_its_surroundings_alone() -> None:
-    state = torch.get_rng_state()
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"):
-        assert not check_kernel(ReferenceKernel(), "cpu", torch.float32).wrong
-        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

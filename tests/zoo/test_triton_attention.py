@@ -8,19 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.device import DEVICE, some
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
-from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, eager_in, evaluate
+from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, evaluate
 from zoo import KVCache, Positions, create_prior, prior_attention
 from zoo.attention import KERNELS, triton
 from zoo.attention.base import AttentionCall
 from zoo.attention.triton import TritonKernel, common, table_grad
-from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes, output_gradient
-from zoo.attention.triton.bias_grad import bias_gradient
-from zoo.attention.triton.common import Geometry, Operands
-from zoo.attention.triton.forward import attention_forward
 from zoo.methods import list_positions
 from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -134,35 +129,6 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
         )
 
 
-def decaying(length: int, slope: float, heads: int = 2) -> tuple[AttentionCall, list[Tensor]]:
-    """A call in bfloat16 whose heads forget, by an ALiBi-like table; and the prior's numbers."""
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, heads, length, 16, device=DEVICE, dtype=torch.bfloat16) for _ in range(3))
-    prior = make("ggd", num_heads=heads).to(DEVICE).float()
-    with torch.no_grad():
-        prior.theta_beta.fill_(1.0)
-        prior.theta_alpha.fill_(math.log(slope))
-        prior.theta_mu.zero_()
-    pos = Positions.line(length)
-    return AttentionCall(q, k, v, prior(pos, pos, causal=True), True), [prior.theta_alpha, prior.theta_beta]
-
-
-@pytest.mark.slow
-def test_skipped_tiles_change_nothing():
-    """Outputs and gradients with and without, of heads that forget within two tiles; and the share that was saved."""
-    size = {"length": 16 * 9 + 3, "heads": 1} if DEVICE.type == "cpu" else {"length": 4099}
-    call, numbers = decaying(slope=2.0, **size)
-    assert triton.skipped_share(call) > 0.4
-    results = []
-    for enabled in (True, False):
-        leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
-        with triton.skipping(enabled):
-            out = prior_attention(*leaves, call.terms, causal=True, kernel="triton")
-        results.append([out, *torch.autograd.grad(out.float().sin().sum(), [*leaves, *numbers], retain_graph=True)])
-    for skipped, whole in zip(*results, strict=True):
-        torch.testing.assert_close(skipped, whole, rtol=2**-8 if skipped.dtype == torch.bfloat16 else 1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_a_flat_prior_has_no_gradient_but_rounding():
     """θβ = 0 is the same for every key, so no θα is better than another: in bfloat16 too, or Adam would walk at random."""
@@ -200,27 +166,6 @@ def test_rows_that_see_nothing_but_minus_infinity_are_zero_with_finite_gradients
         scale = max(1.0, float(truth.detach().abs().max()))
         room = 200 * 2**-24 if dtype == torch.float32 else 2**-6
         assert float((got.double() - truth.double()).detach().abs().max()) <= room * scale
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scaled", some([True, False], 1))
-def test_a_prior_beyond_float32_at_the_own_key_has_finite_gradients(scaled):
-    """GGD at θβ = −8 is −1e40 there: every gradient is that of float64."""
-    prior, line = make("ggd", num_heads=2).to(DEVICE).float(), Positions.line(21)
-    with torch.no_grad():
-        prior.theta_beta.fill_(-8.0)
-        prior.theta_mu.zero_()
-    torch.manual_seed(6)
-    q, k, v = (torch.randn(1, 2, 21, 16, device=DEVICE, requires_grad=True) for _ in range(3))
-    rows = (0.5 + torch.rand(2, 21, device=DEVICE)).requires_grad_()
-    numbers = [p for p in prior.parameters() if p.requires_grad]
-    results = []
-    for kernel in ("triton", "reference"):
-        terms = prior(line, line, causal=True)
-        out = prior_attention(q, k, v, terms, causal=True, query_scale=rows if scaled else None, kernel=kernel)
-        results.append([out, *torch.autograd.grad(out.sin().sum(), [q, k, v, *numbers, *[rows] * scaled])])
-    for got, truth in zip(*results, strict=True):
-        torch.testing.assert_close(got, truth, rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max())))
 
 
 def biased(queries: int, dtype: torch.dtype = torch.float32, scaled: bool = False, **options) -> AttentionCall:
@@ -264,20 +209,6 @@ def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
         assert torch.equal(first[key], second[key]), key
 
 
-@pytest.mark.parametrize("tokens", [3, 20])
-def test_strides_that_only_look_odd(tokens):
-    """A table whose columns are rows in memory, one column of values with a stride of its own, queries that are all one:
-    decoded and attended to."""
-    torch.manual_seed(0)
-    length, line = 20, (Positions.line(tokens, offset=20 - tokens), Positions.line(20))
-    table = torch.randn(2 * length - 1, 2, device=DEVICE).t()
-    q = torch.randn(1, 2, 1, 16, device=DEVICE).expand(2, 2, tokens, 16)
-    k, v = torch.randn(2, 2, length, 16, device=DEVICE), torch.randn(2, 2, 1, length, device=DEVICE).transpose(2, 3)
-    terms = PriorTerms(table=RelativeTable.line(table, *line, center=length - 1))
-    got, expected = (prior_attention(q, k, v, terms, causal=True, kernel=kernel) for kernel in (DECODING, "reference"))
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some([name for name in list_positions() if name != "fire"], 3))
 @torch.no_grad()
@@ -303,34 +234,6 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
         for part, ids in zip(tokens.split(sizes, 1), segments.split(sizes, 1), strict=True)
     ]
     torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-4, atol=3e-5)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"dtype": torch.float64}, "float64"),
-        ({"width": 320}, "320"),
-    ],
-)
-def test_what_it_refuses(change, reason):
-    q = torch.randn(1, 2, 20, change.get("width", 16), dtype=change.get("dtype", torch.float32), device=DEVICE)
-    with pytest.raises(ValueError, match=reason):
-        prior_attention(q, q, q, causal=True, kernel="triton")
-
-
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="on CUDA it serves")
-def test_without_the_interpreter_it_refuses_the_cpu():
-    kernel = TritonKernel(interpreted=lambda: False)
-    q = torch.randn(1, 2, 20, 16)
-    with pytest.raises(ValueError, match="runs on CUDA"):
-        prior_attention(q, q, q, causal=True, kernel=kernel)
-
-
-def test_blocks_shrink_to_the_shared_memory_there_is(monkeypatch):
-    monkeypatch.setattr(common, "TILE", 64)
-    assert block_sizes(DQ_16[128], 0, 256, 2, 227 * 1024) == (128, 64, 8, 2)
-    bm, bn, _, stages = block_sizes(DQ_16[128], 0, 256, 2, 99 * 1024)
-    assert (bm, bn) == (64, 64) and (bm + stages * bn) * 256 * 2 <= 99 * 1024
 
 
 # ------------------------------------------------------------------------------------------ a dense bias
@@ -370,38 +273,6 @@ def test_every_gradient_is_the_oracles(name: str) -> None:
         assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
 
 
-@pytest.mark.parametrize("name", some(BESIDE, 2))
-def test_torchs_kernel_serves_a_bias_that_heads_share(name: str) -> None:
-    leaves, options, grid = with_bias(name)
-    truth, got = (evaluate(leaves, options, kernel, grid) for kernel in ("reference", "sdpa"))
-    for key, value in truth.items():
-        torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["alone, of all"])
-def test_bfloat16_with_a_bias_in_bfloat16(name: str) -> None:
-    """Three times what the formula loses when every step of it rounds; the gradient has the bias's dtype."""
-    leaves, options, grid = with_bias(name)
-    low, exact = moved({key: leaf.detach().bfloat16() for key, leaf in leaves.items()}, torch.bfloat16)
-    truth = evaluate(exact, options, "reference", grid)
-    got = evaluate(low, on_device(options), "triton", grid)
-    eager = eager_in(torch.bfloat16, exact, options, grid)
-    assert got["bias"].dtype == torch.bfloat16
-    for key, value in truth.items():
-        budget = 3 * (eager[key].double() - value).abs().max() + 2 * torch.finfo(torch.bfloat16).eps * value.abs().max()
-        assert (got[key].cpu().double() - value).abs().max() <= budget, key
-
-
-def test_decoding_with_a_bias() -> None:
-    """No decoding kernel reads it: few queries take the kernel of many."""
-    torch.manual_seed(1)
-    q, (k, v) = torch.randn(2, 2, 1, 16, device=DEVICE), torch.randn(2, 2, 2, 33, 16, device=DEVICE)
-    terms = PriorTerms(bias=torch.randn(1, 2, 1, 33, device=DEVICE))
-    got, wanted = (prior_attention(q, k, v, terms, causal=True, kernel=kernel) for kernel in (DECODING, "reference"))
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-
-
 def test_no_tile_is_skipped_beside_a_bias() -> None:
     """What decays by a table may grow by the bias: the farthest key has nearly all of the weight."""
     length = 100 if DEVICE.type == "cpu" else 300  # several tiles
@@ -418,41 +289,3 @@ def test_no_tile_is_skipped_beside_a_bias() -> None:
     assert triton.skipped_share(AttentionCall(q, q, q, terms, True)) == 0
     v = torch.arange(float(length), device=DEVICE)[:, None].expand(1, 1, length, 16).contiguous()
     assert prior_attention(q, q, v, terms, causal=True, kernel="triton").abs().max() < 1e-5
-
-
-class Sizes(TorchDispatchMode):
-    """The elements of every tensor that torch makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[int] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        storages = {x.untyped_storage().data_ptr() for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)}
-        if isinstance(out, Tensor) and out.untyped_storage().data_ptr() not in storages:
-            self.made.append(out.untyped_storage().nbytes() // out.element_size())
-        return out
-
-
-class Unlaunched:
-    """A kernel that is not run: the interpreter copies what it is handed."""
-
-    def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *arguments, **options: None
-
-
-def test_the_gradient_is_the_only_matrix_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward with a bias that two batch rows and two heads share."""
-    length, width = 96, 16
-    q, k, v, do = (torch.randn(2, 2, length, width, device=DEVICE) for _ in range(4))
-    bias = torch.randn(1, 1, length, length, device=DEVICE)
-    call = Operands(q, k, v, None, None, None, Geometry(2, 2, 2, length, length, width, width), bias)
-    for name in ("forward._forward", "backward._delta", "backward._dkdv", "backward._dq", "bias_grad._bias_tile"):
-        monkeypatch.setattr(f"zoo.attention.triton.{name}", Unlaunched())
-    with Sizes() as sizes:
-        out, lse2 = attention_forward(call)
-        upstream = output_gradient(do, out, lse2, call.geometry)
-        attention_backward(call, upstream)
-        gradient = bias_gradient(call, upstream)
-    assert gradient.shape == bias.shape and sorted(sizes.made)[-2:] == [2 * 2 * length * width, length * length]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from tests.device import DEVICE, some
-from zoo.attention.triton import common, decode, forward
+from zoo.attention.triton import common, decode
 from zoo.attention.triton.common import Geometry, Operands
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import make_plan
@@ -146,48 +146,6 @@ def test_dense_is_attention(name: str) -> None:
         assert case.excess(ours) <= 1, splits
 
 
-@pytest.mark.parametrize("splits", some([3, 1], 1))
-def test_a_key_of_nan_in_one_split_is_not_left_out(splits: int) -> None:
-    case = make(1, 2, 2, 1, 49)
-    case.k[:, :, 20, 3] = math.nan
-    assert case.dense(splits).isnan().all()
-
-
-@pytest.mark.parametrize("splits", some([3, 1], 1))
-def test_bfloat16_rounds_weights_and_output_once(splits: int) -> None:
-    """Each weight and the output are rounded to 8 bits, a relative 2^-9 each; the sum of the weights is not rounded."""
-    case = make(1, 4, 2, 2, 45, 24, dtype=torch.bfloat16, scale=1)
-    ours, (wanted, room) = case.dense(splits).double(), case.oracle()
-    case.v = case.v.abs()
-    size = case.oracle()[0]  # Σ p|v|
-    assert ((ours - wanted).abs() <= 2.0**-9 * (1 + 2.0**-7) * (size + wanted.abs()) + room).all()
-
-
-def test_splits_fill_the_device_without_needless_ones() -> None:
-    assert decode.split_count(12, 1 << 19, 264) == 22  # 264 programs at once: one whole wave
-    assert decode.split_count(300, 1 << 19, 264) == 3  # four waves over a third of the keys, not two over all
-    assert decode.split_count(264, 1 << 19, 264) == 1
-    assert decode.split_count(1, 1000, 264) == 3  # no fewer than 256 keys each
-    assert decode.split_count(1, 1, 264) == 1
-    for programs in (1, 7, 40, 133, 265, 5000):
-        for keys in (1, 300, 5000, 1 << 20):
-            assert 1 <= decode.split_count(programs, keys, 264) <= decode.MOST_SPLITS
-
-
-def test_what_the_kernels_do_not_serve_is_named() -> None:
-    case = CASES["one query"]
-    with pytest.raises(ValueError, match="grid of 2 × 3"):
-        decode.decode(replace(case.call, geometry=Geometry(2, 2, 2, 1, 49, 8, 8, grid_height=2, grid_width=3)))
-    with pytest.raises(ValueError, match="k's last stride is 49"):
-        decode.decode(replace(case.call, k=case.k.mT.contiguous().mT))
-    with pytest.raises(ValueError, match="table of 50 columns: expected columns 3 to 51"):
-        decode.decode(replace(case.call, table=torch.zeros(2, 50, device=DEVICE)))
-    with pytest.raises(ValueError, match=r"v's dtype is torch\.float64"):
-        decode.decode(replace(case.call, v=case.v.double()))
-    with pytest.raises(ValueError, match="0 splits"):
-        case.dense(0)
-
-
 def ours(case: Case, planned: bool = False) -> Tensor:
     segments = None if case.segments is None else case.segments[:, : case.g.keys].contiguous()
     call = Operands(case.q, case.k, case.v, case.table, case.row_scale, segments, case.g)
@@ -263,35 +221,3 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
     last.q, last.k, last.v = far[0][:, :, -1:], *far[1:]
     assert torch.equal(ours(case), near)
     assert torch.equal(last.dense(2), one)
-
-
-class Grids:
-    """A kernel that is not run; the grids of programs it is asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]):
-        self.asked.append(grid)
-        return lambda *arguments, **options: None
-
-
-def test_no_axis_but_the_first_counts_heads_or_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA takes 2^31 − 1 programs along the first axis of a launch, 65535 along the others."""
-    grids = Grids()
-    monkeypatch.setattr(forward, "_forward", grids)
-    monkeypatch.setattr(decode, "_partial", grids)
-    monkeypatch.setattr(decode, "_combine", grids)
-    x = torch.zeros(16, device=DEVICE)
-    many, long = x.expand(70000, 2, 3, 16), x.expand(1, 2, 1 << 22, 16)
-    for q, rows in ((many, 70000 * 2), (long, (1 << 22) // 64)):
-        g = Geometry(q.shape[0], 2, 2, q.shape[2], q.shape[2], 16, 16)
-        call = Operands(q, q, q, None, None, None, g)
-        attention_forward(call)
-        decode.decode(call, splits=1)
-        if q is many:
-            decode.decode(call, splits=5)
-        for grid in grids.asked:
-            assert grid[0] >= rows and all(size <= 65535 for size in grid[1:])
-        assert len(grids.asked) >= 2
-        grids.asked.clear()

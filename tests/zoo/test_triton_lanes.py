@@ -13,7 +13,6 @@ from tests.device import DEVICE, some
 from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.attention.triton import TRITON, lanes
-from zoo.attention.triton.op import fused_attention
 from zoo.priors import alibi
 from zoo.priors.base import PriorTerms
 
@@ -60,19 +59,6 @@ def test_as_torch_joins_them(name: str, dtype: torch.dtype, of_lanes: torch.dtyp
     assert all(torch.equal(own, wanted) for own, wanted in zip(found, (call.unscaled, call.keys), strict=True))
     alone, none = lanes.fold(q.detach(), call.keys.detach(), q_lanes.detach(), None)
     assert none is None and torch.equal(alone, found[0])
-
-
-@pytest.mark.parametrize("name", some(SHAPES, 2))
-def test_gradients_are_those_of_what_torch_joins(name: str) -> None:
-    leaves = [x.detach()[:, :, :20].requires_grad_() for x in given(name, torch.bfloat16, torch.float32, 3)]
-    q, k, q_lanes, k_lanes = leaves
-    call = AttentionCall(q, k, k, PriorTerms(q_lanes, k_lanes), True)
-    v = random(2, call.keys.shape[1], 20, WIDTH, dtype=torch.bfloat16)
-    results = []
-    for first, apart in (((call.unscaled, call.keys), (None, None)), ((q, k), (q_lanes, k_lanes))):
-        out = fused_attention(*first, v, *[None] * 7, *apart, True, 0, 0, [], 3, 1.0, 0, False)
-        results.append([out, *torch.autograd.grad(out.float().sin().sum(), (*leaves, v))])
-    assert all(torch.equal(own, wanted) for own, wanted in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -264,24 +264,6 @@ def test_the_share_of_alibi_is_that_of_its_slopes() -> None:
     assert (plan.rows[1] - plan.rows[0]).tolist() == [[1, 2, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8]]
 
 
-def test_a_large_constant_of_a_row_changes_nothing() -> None:
-    """A lane that all keys share cancels in the softmax; its range over a tile's queries must not blunt the bound."""
-    given, g = build(Case(needle=0.0))
-    plan = plan_of(*given, g)
-    shared = 2000.0 * torch.rand(1, HEADS, 90, 1, device=DEVICE), torch.ones(1, HEADS, 90, 1, device=DEVICE)
-    q, k = (torch.cat([lane, x], -1) for lane, x in zip(shared, given[:2], strict=True))
-    wide = plan_of(q, k, *given[2:], replace(g, width_k=1 + WIDTH, lanes=1))
-    assert torch.equal(wide.rows, plan.rows) and skipped_share(plan, g) > 0
-
-
-def test_tiles_of_other_documents_are_outside() -> None:
-    given, g = build(Case(96, 96, causal=False, table=None, documents=((32, 64), (20, 96))))
-    plan = plan_of(*given, g)
-    first, second = [[0, 0, 2, 2, 4, 4], [2, 2, 4, 4, 6, 6]], [[0, 0, 1, 1, 1, 1], [2, 6, 6, 6, 6, 6]]
-    assert plan.rows[:, 0].tolist() == first and plan.rows[:, HEADS].tolist() == second
-    assert torch.equal(plan.rows, plan.cols) and skipped_share(plan, g) == 0.0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "value"), [("q", math.nan), ("k", math.inf), ("table", math.nan), ("row_scale", math.inf)]

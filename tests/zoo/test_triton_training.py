@@ -127,21 +127,6 @@ def compiled(model: torch.nn.Module, graphs: list, **options):
 
 
 @pytest.mark.slow
-@ON_GPU
-def test_whole_model_compiles_in_one_graph() -> None:
-    """Table, lanes and row scale: losses and gradients are those of the eager model, and one graph serves every length."""
-    model, graphs, counts = tiny("text_ggd_goat_ssmax_tiny"), [], set()
-    leaves = [p for p in model.parameters() if p.requires_grad]
-    run = compiled(model, graphs, dynamic=True)
-    for length in (21, 18):
-        losses = [loss(which, tokens(length)) for which in (run, model)]
-        got, expected = ([x, *torch.autograd.grad(x, leaves)] for x in losses)
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
-        counts.add(len(graphs))
-    assert len(counts) == 1 and graphs
-
-
-@pytest.mark.slow
 @torch.no_grad()
 def test_decoding_compiles_in_one_graph() -> None:
     model, graphs = tiny("text_ggd_ssmax_tiny"), []
@@ -169,36 +154,6 @@ def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant:
             x.grad = None
     for again, kept in zip(*grads, strict=True):
         assert torch.equal(again, kept)
-
-
-def test_a_second_derivative_is_refused_where_it_is_wanted() -> None:
-    """A first derivative that could be derived again is still one."""
-    q = torch.randn(1, 2, 20, 16, device=DEVICE, requires_grad=True)
-    grads = []
-    for create_graph in (False, True):
-        out = prior_attention(q, q, q, causal=True, kernel="triton").sin().sum()
-        grads += torch.autograd.grad(out, q, create_graph=create_graph)
-    assert torch.equal(*grads)
-    with pytest.raises(RuntimeError, match="no second derivative; use kernel='reference'"):
-        grads[1].sum().backward()
-
-
-@pytest.mark.slow
-def test_only_what_is_trained_gets_a_gradient() -> None:
-    """Frozen q, k and v; one parameter of a table; a table beside a frozen one; and nothing at all, which keeps nothing."""
-    line = Positions.line(20)
-    q = torch.randn(1, 2, 20, 16, device=DEVICE)
-    for name, trained in (("ggd", "theta_beta"), ("kerple", "r1")):
-        prior = make(name, num_heads=2).to(DEVICE).float().requires_grad_(False)
-        leaf = getattr(prior, trained).requires_grad_()
-        outs = [
-            prior_attention(q, q, q, prior(line, line, causal=True), causal=True, kernel=kernel)
-            for kernel in ("triton", "reference")
-        ]
-        got, expected = (torch.autograd.grad(out.sin().sum(), leaf)[0] for out in outs)
-        torch.testing.assert_close(got, expected, rtol=2e-4, atol=1e-4)
-        leaf.requires_grad_(False)
-        assert prior_attention(q, q, q, prior(line, line, causal=True), causal=True, kernel="triton").grad_fn is None
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ __all__ = ["adapt", "load", "save"]
 
 NAME = "priorzoo"  # of the attention implementation
 LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
+# Names of tokens before the patches.
+PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 NOT_SERVED = {"softcap": "capped logits", "s_aux": "learned sinks", "position_bias": "a position bias of its own"}
 
 
@@ -65,7 +67,7 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
     if grid is not None:
-        _embedding(model).register_forward_pre_hook(grid.see, with_kwargs=True)
+        _patches(model)[1].register_forward_hook(grid.read)
     setattr(config, RECORD, request.record)
 
 
@@ -106,21 +108,28 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
 
 
 def _grid(model: PreTrainedModel) -> tuple[Grid | None, tuple[int, int] | None]:
-    """Of an image model, where it will tell its patch grid, and the one that it was made for."""
+    """Of an image model, what reads its patch grid, and the grid that it was made for."""
     config = model.config
     if getattr(config, "patch_size", None) is None or getattr(config, "image_size", None) is None:
         return None, None
-    _embedding(model)
+    owner, _ = _patches(model)
+    held = [getattr(owner, name, None) for name in PREFIX]
+    prefix = sum(1 if token.dim() == 1 else token.shape[-2] for token in held if token is not None)
     patch, size = ((s, s) if isinstance(s, int) else tuple(s) for s in (config.patch_size, config.image_size))
-    return Grid(patch), (size[0] // patch[0], size[1] // patch[1])
+    return Grid(prefix), (size[0] // patch[0], size[1] // patch[1])
 
 
-def _embedding(model: nn.Module) -> nn.Module:
-    """The module of an image model whose first argument is the image."""
+def _patches(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
+    """The embedding module of an image model, and the convolution in it that makes patches."""
     for module in model.modules():
-        if hasattr(module, "patch_embeddings") or hasattr(module, "patch_embedding"):
-            return module
-    raise ValueError(f"{type(model).__name__} has no patch embedding that tells the grid of an image")
+        for name in ("patch_embeddings", "patch_embedding"):
+            if (embedding := getattr(module, name, None)) is not None:
+                for part in embedding.modules():
+                    if isinstance(part, nn.Conv2d):
+                        return module, part
+    raise ValueError(
+        f"{type(model).__name__} has no convolution that makes patches, which would tell the grid of an image"
+    )
 
 
 def _remove_positions(model: nn.Module, *, images: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -55,29 +55,34 @@ class Request:
 
 
 class Grid:
-    """The patch grid of the images that a model reads: a hook on its embedding sets it, its layers ask for it."""
+    """The patch grid of the images that a model reads: its patch projection's own output, read by a hook.
 
-    def __init__(self, patch: tuple[int, int]) -> None:
-        self.patch = patch
+    num_prefix: tokens before the patches, such as a class token.
+    """
+
+    def __init__(self, num_prefix: int) -> None:
+        self.num_prefix = num_prefix
         self.shape: tuple[int, int] | None = None
 
-    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A forward pre-hook with keyword arguments; the first argument is (B, channels, height, width)."""
-        image = args[0] if args else kwargs["pixel_values"]
-        self.shape = (image.shape[-2] // self.patch[0], image.shape[-1] // self.patch[1])
+    def read(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        """A forward hook of the convolution that makes patches, whose output is (B, C, height, width)."""
+        self.shape = (output.shape[-2], output.shape[-1])
 
     def positions(self, tokens: int) -> Positions:
         """Of `tokens` tokens, the patches last.
 
         Raises:
-            ValueError: where there are fewer tokens than patches, as after dropping patches.
+            ValueError: where tokens are not the prefix and all patches, as after dropping patches.
         """
         if self.shape is None:
             raise ValueError("an adapted image model needs its images, from which the patch grid follows")
         height, width = self.shape
-        if tokens < height * width:
-            raise ValueError(f"attention over {tokens} tokens of a {height}×{width} grid: a prior needs all patches")
-        return Positions.grid(height, width, num_prefix=tokens - height * width)
+        if tokens != height * width + self.num_prefix:
+            raise ValueError(
+                f"attention over {tokens} tokens: expected {self.num_prefix} prefix tokens and {height * width} patches of a "
+                f"{height}×{width} grid; a prior needs all patches, and nothing else behind them"
+            )
+        return Positions.grid(height, width, num_prefix=self.num_prefix)
 
 
 class LayerPrior(nn.Module):

@@ -65,10 +65,10 @@ def adapt(model: VisionTransformer, request: Request) -> None:
             f"{type(model).__name__} with {found}: only timm's VisionTransformer with timm.layers.Attention takes a "
             "prior (vit_*, deit*)"
         )
-    patch, train_grid = model.patch_embed.patch_size, model.patch_embed.grid_size
-    if patch is None or train_grid is None:
+    projection, train_grid = getattr(model.patch_embed, "proj", None), model.patch_embed.grid_size
+    if not isinstance(projection, nn.Conv2d) or train_grid is None:
         raise ValueError("timm model without a patch grid: give img_size when it is made")
-    grid = Grid(patch)
+    grid = Grid(model.num_prefix_tokens)
     made = [
         create_layer(
             request,
@@ -89,7 +89,7 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         layer.__class__ = PriorAttention
         layer.position_bias = prior.to(layer.qkv.weight.device)
     model.__class__ = PriorVisionTransformer
-    model.patch_embed.register_forward_pre_hook(grid.see, with_kwargs=True)
+    projection.register_forward_hook(grid.read)
     model.__dict__[RECORD] = {name: value for name, value in request.record.items() if name != "train_context"}
 
 

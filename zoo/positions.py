@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.naming import check_whole
 
-__all__ = ["Positions", "document_starts"]
+__all__ = ["Positions", "check_runs", "document_starts"]
 
 
 def document_starts(segments: Tensor) -> Tensor:
@@ -20,6 +20,21 @@ def document_starts(segments: Tensor) -> Tensor:
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[..., 1:] = segments[..., 1:] != segments[..., :-1]
     return starts
+
+
+def check_runs(rows: Tensor) -> None:
+    """Raise ValueError where not all `rows`, bool, show one run of tokens: places of tokens behind a gap would count it.
+
+    A compiled graph asserts it, as a RuntimeError.
+    """
+    message = (
+        "attention_mask hides tokens between tokens that it shows, whose positions would count the gap: pad before the first "
+        "token of a row (tokenizer.padding_side='left'), and read a further turn without its padding"
+    )
+    if torch.compiler.is_compiling():
+        torch._assert_async(rows.all(), message)
+    elif not rows.all():
+        raise ValueError(message)
 
 
 @dataclass(frozen=True)

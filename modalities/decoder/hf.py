@@ -38,6 +38,7 @@ from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
 from zoo.decoding import Cache
 from zoo.model import ZooModel
+from zoo.positions import check_runs
 
 __all__ = ["PriorzooCache", "PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
 
@@ -215,7 +216,7 @@ class PriorzooModel(PreTrainedModel):
 
         Args:
             input_ids: (B, T) int64.
-            attention_mask: (B, past + T), 0 on padding, which is on the left, or on the right where nothing is cached.
+            attention_mask: (B, past + T), 0 on padding, which is before or behind a row's tokens and never between them.
             past_key_values: a cache of `new_cache`; the tokens follow those it holds.
             inputs_embeds: (B, T, C) instead of input_ids.
             use_cache: return a cache. None: as the config says where no gradient is recorded, else not.
@@ -227,8 +228,8 @@ class PriorzooModel(PreTrainedModel):
             last_hidden_state (B, T, C), and what was asked for.
 
         Raises:
-            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape, or a cache of another
-                kind.
+            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape or with padding between
+                tokens, or a cache of another kind.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
@@ -405,6 +406,10 @@ def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) 
     # Rows without padding take the kernels that need no mask. A compiled graph is of one kind, whatever the mask holds.
     if not known and not torch.compiler.is_compiling() and bool(mask.all()):
         return None
+    shown = mask > 0
+    begins = shown.clone()
+    begins[:, 1:] &= ~shown[:, :-1]
+    check_runs(begins.sum(1) <= 1)
     return mask[:, past:].long() - 1
 
 

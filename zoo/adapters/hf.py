@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer
-from zoo.positions import Positions
+from zoo.positions import Positions, check_runs
 
 __all__ = ["adapt", "load", "save"]
 
@@ -202,6 +202,8 @@ def _attend(
     if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, mask = key[:, :, :used], value[:, :, :used], None if mask is None else mask[..., :used]
         bias = None if bias is None else bias[..., :used]
+    if mask is not None:
+        _check_gaps(mask, key.shape[2])
     positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
     out = layer.attend(
         own, query, key, value, positions, causal=causal, mask=mask, bias=bias, dropout=dropout, scale=scaling
@@ -225,6 +227,16 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     shown = mask > torch.finfo(mask.dtype).min / 2
     bias = mask.masked_fill(~shown, 0.0)
     return shown, bias if bool(bias.any()) else None
+
+
+def _check_gaps(mask: Tensor, keys: int) -> None:
+    """Raise ValueError where a query that sees its own key sees a run of keys with a gap, whose places would be wrong."""
+    queries = mask.shape[2]
+    own = mask[..., keys - queries :].diagonal(dim1=-2, dim2=-1)
+    index = torch.arange(keys, device=mask.device)
+    first, last = (torch.where(mask, index, none) for none in (keys, -1))
+    run = last.amax(-1) - first.amin(-1) + 1
+    check_runs(~own | (mask.sum(-1) == run))
 
 
 def _positions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import multiprocessing
@@ -11,9 +12,9 @@ import signal
 
 import pytest
 import torch
+from torch import nn
 
 from recipes.cells import CellStore, weights_hash
-from zoo import create_model
 
 KEY = {"evaluator": "bits", "model": "a model", "weights": "00", "settings": {"seed": 1}}
 
@@ -39,17 +40,12 @@ def test_cells_come_back_and_belong_to_their_settings(tmp_path):
 def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
     path = filled(tmp_path).path
     whole = path.read_bytes()
-    for kept in (len(whole) - 1, len(whole) - 20, whole.index(b"\n") + 5):
-        path.write_bytes(whole[:kept])
-        store = CellStore(tmp_path, KEY)
-        left = whole[:kept].count(b"\n") - 1  # of the lines the first is the key
-        assert list(store.finished) == [f"cell={n}" for n in range(left)]
-        for n in range(left, 3):
-            store.add(f"cell={n}", {"score": n / 3, "undefined": math.nan})
+    for size in (len(whole) - 1, len(whole) - 20, whole.index(b"\n") + 5, 10):  # the last cuts the key itself
+        path.write_bytes(whole[:size])
+        left = max(whole[:size].count(b"\n") - 1, 0)
+        assert list(CellStore(tmp_path, KEY).finished) == [f"cell={n}" for n in range(left)]
+        filled(tmp_path)
         assert path.read_bytes() == whole
-    path.write_bytes(whole[:10])  # the key itself was cut off
-    filled(tmp_path)
-    assert path.read_bytes() == whole
 
 
 def test_what_another_process_finished_is_taken_over(tmp_path):
@@ -91,9 +87,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
     store = filled(tmp_path)
     before = store.path.read_bytes()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(
-        signal.SIGXFSZ, signal.SIG_IGN
-    )  # a write beyond the limit fails with EFBIG, after half of it
+    # a write beyond the limit fails with EFBIG, after half of it
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
         with pytest.raises(OSError):
@@ -106,7 +101,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
     assert list(CellStore(tmp_path, KEY).finished) == ["cell=0", "cell=1", "cell=2", "next"]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "7", '{"cell": "cell=1"}', '{"cell": "cell=1", "va', "\x00\x00", ""])
+@pytest.mark.parametrize("line", ["{", "[]", '{"cell": "cell=1"}', '{"cell": "cell=1", "va', "\x00\x00", ""])
 def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
     path = filled(tmp_path).path
     lines = path.read_text().splitlines()
@@ -116,24 +111,15 @@ def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
     store.add("cell=1", {"score": 1 / 3})
     again = CellStore(tmp_path, KEY)
     assert sorted(again.finished) == ["cell=0", "cell=1", "cell=2"] and again.damaged == [3]
-
-
-@pytest.mark.parametrize("line", ["{", '{"other": 1}', '{"cell": "cell=0", "value": {}}'])
-def test_a_file_without_its_key_is_refused(tmp_path, line):
-    path = filled(tmp_path).path
-    path.write_text("\n".join([line, *path.read_text().splitlines()[1:]]) + "\n")
+    path.write_text("\n".join([line, *lines[1:]]) + "\n")
     with pytest.raises(ValueError, match=rf"{path.name} line 1\b"):
         CellStore(tmp_path, KEY)
 
 
 def test_weights_hash_sees_every_bit():
-    def model():
-        torch.manual_seed(1)
-        return create_model("text_ggd_tiny", num_layers=2, dim=32, num_heads=2, hidden_dim=48)
-
-    changed = model()
-    before = weights_hash(changed)
-    assert weights_hash(model()) == before
+    model = nn.Linear(3, 2)
+    before = weights_hash(model)
+    assert weights_hash(copy.deepcopy(model)) == before
     with torch.no_grad():
-        changed.layers[1].attention.prior.theta_beta[0] += 1e-6
-    assert weights_hash(changed) != before
+        model.bias[0] += 1e-6
+    assert weights_hash(model) != before

@@ -27,26 +27,17 @@ class Page(HTMLParser):
         self.links: set[str] = set()
         self.scripts: list[str] = []
         self.feed(page)
-        self.close()
         assert not self.open
 
     def handle_starttag(self, tag, attrs) -> None:
         values = dict(attrs)
-        assert len(values) == len(attrs)
         assert not {"src", "srcset", "action", "poster"} & values.keys() and tag not in ("link", "iframe", "base")
         if "id" in values:
             assert values["id"] not in self.ids and " " not in values["id"]
             self.ids.add(values["id"])
-        for name in ("href", "for", "aria-labelledby"):
-            if name in values:
-                self.links.add(values[name].removeprefix("#"))
+        self.links |= {values[name].removeprefix("#") for name in ("href", "for", "aria-labelledby") if name in values}
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
 
     def handle_endtag(self, tag) -> None:
         assert self.open.pop() == tag
@@ -105,9 +96,7 @@ def test_differences_and_their_intervals(tmp_path) -> None:
     Page(gallery_page([table], measured=True))
 
 
-@pytest.mark.parametrize("folder", ["missing", "."])
-def test_a_folder_without_results_is_refused(tmp_path, monkeypatch, capsys, folder) -> None:
+def test_a_folder_without_results_is_refused(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--results", folder, "--out", "page.html"]) == 2
-    assert "holds no results" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert main(["--results", ".", "--out", "page.html"]) == 2
+    assert "holds no results" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -41,12 +41,6 @@ def test_the_forward_kernel_compiles_and_spills_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_an_unknown_variant_is_named() -> None:
-    done = python("tools/compile_kernels.py", "--variants", "tables")
-    assert done.returncode == 2 and "--variants tables" in done.stderr
-
-
-@pytest.mark.slow
 def test_a_new_length_compiles_nothing_new() -> None:
     """Neither in training nor token by token."""
     done = python("-c", EVERY_LENGTH)

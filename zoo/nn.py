@@ -29,16 +29,13 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
     it is torch's module, except that a row that sees no key has heads of 0 where torch has NaN.
 
     Parameters are torch's, and those of the method under `prior`, `rotary` and `ssmax`: torch's state dicts load
-    (`strict=False`, unless the method has no parameters); see `from_torch`. Grouped key heads, lanes inside the head and KV
-    caches are in `zoo.layers.Attention`.
+    (`strict=False`, unless the method has no parameters). Grouped key heads and KV caches are in `zoo.layers.Attention`.
 
     Args:
-        embed_dim … dtype: as in torch, in torch's order.
-        add_bias_kv, add_zero_attn: False; keys without a position are not served.
-        position: a method of a line, or a sum, as in `zoo.methods.create_position`.
-        position_options: its options.
+        embed_dim, num_heads, args, kwargs: as in torch, without `add_bias_kv` and `add_zero_attn`.
+        position: a method of a line, or a sum, as in `zoo.methods.create_position`, with `position_options`.
         train_context: tokens seen in training, for methods and an SSMax that are relative to it, and the window of `local`.
-        ssmax: whether there is a row scale s_h·ln n, n the number of keys that the row sees. At the start it is 1 for rows that
+        ssmax: whether there is a row scale s_h·ln n, n the number of keys that the row sees; 1 at the start for rows that
             see `train_context` keys.
 
     Raises:
@@ -48,51 +45,28 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
 
     ssmax: SSMax | None
 
-    def __init__(  # noqa: PLR0913 - torch's arguments, in torch's order, and those of the position method
+    def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
+        *args: Any,
         position: str = "ggd",
         position_options: Options | None = None,
         train_context: int = 2048,
         ssmax: bool = False,
+        **kwargs: Any,
     ) -> None:
-        check_flags(
-            bias=bias, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, batch_first=batch_first, ssmax=ssmax
-        )
-        if add_bias_kv or add_zero_attn:
-            what = "add_bias_kv" if add_bias_kv else "add_zero_attn"
-            raise ValueError(
-                f"{what} adds a key without a position, for which no prior is defined; use position='key_bias'"
-            )
-        for name, size in dict(embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim).items():
-            if size is not None:
-                check_whole(name, size, 1)
+        check_whole("embed_dim", embed_dim, 1)
+        check_whole("num_heads", num_heads, 1)
+        check_flags(ssmax=ssmax)
         if embed_dim % num_heads:
             raise ValueError(f"heads must divide: {embed_dim=}, {num_heads=}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be a probability below 1, got {dropout}")
-        super().__init__(
-            embed_dim,
-            num_heads,
-            dropout,
-            bias,
-            kdim=kdim,
-            vdim=vdim,
-            batch_first=batch_first,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+        if self.bias_k is not None or self.add_zero_attn:
+            what = "add_zero_attn" if self.add_zero_attn else "add_bias_kv"
+            raise ValueError(f"{what} adds a key without a position, which has no prior; use position='key_bias'")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
         # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
         self._qkv_same_embed_dim = False
         parts = create_position(
@@ -105,36 +79,30 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         )
         if parts.embedding is not None:
             raise ValueError(
-                f"position {position!r} is added to the embedding before a model's first layer and is no part of attention; "
+                f"position {position!r} is added to the embedding before a model's first layer: "
                 "add it there (zoo.encodings) and use position='nope' here"
             )
         self.position, self.prior, self.rotary, self.window = position, parts.prior, parts.rotary, parts.window
         self.ssmax = SSMax(num_heads, train_context=train_context, causal=False, window=parts.window) if ssmax else None
         for part in (self.prior, self.rotary, self.ssmax):
             if part is not None:
-                part.to(device=device, dtype=dtype)
+                part.to(self.out_proj.weight)
 
     @staticmethod
     def from_torch(mha: nn.MultiheadAttention, **options: Any) -> PriorMultiheadAttention:
-        """A module with the weights, device, dtype and mode of torch's, and a position method by the constructor's options.
-
-        Raises:
-            ValueError: for a module with `add_bias_kv` or `add_zero_attn`, and as the constructor.
-        """
-        weight, extras = mha.out_proj.weight, (mha.bias_k is not None, mha.add_zero_attn)
-        module = PriorMultiheadAttention(
-            mha.embed_dim,
-            mha.num_heads,
-            mha.dropout,
-            mha.in_proj_bias is not None,
-            *extras,
-            mha.kdim,
-            mha.vdim,
-            mha.batch_first,
-            weight.device,
-            weight.dtype,
-            **options,
+        """A module with the weights, device, dtype and mode of torch's, and a position method by the constructor's options."""
+        torch_options = dict(
+            dropout=mha.dropout,
+            bias=mha.in_proj_bias is not None,
+            add_bias_kv=mha.bias_k is not None,
+            add_zero_attn=mha.add_zero_attn,
+            kdim=mha.kdim,
+            vdim=mha.vdim,
+            batch_first=mha.batch_first,
+            device=mha.out_proj.weight.device,
+            dtype=mha.out_proj.weight.dtype,
         )
+        module = PriorMultiheadAttention(mha.embed_dim, mha.num_heads, **torch_options, **options)
         module.load_state_dict(mha.state_dict(), strict=False)
         return module.train(mha.training)
 
@@ -153,10 +121,9 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights or None; arguments, shapes and results as in torch.
 
-        Key j is at position j and query i at position i; causal attention is aligned to the end, the last query at the position
-        of the last key. `is_causal` needs no `attn_mask`, where torch's wants one; methods that distinguish causal attention
-        (`t5`, `cable`) go by it. Float masks are added to the logits before SSMax's scale; a −∞ in them hides its key. Weights
-        take T × S memory, do not use `kernel`, and are those before dropout.
+        Key j is at position j and query i at position i; causal attention is aligned to the end. `is_causal` needs no
+        `attn_mask`, where torch's wants one. Float masks are added to the logits before SSMax's scale; a −∞ in them hides its
+        key. Weights take T × S memory, do not use `kernel`, and are those before dropout.
 
         Raises:
             ValueError: for shapes that do not fit, masks that are neither bool nor float, and a method that reads the layer's
@@ -176,7 +143,16 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"causal attention of {queries} queries needs as many keys, got {keys}")
         k_pos = Positions.line(keys)
         q_pos = k_pos.tail(queries) if is_causal else Positions.line(queries)
-        shown, added = self._masks(key_padding_mask, attn_mask, (len(query), queries, keys))
+        terms = self.prior(q_pos, k_pos, causal=is_causal, x=key)
+        shape = (len(query), self.num_heads, queries, keys)
+        masks = _masks("key_padding_mask", key_padding_mask, [(len(query), keys)], shape)
+        masks += _masks("attn_mask", attn_mask, [(queries, keys), (shape[0] * shape[1], queries, keys)], shape)
+        shown: Tensor | None = None
+        for visible, addend in masks:
+            shown = visible if shown is None else shown & visible
+            if addend is not None:
+                bias = addend.to(torch.promote_types(addend.dtype, torch.float32)).expand(-1, *shape[1:])
+                terms = terms + PriorTerms(bias=bias)
         window = self.window
         if window is not None and not is_causal and queries != keys:
             # The call's own window has queries at the end of the keys.
@@ -185,10 +161,6 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
-        terms = self.prior(q_pos, k_pos, causal=is_causal, x=key)
-        if added is not None:
-            bias = added.to(torch.promote_types(q.dtype, torch.float32))
-            terms = terms + PriorTerms(bias=bias.expand(-1, self.num_heads, queries, keys))
         oracle = _Oracle()
         heads = prior_attention(
             q,
@@ -211,11 +183,9 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         return out, weights if batched else weights[0]
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value) if not x.is_nested)
         if query.is_nested:
-            raise ValueError(
-                "nested tensors are not served; make torch.nn.TransformerEncoder with enable_nested_tensor=False"
-            )
+            raise ValueError("nested tensors are not served; make TransformerEncoder with enable_nested_tensor=False")
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         if query.ndim not in (2, 3) or not query.ndim == key.ndim == value.ndim:
             raise ValueError(f"query, key and value must all have 3 axes, or 2 unbatched, got {shapes}")
         expected = [self.embed_dim, self.kdim, self.vdim]
@@ -227,44 +197,11 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
 
     def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """(B, H, T, D) of queries, keys and values from inputs with the batch first."""
-        if self.in_proj_weight is not None:
-            weights = self.in_proj_weight.chunk(3)
-        else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         projected = map(F.linear, inputs, weights, biases)
         return tuple(x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
-
-    def _masks(
-        self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, shape: tuple[int, int, int]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Keys shown (bool) and finite addends, both (1 or B, 1 or H, 1 or T, S) or None, of a call of `shape` (B, T, S)."""
-        batch, queries, keys = shape
-        shapes: dict[str, list[tuple[int, ...]]] = {
-            "key_padding_mask": [(batch, keys)],
-            "attn_mask": [(queries, keys), (batch * self.num_heads, queries, keys)],
-        }
-        shown = added = None
-        for (name, allowed), mask in zip(shapes.items(), (key_padding_mask, attn_mask), strict=True):
-            if mask is None:
-                continue
-            if not (mask.dtype == torch.bool or mask.is_floating_point()):
-                raise ValueError(f"{name} must be bool, True where a key is hidden, or float, got {mask.dtype}")
-            if tuple(mask.shape) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(map(str, allowed))}, got {tuple(mask.shape)}")
-            if name == "key_padding_mask":
-                mask = mask[:, None, None]
-            else:
-                mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, (batch, self.num_heads))
-            if mask.dtype == torch.bool:
-                visible = ~mask
-            else:
-                # −∞ as a bool, since a row scale of 0 would make it NaN.
-                visible = mask != -torch.inf
-                finite = mask.masked_fill(~visible, 0.0)
-                added = finite if added is None else added + finite
-            shown = visible if shown is None else shown & visible
-        return shown, added
 
     def _near(self, q_pos: Positions, keys: int, causal: bool, device: torch.device) -> Tensor:
         """(1, 1, T, S) bool: keys inside the window, and not after the query of a causal call."""
@@ -276,12 +213,33 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         """(1 or B, H, T): SSMax's scale, by the number of keys that a row sees."""
         if self.ssmax is None:
             return None
-        if shown is not None:
-            visible = shown & self._near(q_pos, keys, causal, shown.device)
-            return self.ssmax.of_counts(visible.sum(-1).clamp(min=1).double())
-        if causal:
+        if shown is None and causal:
             return self.ssmax(q_pos, causal=True)
-        return self.ssmax(Positions.line(keys), causal=False)[..., :1].expand(-1, -1, q_pos.length)
+        if shown is None:
+            return self.ssmax(Positions.line(keys), causal=False)[..., :1].expand(-1, -1, q_pos.length)
+        visible = shown & self._near(q_pos, keys, causal, shown.device)
+        return self.ssmax.of_counts(visible.sum(-1).clamp(min=1).double())
+
+
+def _masks(
+    name: str, mask: Tensor | None, shapes: list[tuple[int, ...]], call: tuple[int, int, int, int]
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Keys shown (bool) and finite addends, (1 or B, 1 or H, 1 or T, S), of a mask of torch in a `call` (B, H, T, S)."""
+    if mask is None:
+        return []
+    if not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise ValueError(f"{name} must be bool, True where a key is hidden, or float, got {mask.dtype}")
+    if tuple(mask.shape) not in shapes:
+        raise ValueError(f"{name} must be {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
+    if name == "key_padding_mask":
+        mask = mask[:, None, None]
+    else:
+        mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, call[:2])
+    if mask.dtype == torch.bool:
+        return [(~mask, None)]
+    # −∞ as a bool, since a row scale of 0 would make it NaN.
+    shown = mask != -torch.inf
+    return [(shown, mask.masked_fill(~shown, 0.0))]
 
 
 class _Oracle:

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
+from zoo.decoding.cache import LayerCache
 from zoo.encodings import Rotation
 from zoo.layer_terms import LayerTerms
 from zoo.naming import Options, check_flags, check_number, check_options, check_whole, nearest
@@ -23,18 +23,8 @@ from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup
 
 __all__ = [
-    "LANES",
-    "Attention",
-    "AttentionCache",
-    "Block",
-    "GeluMLP",
-    "LogitOptions",
-    "PriorGate",
-    "SSMax",
-    "SwiGLU",
-    "init_linear",
-    "share_prior",
-]
+    "LANES", "Attention", "Block", "GeluMLP", "LogitOptions", "PriorGate", "SSMax", "SwiGLU", "init_linear", "share_prior"
+]  # fmt: skip
 
 LANES = ("inside", "beside")  # where a prior's lanes are: among a head's columns, or beside them
 
@@ -68,12 +58,9 @@ class SSMax(nn.Module):
     """Scalable softmax (arXiv 2501.19399): logits of query i times s_h·ln n_i, n_i the keys visible to it in its document.
 
     Args:
-        num_heads: H.
         train_context: tokens (or patches) seen in training.
-        causal: whether n counts i + 1 keys or all of them.
-        window: the sliding window, if any; it bounds n.
-        start: s at the start, 1 in BAM's code; None: 1 / mean(ln n) over the training context, so that training starts at
-            plain attention on average.
+        causal: whether n counts i + 1 keys or all of them; a `window` bounds it.
+        start: s at the start, 1 in BAM's code; None: 1 / mean(ln n) over the training context: plain attention on average.
     """
 
     def __init__(
@@ -126,39 +113,8 @@ class SSMax(nn.Module):
     def of_layers(layers: Sequence[SSMax], positions: Positions, *, causal: bool) -> list[Tensor]:
         """(1 or B, H, T) float32 of each of layers with one window: n and its logarithm are counted once."""
         stacked = copy.copy(layers[0])
-        # (L, 1, H).
-        stacked.__dict__["_parameters"] = {"s": torch.stack([layer.s for layer in layers])[:, None]}
+        stacked.__dict__["_parameters"] = {"s": torch.stack([layer.s for layer in layers])[:, None]}  # (L, 1, H)
         return list(stacked(positions, causal=causal).unbind())
-
-
-class AttentionCache(Protocol):
-    """What `Attention` needs of its layer's KV cache. `zoo.decoding` has it."""
-
-    def attend(
-        self,
-        prior: Prior,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Positions,
-        *,
-        query_scale: Tensor | None = None,
-        segments: Tensor | None = None,
-        window: int | None = None,
-        mask: Tensor | None = None,
-        kernel: str | Kernel = "auto",
-    ) -> Tensor:
-        """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
-
-        Args:
-            prior: of this layer.
-            x: (B, T, C) the layer's input at the new tokens.
-            q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D): queries of the last Q of the T new tokens.
-            positions: of the new tokens.
-            segments: (B, S) document ids of all tokens, or None.
-            mask: (1 or B, 1 or H, Q, S) bool over all tokens, or None.
-        """
 
 
 @dataclass(frozen=True)
@@ -169,8 +125,7 @@ class LogitOptions:
         temperature: τ, of the content alone.
         prior_scale: γ.
         scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
-        prior_gate: whether there is a gate g_i = sigmoid(b_h − softplus(a_h)·‖q_i‖), q_i as projected, a and b learned (GOAT's
-            released code): a long query listens to the prior less. It starts within 1e-4 of 1.
+        prior_gate: whether there is a gate g_i (`PriorGate`; GOAT's released code).
     """
 
     temperature: float = 1.0
@@ -185,7 +140,7 @@ class LogitOptions:
 
     @staticmethod
     def of(options: Options, *, scale_prior: bool = True) -> LogitOptions:
-        """From a model's configuration. Raises ValueError for an unknown name."""
+        """From a model's configuration."""
         check_options("logit_options", LogitOptions, options, fixed=["scale_prior"])
         return LogitOptions(**options, scale_prior=scale_prior)
 
@@ -193,24 +148,16 @@ class LogitOptions:
 class Attention(nn.Module):
     """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
 
-    The R lanes of the prior are "inside" the head width D = dim/num_heads: queries and keys project to d_c = D − R content
-    columns; or "beside" it: d_c = D, and attention runs with queries and keys of D + R columns. Values have D.
+    The R lanes of the prior are "inside" the head width D = dim/num_heads: queries and keys project to `content_dim`
+    d_c = D − R columns; or "beside" it: d_c = D, and attention runs with queries and keys of D + R columns. Values have D.
 
     Args:
-        dim: C.
-        num_heads: H, dividing C.
-        prior: the log-prior.
-        num_kv_heads: G, dividing H; None for H.
+        dim, num_heads, num_kv_heads: C, H dividing C, and G dividing H (None: H).
         rotary: turns q and k.
         ssmax: row scale of the logits.
         window: keys a query sees, itself included; None for all.
-        causal: whether keys after the query are hidden.
-        lanes: "inside" or "beside".
         bias: whether the four projections have biases.
         logits: how content and prior are put together.
-
-    Attributes:
-        content_dim: d_c.
 
     Raises:
         ValueError: if the sizes do not divide, the lanes leave no content columns, or `lanes` is neither.
@@ -242,8 +189,7 @@ class Attention(nn.Module):
             check_whole("window", window, 1)
         if dim % num_heads or num_heads % num_kv_heads:
             raise ValueError(f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}")
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
-        self.lanes = lanes
+        self.num_heads, self.head_dim, self.lanes = num_heads, dim // num_heads, lanes
         self.content_dim = self.head_dim - (prior.num_lanes if lanes == "inside" else 0)
         if self.content_dim < 1:
             raise ValueError(
@@ -253,11 +199,8 @@ class Attention(nn.Module):
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
         self.window, self.causal = window, causal
         logits = logits or LogitOptions()
-        self.temperature, self.prior_scale, self.scale_prior = (
-            logits.temperature,
-            logits.prior_scale,
-            logits.scale_prior,
-        )
+        self.temperature, self.prior_scale = logits.temperature, logits.prior_scale
+        self.scale_prior = logits.scale_prior
         self.prior_gate = PriorGate(num_heads) if logits.prior_gate else None
         self.query = nn.Linear(dim, num_heads * self.content_dim, bias=bias)
         self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
@@ -270,7 +213,7 @@ class Attention(nn.Module):
         positions: Positions,
         *,
         segments: Tensor | None = None,
-        cache: AttentionCache | None = None,
+        cache: LayerCache | None = None,
         kernel: str | Kernel = "auto",
         logit_scale: float = 1.0,
         last: int | None = None,
@@ -279,17 +222,20 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C), without work for the others.
 
-        With a cache the T tokens follow those it holds; segments cover all. logit_scale multiplies every logit, the prior's
-        too: an inverse temperature for measurements, 1 in the model itself. With a sequence group x and the result are this
-        rank's part of the line, `positions` and `segments` of the whole line. `made`: by `layer_terms`, for this call.
+        With a cache the T tokens follow those it holds; segments cover all. `logit_scale` multiplies every logit, the prior's
+        too. With a sequence group x and the result are this rank's part of the line, `positions` and `segments` of the whole
+        line. `made`: by `layer_terms`, for this call.
         """
         made = LayerTerms() if made is None else made
         k_pos = positions if sequence is None else sequence.part_of(positions)
-        asking, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
-        q = self.query(asking).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        x_q, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
+        q = self.query(x_q).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-        weight = self._prior_weight(q)
+        # (1 or B, 1 or H, T) float32, by which the prior is multiplied; None for 1.
+        weight = None if self.prior_gate is None else self.prior_scale * self.prior_gate(q)
+        if weight is None and self.prior_scale != 1.0:
+            weight = q.new_full(q.shape[1:3], self.prior_scale, dtype=torch.float32)[None]
         if self.rotary is not None:
             line = {} if sequence is None else {"length": positions.length}
             q, k = self.rotary.both(q, q_pos, k, k_pos, **line)
@@ -319,21 +265,9 @@ class Attention(nn.Module):
             out = cache.attend(self.prior, x, q, k, v, positions, **options)
         return self.out(out.transpose(1, 2).flatten(2))
 
-    def _prior_weight(self, q: Tensor) -> Tensor | None:
-        """(1 or B, 1 or H, T) float32: what the prior is multiplied by, from queries (B, H, T, d_c); None for 1."""
-        if self.prior_gate is not None:
-            return self.prior_scale * self.prior_gate(q)
-        return (
-            None if self.prior_scale == 1.0 else q.new_full(q.shape[1:3], self.prior_scale, dtype=torch.float32)[None]
-        )
-
 
 def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object]]) -> None:
-    """Make the first layer's prior that of all, which stays a module of the first alone: one copy in state dicts.
-
-    Raises:
-        ValueError: where layers have different methods (name, options).
-    """
+    """Make the first layer's prior that of all: one copy in state dicts. ValueError where `methods` (name, options) differ."""
     if any(method != methods[0] for method in methods):
         raise ValueError(f"share_prior needs one position method for all layers, got {[name for name, _ in methods]}")
     for attention in layers[1:]:
@@ -342,7 +276,10 @@ def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object
 
 
 class PriorGate(nn.Module):
-    """g = sigmoid(b_h − softplus(a_h)·‖q‖) of queries (B, H, T, d_c), at least 2^−20; (B, H, T) float32 or wider."""
+    """g = sigmoid(b_h − softplus(a_h)·‖q‖) of projected queries (B, H, T, d_c), at least 2^−20; (B, H, T) float32 or wider.
+
+    a and b are learned; g starts within 1e-4 of 1. A long query listens to the prior less.
+    """
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -356,12 +293,7 @@ class PriorGate(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm: x + attention(norm x), then x + mlp(norm x).
-
-    Args:
-        dim: C.
-        norm: nn.RMSNorm or nn.LayerNorm.
-    """
+    """Pre-norm: x + attention(norm x), then x + mlp(norm x)."""
 
     def __init__(
         self,
@@ -384,7 +316,7 @@ class Block(nn.Module):
         positions: Positions,
         *,
         segments: Tensor | None = None,
-        cache: AttentionCache | None = None,
+        cache: LayerCache | None = None,
         kernel: str | Kernel = "auto",
         last: int | None = None,
         sequence: SequenceGroup | None = None,
@@ -398,10 +330,7 @@ class Block(nn.Module):
 
 
 def init_linear(model: nn.Module, *, depth: int) -> None:
-    """Normal weights of variance 2/(5·fan_in), those of `out` and `down` divided by sqrt(2·depth); zero biases.
-
-    Priors keep the inits of their papers.
-    """
+    """Normal weights of variance 2/(5·fan_in), of `out` and `down` divided by sqrt(2·depth); zero biases; priors stay."""
     of_priors = {id(layer) for prior in model.modules() if isinstance(prior, Prior) for layer in prior.modules()}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and id(layer) not in of_priors:

@@ -1,8 +1,7 @@
 """Sequence parallelism by DeepSpeed-Ulysses (arXiv 2309.14509): ranks that hold a line of tokens together.
 
-Outside attention each rank has a part of the line and all heads; inside it some heads and the whole line, so that a prior
-makes its table and lanes for the heads of this rank alone. Tokens and heads change places in an all-to-all exchange, before
-attention and after it.
+Outside attention each rank has a part of the line and all heads; inside it some heads and the whole line. Tokens and heads
+change places in an all-to-all exchange before attention and after it.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ __all__ = ["SequenceGroup"]
 class SequenceGroup:
     """Rank r of N: it has tokens [r·T/N, (r+1)·T/N) of lines of T, and heads [r·H/N, (r+1)·H/N) inside attention.
 
-    Attributes:
-        rank, size: r and N.
-        exchange: (x, cut, joined): all-to-all of x (B, L, H, D), differentiable, by which axis `cut`, 1 or 2, becomes this
-            rank's N-th of it, and the other, `joined`, N times as long, in the order of ranks.
+    `exchange(x, cut, joined)` is a differentiable all-to-all of x (B, L, H, D): axis `cut` becomes this rank's N-th of it, and
+    axis `joined` N times as long, in the order of ranks.
     """
 
     rank: int
@@ -43,11 +40,11 @@ class SequenceGroup:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def heads(self, num_heads: int) -> slice:
-        """The heads of this rank. ValueError where N does not divide them."""
+        """The heads of this rank."""
         return self._range(num_heads, "heads")
 
     def part(self, x: Tensor) -> Tensor:
-        """This rank's part of x (B, T, …), (B, T/N, …). ValueError where N does not divide T."""
+        """This rank's part (B, T/N, …) of x (B, T, …)."""
         return x[:, self._range(x.shape[1], "tokens of a line")]
 
     def part_of(self, positions: Positions) -> Positions:
@@ -76,11 +73,10 @@ class SequenceGroup:
         """(B, H, T/N, D): this rank attends by its heads over the whole line, and the ranks exchange heads for tokens.
 
         Args:
-            prior: of all heads.
+            prior: of all heads; `terms`: of this rank's heads, where they were made before.
             x: (B, T/N, C) the layer's input at this rank's tokens.
             q, k, v: (B, H, T/N, d_c), (B, G, T/N, d_c), (B, G, T/N, D).
             positions: of the whole line.
-            terms: of this rank's heads, where they were made before.
             query_scale, options: as in `prior_attention`.
         """
         # Where ranks do not divide the key heads, the least repetition that they do: H is a multiple of both.
@@ -94,8 +90,4 @@ class SequenceGroup:
             x = x if content is None else self.to_heads(content)
             terms = prior.of_heads(self.heads(num_heads))(positions, positions, causal=causal, x=x)
         out = prior_attention(q, k, v, terms, causal=causal, query_scale=query_scale, **options)
-        return self.to_tokens(out)
-
-    def to_tokens(self, x: Tensor) -> Tensor:
-        """(B, H/N, T, D) of this rank's heads → (B, H, T/N, D) of its tokens."""
-        return self.exchange(x.transpose(1, 2), 1, 2).transpose(1, 2)
+        return self.exchange(out.transpose(1, 2), 1, 2).transpose(1, 2)

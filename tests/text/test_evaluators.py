@@ -60,7 +60,7 @@ class KnownAnswer(nn.Module):
             if written >= 0:
                 for row, target in enumerate(cache.targets):
                     logits[row, t, target[written]] = 5.0
-        cache.length += tokens.shape[1]
+        cache.advance(tokens.shape[1])
         return logits if last is None else logits[:, -last:]
 
     def forward_head(self, features):

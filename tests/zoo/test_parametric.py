@@ -96,7 +96,7 @@ def test_a_table_read_elsewhere_stays_parametric() -> None:
     """As a cache reads it: one query, a table that reaches further than the keys."""
     prior, _ = build(*CASES["line-mu"])
     cache = KVCache(1, capacity=64)
-    cache.length = 10
+    cache.advance(10)
     table = cache.layers[0].table(prior, Positions.line(1, offset=10), LINE)
     assert table is not None and table.parametric is not None and table.table.shape[1] > 11
     grad = direction(table)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from zoo.attention.base import Kernel, fold_lanes
 from zoo.attention.dispatch import prior_attention
-from zoo.layers import AttentionCache
 from zoo.naming import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
-__all__ = ["Cache", "KVCache", "LayerCache", "Mark"]
+__all__ = ["KVCache", "LayerCache"]
 
 
-class LayerCache(AttentionCache):
+@dataclass
+class Extent:
+    """Tokens held, and tokens that fit; the layers of a cache share it."""
+
+    length: int = 0
+    capacity: int = 0
+
+
+class LayerCache:
     """All keys and values of one layer in one buffer each.
 
     Attributes:
@@ -28,50 +32,28 @@ class LayerCache(AttentionCache):
         carries: (B, H, capacity, 1) the prior's state after each token, as in `PriorTerms.carry`; None without one.
     """
 
-    def __init__(self, owner: Cache) -> None:
-        self._owner = weakref.ref(owner)  # a cycle would keep keys and values until the garbage collector comes by
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.carries: Tensor | None = None
         self._table: RelativeTable | None = None
 
-    @property
-    def owner(self) -> Cache:
-        """The cache that this layer is of."""
-        owner = self._owner()
-        assert owner is not None
-        return owner
-
-    def __getstate__(self) -> dict[str, Any]:  # a copy of a cache has layers of its own
-        return self.__dict__ | {"_owner": self.owner}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._owner = weakref.ref(state["_owner"])
-
-    @property
-    def carry(self) -> Tensor | None:
-        """(B, H) the prior's state after the last token held, or None."""
-        return None if self.carries is None or not self.owner.length else self.carries[:, :, self.owner.length - 1, 0]
-
-    def memory(self) -> int:
-        """Bytes reserved for keys and values."""
-        return sum(x.numel() * x.element_size() for x in (self.keys, self.values) if x is not None)
-
     def select(self, rows: Tensor) -> None:
-        """As `Cache.select`."""
-        if self.carries is not None:
-            self.carries = self.carries.index_select(0, rows)
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+        """As `KVCache.select`."""
+        buffers = (self.keys, self.values, self.carries)
+        self.keys, self.values, self.carries = (None if x is None else x.index_select(0, rows) for x in buffers)
 
     def terms(
         self, prior: Prior, x: Tensor, k: Tensor, queries: Positions, positions: Positions
     ) -> tuple[PriorTerms, Tensor]:
         """The prior's terms of the queries among the new tokens without key lanes, and keys with the lanes folded in."""
-        terms = prior(queries, positions, causal=True, x=x, carry=self.carry)
+        length, carry = self.extent.length, None
+        if self.carries is not None and length:
+            carry = self.carries[:, :, length - 1, 0]
+        terms = prior(queries, positions, causal=True, x=x, carry=carry)
         if terms.carry is not None:
-            self.carries = _store(self.carries, terms.carry[..., None], self.owner.length, self.owner.capacity)
+            self.carries = _store(self.carries, terms.carry[..., None], self.extent)
         if terms.k_lanes is not None:
             k = fold_lanes(k, terms.k_lanes)
         return replace(terms, k_lanes=None, offset=None), k  # which was relative to the new keys
@@ -81,7 +63,7 @@ class LayerCache(AttentionCache):
         if q_pos.length > 1:
             return prior.relative_table(q_pos, k_pos, causal=True)
         if self._table is None or self._table.table.shape[1] < k_pos.length:
-            far = max(self.owner.capacity, k_pos.length)
+            far = max(self.extent.capacity, k_pos.length)
             self._table = prior.relative_table(Positions.line(1, offset=far - 1), Positions.line(far), causal=True)
         return None if self._table is None else self._table.shifted(q_pos, k_pos)
 
@@ -100,15 +82,24 @@ class LayerCache(AttentionCache):
         mask: Tensor | None = None,
         kernel: str | Kernel = "auto",
     ) -> Tensor:
+        """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
+
+        Args:
+            prior: of this layer.
+            x: (B, T, C) the layer's input at the new tokens.
+            q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D): queries of the last Q of the T new tokens.
+            positions: of the new tokens.
+            segments, mask: over all tokens.
+        """
         queries = positions.tail(q.shape[2])
         terms, k = self.terms(prior, x, k, queries, positions)
         k, v = self.append(k, v)
-        everything = Positions.line(k.shape[2])
-        table = None if terms.table is None else self.table(prior, queries, everything)
+        k_pos = Positions.line(k.shape[2])
+        table = None if terms.table is None else self.table(prior, queries, k_pos)
         bias = None
         if terms.bias is not None:
-            everything = everything if segments is None else Positions.documents(segments)
-            bias = prior.dense_bias(queries, everything, causal=True)
+            k_pos = k_pos if segments is None else Positions.documents(segments)
+            bias = prior.dense_bias(queries, k_pos, causal=True)
         return prior_attention(
             q,
             k,
@@ -124,45 +115,55 @@ class LayerCache(AttentionCache):
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S tokens."""
-        start = self.owner.length
-        stop = start + keys.shape[2]
-        self.keys = _store(self.keys, keys, start, self.owner.capacity)
-        self.values = _store(self.values, values, start, self.owner.capacity)
+        stop = self.extent.length + keys.shape[2]
+        self.keys, self.values = _store(self.keys, keys, self.extent), _store(self.values, values, self.extent)
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A saved state of a cache, for `rewind`."""
+class KVCache:
+    """Keys and values of all layers for batched causal decoding.
 
-    length: int
-
-
-class Cache:
-    """Base of caches: token count, positions of the next tokens, mark/rewind, crop, and the choice of rows.
+    Args:
+        num_layers: layers of the model.
+        capacity: tokens to reserve at once; 0 reserves in blocks on demand. A full cache grows by half, at least one block.
+        block: tokens per block.
 
     Attributes:
-        length: tokens held.
-        capacity: tokens that fit.
+        length, capacity: tokens held, and tokens that fit.
         layers: one `LayerCache` per layer of the model.
-        tokens: (B, length) ids of the tokens held, where a model looks at them again and so keeps them here (`keep`).
+        tokens: (B, length) ids of the tokens held, where a model keeps them here (`keep`).
+        segments: (B, length) document ids, or None.
     """
 
-    layers: Sequence[LayerCache]
-
-    def __init__(self) -> None:
-        self.length = self.capacity = 0
-        self.segments: Tensor | None = None
+    def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
+        check_whole("num_layers", num_layers, 0)
+        check_whole("capacity", capacity, 0)
+        check_whole("block", block, 1)
+        self.block = block
+        self.extent = Extent(capacity=-(-capacity // block) * block)
+        self.layers = [LayerCache(self.extent) for _ in range(num_layers)]
         self.tokens: Tensor | None = None
-        self._within: Tensor | None = None
+        self.segments: Tensor | None = None
+        self._within: Tensor | None = None  # (B, 1) the last token's index in its document
+
+    @property
+    def length(self) -> int:
+        return self.extent.length
+
+    @property
+    def capacity(self) -> int:
+        return self.extent.capacity
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more."""
-        raise NotImplementedError
+        needed = self.length + tokens
+        if needed > self.capacity:
+            size = max(needed, self.capacity + self.capacity // 2)
+            self.extent.capacity = -(-size // self.block) * self.block
 
     def advance(self, tokens: int) -> None:
         """Count `tokens` as held, after every layer stored them."""
-        self.length += tokens
+        self.extent.length += tokens
 
     def keep(self, tokens: Tensor) -> Tensor:
         """Append ids (B, T) of new tokens to `tokens`, and return all of them."""
@@ -171,25 +172,22 @@ class Cache:
 
     def memory(self) -> int:
         """Bytes that all layers reserve for keys and values."""
-        return sum(layer.memory() for layer in self.layers)
+        buffers = [x for layer in self.layers for x in (layer.keys, layer.values) if x is not None]
+        return sum(x.numel() * x.element_size() for x in buffers)
 
-    def mark(self) -> Mark:
+    def mark(self) -> int:
         """This state, for `rewind`."""
-        return Mark(self.length)
+        return self.length
 
-    def rewind(self, mark: Mark) -> None:
+    def rewind(self, mark: int) -> None:
         """Drop the tokens after `mark`; the next keys overwrite theirs."""
-        self.crop(mark.length)
+        self.crop(mark)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens; the next keys overwrite the others.
-
-        Raises:
-            ValueError: for a negative length, or one beyond the tokens held.
-        """
+        """Keep the first `length` tokens. Raises ValueError for a negative length, or one beyond the tokens held."""
         if not isinstance(length, WHOLE) or not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be cropped to {length}")
-        self.length = length
+        self.extent.length = length
         if self.tokens is not None:
             self.tokens = self.tokens[:, :length] if length else None
         if self.segments is not None:
@@ -228,37 +226,13 @@ class Cache:
         return Positions(tokens, self.length, within=within), self.segments
 
 
-class KVCache(Cache):
-    """Keys and values of all layers for batched causal decoding.
-
-    Args:
-        num_layers: layers of the model.
-        capacity: tokens to reserve at once; 0 reserves in blocks on demand. A full cache grows by half, at least one block.
-        block: tokens per block.
-    """
-
-    def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
-        super().__init__()
-        check_whole("num_layers", num_layers, 0)
-        check_whole("capacity", capacity, 0)
-        check_whole("block", block, 1)
-        self.block = block
-        self.capacity = -(-capacity // block) * block
-        self.layers = [LayerCache(self) for _ in range(num_layers)]
-
-    def reserve(self, tokens: int) -> None:
-        needed = self.length + tokens
-        if needed > self.capacity:
-            grown = max(needed, self.capacity + self.capacity // 2)
-            self.capacity = -(-grown // self.block) * self.block
-
-
-def _store(held: Tensor | None, new: Tensor, start: int, capacity: int) -> Tensor:
-    """Write `new` at row `start` of the (B, G, capacity, D) buffer, allocated or enlarged if too small."""
-    if held is None or held.shape[2] < capacity:
-        grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
-        if held is not None:
-            grown[:, :, :start] = held[:, :, :start]
-        held = grown
-    held[:, :, start : start + new.shape[2]] = new
-    return held
+def _store(buffer: Tensor | None, new: Tensor, extent: Extent) -> Tensor:
+    """Write `new` after the tokens held into the (B, G, capacity, D) buffer, allocated or enlarged if too small."""
+    start = extent.length
+    if buffer is None or buffer.shape[2] < extent.capacity:
+        larger = new.new_empty(new.shape[0], new.shape[1], extent.capacity, new.shape[3])
+        if buffer is not None:
+            larger[:, :, :start] = buffer[:, :, :start]
+        buffer = larger
+    buffer[:, :, start : start + new.shape[2]] = new
+    return buffer

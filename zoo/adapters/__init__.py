@@ -25,10 +25,8 @@ from zoo.naming import check_flags, check_whole
 __all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
 
 Model = TypeVar("Model", bound=nn.Module)
-LIBRARIES = {
-    "transformers": "zoo.adapters.hf",
-    "timm": "zoo.adapters.timm",
-}  # imported when a model of theirs is adapted
+# Imported when a model of theirs is adapted.
+LIBRARIES = {"transformers": "zoo.adapters.hf", "timm": "zoo.adapters.timm"}
 
 
 def adapt(
@@ -45,22 +43,19 @@ def adapt(
 
         out[i] = Σ_j softmax_j( (scale·⟨q_i, k_j⟩ + K[h,i,j] + mask) · s_h[i] ) v_j,     s = 1 without SSMax.
 
-    Served are decoders and encoders of transformers whose attention goes through its attention interface (Llama, Qwen,
-    Mistral, GPT-2, GPT-NeoX, BERT, ViT, DINOv2 and v3 and their like), and timm's VisionTransformer. Priors that can start
-    uniform do: until they are trained the model's output is that of its own "sdpa" attention, to the bit. Lanes are beside the
-    heads' columns; weights, masks, caches and generation stay the library's own. transformers' static cache is cut to what
-    is filled, and its other implementations of attention are not used.
+    Served are models of transformers whose attention goes through its attention interface (Llama, Qwen, Mistral, GPT-2,
+    GPT-NeoX, BERT, ViT, DINOv2 and v3 and their like), and timm's VisionTransformer. Priors that can start uniform do: until
+    they are trained the model's output is that of its own "sdpa" attention, to the bit. Weights, masks, caches and generation
+    stay the library's.
 
     Args:
         model: of `transformers` or `timm`.
-        position: a prior, or a sum of priors, by the names of `zoo.methods.create_position`; of image models by those of
-            `create_grid_position`.
-        options: its options; those that are not given are the defaults, but `init` is "uniform".
-        keep_rope: False takes the model's own position method out: its rotation, or its learned positions, which become zeros.
+        position: a prior, or a sum of priors, named as in `zoo.methods.create_position` (images: `create_grid_position`).
+        options: its options; the defaults, but `init` is "uniform".
+        keep_rope: False takes out the model's own rotation, or its learned positions, which become zeros.
         ssmax: whether there is a row scale s_h·ln n over the n keys that a row sees (SSMax). It does not start at the identity.
         train_context: tokens seen in training, for priors and an SSMax relative to it; default: max_position_embeddings.
-        train: which parameters are trained: "all" as they are, "priors" alone, or patterns of the names of those that are
-            trained beside the priors, such as "*q_proj*".
+        train: "all" parameters, "priors" alone, or patterns of names of parameters to train with the priors ("*q_proj*").
 
     Raises:
         ValueError: for a model that is not served or has priors already, a position method that is no prior or depends on the
@@ -90,20 +85,12 @@ def adapt(
 
 
 def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write an adapted model in its library's layout; of transformers it is `save_pretrained`."""
+    """Write an adapted model in its library's layout; for transformers it is `save_pretrained`."""
     _library(model).save(model, Path(folder))
 
 
 def load_adapted(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
-    """The adapted model in a folder that `save_adapted`, or of transformers `save_pretrained`, wrote.
-
-    Args:
-        folder: the folder.
-        kwargs: of the library's own loader, such as `dtype`.
-
-    Raises:
-        ValueError: where the folder's config.json is of no adapted model.
-    """
+    """The model that `save_adapted` wrote; kwargs as in the library's loader. ValueError where the folder has none."""
     config = _config(folder)
     if RECORD not in config:
         raise ValueError(f"{folder} holds no adapted model; expected a config.json that save_adapted wrote")
@@ -117,7 +104,6 @@ def is_adapted(folder: str | os.PathLike[str]) -> bool:
 
 
 def _config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What config.json says; empty without one."""
     try:
         return read_object(Path(folder) / "config.json")
     except (OSError, ValueError):
@@ -125,14 +111,14 @@ def _config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _library(model: nn.Module) -> ModuleType:
-    """The file for the library that a model is of. Raises ValueError for another."""
-    of = {base.__module__.partition(".")[0] for base in type(model).__mro__}
-    if "modalities" in of:
-        raise ValueError(f"{type(model).__name__} is a model of the zoo: choose its position method when it is made")
+    """The file of `LIBRARIES` for a model."""
+    name, packages = type(model).__name__, {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    if "modalities" in packages:
+        raise ValueError(f"{name} is a model of the zoo: choose its position method when it is made")
     for library, file in LIBRARIES.items():
-        if library in of:
+        if library in packages:
             return import_module(file)
     raise ValueError(
-        f"{type(model).__name__} is a model of none of {', '.join(LIBRARIES)}; for one built from torch's own modules there is "
+        f"unsupported model {name}: expected a transformers or timm model; for torch's own modules there is "
         "zoo.nn.PriorMultiheadAttention"
     )

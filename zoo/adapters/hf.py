@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer
+from zoo.naming import Options
 from zoo.positions import Positions, check_runs
 
 __all__ = ["adapt", "load", "save"]
@@ -47,21 +48,11 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     context = request.train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
     if not context:
         raise ValueError(f"{type(config).__name__} names no max_position_embeddings: give train_context in tokens")
-    made = [
-        create_layer(
-            request,
-            dim=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            train_context=context,
-            causal=layer.is_causal,
-            grid=grid,
-            train_grid=train_grid,
-        )
-        for layer in layers
-    ]
+    sizes: Options = dict(dim=config.hidden_size, num_heads=config.num_attention_heads, train_context=context)
+    priors = [create_layer(request, causal=x.is_causal, grid=grid, train_grid=train_grid, **sizes) for x in layers]
     if not request.keep_rope:
         _remove_positions(model, images=grid is not None)
-    for layer, prior in zip(layers, made, strict=True):
+    for layer, prior in zip(layers, priors, strict=True):
         layer.position_bias = prior.to(next(layer.parameters()).device)
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -92,18 +83,18 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder)
     request = Request(**config.__dict__.pop(RECORD))
     [architecture] = config.architectures
-    made_as: Any = getattr(transformers, architecture)
+    kind: Any = getattr(transformers, architecture)
 
-    def make(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **more: Any) -> None:
-        made_as.__init__(self, config, *args, **more)
+    def init(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **more: Any) -> None:
+        kind.__init__(self, config, *args, **more)
         adapt(self, request)
 
     # The priors are there when from_pretrained reads the weights, and stay in float32.
-    wide = [*(made_as._keep_in_fp32_modules_strict or ()), "position_bias"]
-    own = {"__init__": make, "__module__": made_as.__module__, "_keep_in_fp32_modules_strict": wide}
-    adapted: Any = type(made_as.__name__, (made_as,), own)
+    wide = [*(kind._keep_in_fp32_modules_strict or ()), "position_bias"]
+    members = {"__init__": init, "__module__": kind.__module__, "_keep_in_fp32_modules_strict": wide}
+    adapted: Any = type(kind.__name__, (kind,), members)
     model = adapted.from_pretrained(folder, config=config, **kwargs)
-    model.__class__ = made_as
+    model.__class__ = kind
     return model
 
 
@@ -140,14 +131,15 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
     learned = False
     for owner in list(model.modules()):
         for name in LEARNED:
-            held = getattr(owner, name, None)
-            if type(held) is nn.Embedding and not images:
-                setattr(owner, name, NoPositions(held.embedding_dim))
-            elif isinstance(held, nn.Embedding | nn.Parameter):
-                # Resized to other images, or called with more than positions: zeros in its place.
-                table = held.weight if isinstance(held, nn.Embedding) else held
-                table.requires_grad_(False).data.zero_()
-            learned = learned or isinstance(held, nn.Embedding | nn.Parameter)
+            table = getattr(owner, name, None)
+            if not isinstance(table, nn.Embedding | nn.Parameter):
+                continue
+            learned = True
+            if type(table) is nn.Embedding and not images:
+                setattr(owner, name, NoPositions(table.embedding_dim))
+            else:  # resized to other images, or called with more than positions
+                values = table.weight if isinstance(table, nn.Embedding) else table
+                values.requires_grad_(False).data.zero_()
     if not rotations and not learned:
         raise ValueError(f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions")
 
@@ -187,16 +179,14 @@ def _attend(
     layer: LayerPrior | None = module._modules.get("position_bias")
 
     def own() -> Tensor:
-        given = dict(dropout=dropout, scaling=scaling, is_causal=is_causal) | kwargs
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)[0].transpose(1, 2)
+        options = dict(dropout=dropout, scaling=scaling, is_causal=is_causal) | kwargs
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0].transpose(1, 2)
 
     if layer is None:
         return own().transpose(1, 2), None
     for name, what in NOT_SERVED.items():
         if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} has {what} ({name}), which attention with a prior does not serve"
-            )
+            raise ValueError(f"{type(module).__name__} has {what} ({name}), not served by attention with a prior")
     causal = module.is_causal if is_causal is None else is_causal
     mask, bias = _split(attention_mask)
     if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
@@ -242,11 +232,7 @@ def _check_gaps(mask: Tensor, keys: int) -> None:
 def _positions(
     layer: LayerPrior, queries: int, keys: int, mask: Tensor | None, causal: bool, window: int | None
 ) -> tuple[Positions, Positions]:
-    """Of queries and keys. Tokens count from the first that their query sees, so that padding and packing move nothing.
-
-    Raises:
-        ValueError: where a window's cache has dropped keys and the prior needs to know how many.
-    """
+    """Of queries and keys. Tokens count from the first that their query sees, so that padding and packing move nothing."""
     if layer.grid is not None:
         grid = layer.grid.positions(keys)
         return grid, grid

@@ -15,6 +15,7 @@ from zoo.attention import prior_attention
 from zoo.attention.base import Kernel
 from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
+from zoo.naming import Options
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.tables import whole_bias
@@ -39,7 +40,7 @@ def attending_by(kernel: str | Kernel) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Request:
-    """What `zoo.adapt` was asked for. `alone`: nothing but priors is to be trained."""
+    """The arguments of `zoo.adapt`. `alone`: nothing but priors is to be trained."""
 
     position: str
     options: dict[str, Any]
@@ -69,11 +70,7 @@ class Grid:
         self.shape = (output.shape[-2], output.shape[-1])
 
     def positions(self, tokens: int) -> Positions:
-        """Of `tokens` tokens, the patches last.
-
-        Raises:
-            ValueError: where tokens are not the prefix and all patches, as after dropping patches.
-        """
+        """Of `tokens` tokens, the patches last; ValueError unless they are the prefix and all patches."""
         if self.shape is None:
             raise ValueError("an adapted image model needs its images, from which the patch grid follows")
         height, width = self.shape
@@ -86,18 +83,11 @@ class Grid:
 
 
 class LayerPrior(nn.Module):
-    """A layer's log-prior K and, if asked for, SSMax's scale.
+    """A layer's log-prior K and, optionally, SSMax's scale; `grid` is None for a line of tokens.
 
     While K is the same for all keys, as with a prior that starts uniform, the layer's own attention gives the output, to the
-    bit; gradients are those of attention with K.
-
-    On a grid whose model has prefix tokens the table of K counts less its value at the start, the same for all patches where
-    it starts uniform: K of prefix tokens is 0, and they keep their share of the attention.
-
-    Args:
-        prior: the log-prior.
-        ssmax: row scale of the logits.
-        grid: where the patch grid is told; None for a line of tokens.
+    bit; gradients are those of attention with K. On a grid with prefix tokens, whose K is 0, the table counts less its value
+    at the start (`level`), so that they keep their share of the attention.
     """
 
     level: Tensor | None
@@ -105,15 +95,14 @@ class LayerPrior(nn.Module):
     def __init__(self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None) -> None:
         super().__init__()
         self.prior, self.ssmax, self.grid = prior, ssmax, grid
-        self._moved: Any = None  # the parameters' versions at which K was found not to be uniform
-        self.register_buffer("level", self._start() if grid is not None else None)
-
-    def _start(self) -> Tensor | None:
-        """(H,) the table's value at a patch's own place; None without a table."""
-        one = Positions.grid(1, 1)
-        with torch.no_grad():
-            table = self.prior(one, one, causal=False).table
-        return None if table is None else table.table[:, table.center].float()
+        self._moved: object = None  # the parameters' versions at which K was found not to be uniform
+        level = None
+        if grid is not None:  # (H,) the table's value at a patch's own place
+            one = Positions.grid(1, 1)
+            with torch.no_grad():
+                table = prior(one, one, causal=False).table
+            level = None if table is None else table.table[:, table.center].float()
+        self.register_buffer("level", level)
 
     def terms(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
         terms = self.prior(q_pos, k_pos, causal=causal)
@@ -143,10 +132,8 @@ class LayerPrior(nn.Module):
             own: the layer's attention without K, (B, H, T, D).
             q, k, v: (B, H, T, D), (B, G, S, D), (B, G, S, D).
             positions: of queries and keys.
-            causal: whether keys after the query are hidden. A mask hides them itself.
-            mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen, or None.
-            bias: like the mask, finite numbers that are added to the logits.
-            dropout: probability with which a weight is dropped.
+            causal: whether keys after the query are hidden, without a mask.
+            mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers added to the logits.
             scale: None for 1/√D.
         """
         q_pos, k_pos = positions
@@ -161,32 +148,28 @@ class LayerPrior(nn.Module):
         if scale is not None and scale != q.shape[-1] ** -0.5:
             q = q * (scale * q.shape[-1] ** 0.5)
         q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
+        scales = None
+        if self.ssmax is not None and mask is not None:
+            scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
+        elif self.ssmax is not None:
+            scales = self.ssmax(q_pos, causal=causal)
         out = prior_attention(
             q,
             k,
             v,
             terms,
             causal=causal and mask is None,
-            query_scale=self._row_scale(q_pos, causal, mask),
+            query_scale=scales,
             mask=mask,
             dropout=dropout,
             kernel=kernel,
         )
         return own().detach() + (out - out.detach()) if uniform and not dropout else out
 
-    def _row_scale(self, q_pos: Positions, causal: bool, mask: Tensor | None) -> Tensor | None:
-        """(1 or B, H, T): SSMax's scale by the number of keys that a row sees, or None."""
-        if self.ssmax is None:
-            return None
-        if mask is not None:
-            return self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
-        return self.ssmax(q_pos, causal=causal)
-
     def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
         """Whether K is now the same for all keys of these positions.
 
-        While it is, every call looks at it, which on a device synchronises: fused optimisers and writes to `.data` change
-        parameters without a new version. One that is not uniform is looked at again where its parameters have a new version.
+        While it is, every call checks it: fused optimisers and writes to `.data` change parameters without a new version.
         """
         if self.ssmax is not None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return False
@@ -205,18 +188,15 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
     spread = torch.zeros(())
     with torch.no_grad():
         if terms.q_lanes is not None and terms.k_lanes is not None:
-            most = [x.abs().amax((0, 1, 2)).double() for x in (terms.q_lanes, _varying(terms.k_lanes, prefixed))]
+            # What all keys have in common moves a row's logits as a whole.
+            k_lanes = terms.k_lanes if prefixed else terms.k_lanes - terms.k_lanes[:, :, :1]
+            most = [x.abs().amax((0, 1, 2)).double() for x in (terms.q_lanes, k_lanes)]
             spread = (most[0] * most[1]).sum()
         bias = None if terms.bias is None else whole_bias(terms.bias)
         for values in (terms.table.table if terms.table is not None else None, bias):
             if values is not None:
                 spread = spread + (values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax())
     return bool(spread <= UNIFORM)
-
-
-def _varying(lanes: Tensor, prefixed: bool) -> Tensor:
-    """Lanes of keys without what all keys have in common, which moves a row's logits as a whole."""
-    return lanes if prefixed else lanes - lanes[:, :, :1]
 
 
 def has_priors(model: nn.Module) -> bool:
@@ -240,29 +220,25 @@ def create_layer(
     grid: Grid | None,
     train_grid: tuple[int, int] | None,
 ) -> LayerPrior:
-    """A layer's prior of the method asked for. Parts that can start uniform do, unless its options say otherwise.
-
-    Raises:
-        ValueError: for an unknown method or option, for one that is no prior, whose K follows from the layer's input, or
-            that has no parameters where they alone are to be trained.
-    """
+    """A layer's prior of the requested method. Parts that can start uniform do, unless its options say otherwise."""
     position = request.position
     options = uniform_options(position, request.options, grid=train_grid is not None)
-    given: dict[str, Any] = dict(dim=dim, num_heads=num_heads, lanes="beside", options=options)
+    shared: Options = dict(dim=dim, num_heads=num_heads, lanes="beside", options=options)
     with torch.device("cpu"):  # also where a library makes its model without values
         if train_grid is not None:
-            made = create_grid_position(position, train_grid=train_grid, **given)
+            parts = create_grid_position(position, train_grid=train_grid, **shared)
         else:
-            made = create_position(position, train_context=train_context, **given)
-        scale = SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
-    if made.rotary is not None or made.embedding is not None:
-        raise ValueError(
-            f"position {position!r} is or has a rotation or an embedding; a model of another library is given priors"
-        )
-    if made.prior.depends_on_content:
-        raise ValueError(f"position {position!r} depends on the layer's input, which its attention is not shown")
-    with torch.device("cpu"):
-        layer = LayerPrior(made.prior, ssmax=scale, grid=grid)
+            parts = create_position(position, train_context=train_context, **shared)
+        if parts.rotary is not None or parts.embedding is not None:
+            raise ValueError(
+                f"position {position!r} has a rotation or an embedding; models of other libraries take priors"
+            )
+        if parts.prior.depends_on_content:
+            raise ValueError(
+                f"position {position!r} depends on the layer's input; attention backends receive only q, k, v"
+            )
+        ssmax = SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
+        layer = LayerPrior(parts.prior, ssmax=ssmax, grid=grid)
     if request.alone and not any(p.requires_grad for p in layer.parameters()):
-        raise ValueError(f"train='priors': position {position!r} has no parameters, so that nothing would be trained")
+        raise ValueError(f"train='priors': position {position!r} has no parameters: nothing would be trained")
     return layer

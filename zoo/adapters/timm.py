@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, prior_parameters
 from zoo.files import write_json
 from zoo.inputs import read_object, read_tensors
+from zoo.naming import Options
 
 __all__ = ["adapt", "load", "save"]
 
@@ -59,33 +60,24 @@ def adapt(model: VisionTransformer, request: Request) -> None:
     if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
         raise ValueError(f"{type(model).__name__} holds features of a model: give that, features.model, a prior")
     layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
-    if type(model) is not VisionTransformer or any(type(layer) is not Attention for layer in layers) or not layers:
-        found = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "no attention"
+    if type(model) is not VisionTransformer or {type(layer) for layer in layers} != {Attention}:
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "no attention"
         raise ValueError(
-            f"{type(model).__name__} with {found}: only timm's VisionTransformer with timm.layers.Attention takes a "
-            "prior (vit_*, deit*)"
+            f"{type(model).__name__} with {kinds}: expected timm's VisionTransformer with timm.layers.Attention (vit_*, deit*)"
         )
     projection, train_grid = getattr(model.patch_embed, "proj", None), model.patch_embed.grid_size
     if not isinstance(projection, nn.Conv2d) or train_grid is None:
         raise ValueError("timm model without a patch grid: give img_size when it is made")
     grid = Grid(model.num_prefix_tokens)
-    made = [
-        create_layer(
-            request,
-            dim=model.embed_dim,
-            num_heads=layer.num_heads,
-            train_context=train_grid[0] * train_grid[1],
-            causal=False,
-            grid=grid,
-            train_grid=tuple(train_grid),
-        )
-        for layer in layers
-    ]
+    sizes: Options = dict(
+        dim=model.embed_dim, train_context=train_grid[0] * train_grid[1], train_grid=tuple(train_grid)
+    )
+    priors = [create_layer(request, num_heads=x.num_heads, causal=False, grid=grid, **sizes) for x in layers]
     if not request.keep_rope:
         if model.pos_embed is None:
             raise ValueError("keep_rope=False: the model has no positions of its own")
         model.pos_embed.requires_grad_(False).data.zero_()
-    for layer, prior in zip(layers, made, strict=True):
+    for layer, prior in zip(layers, priors, strict=True):
         layer.__class__ = PriorAttention
         layer.position_bias = prior.to(layer.qkv.weight.device)
     model.__class__ = PriorVisionTransformer
@@ -95,13 +87,13 @@ def adapt(model: VisionTransformer, request: Request) -> None:
 
 def save(model: PriorVisionTransformer, folder: Path) -> None:
     """Write weights and configuration in timm's layout, and what `load` needs."""
-    made_with = dict(
+    arguments = dict(
         img_size=list(model.patch_embed.img_size),
         patch_size=model.patch_embed.patch_size[0],
         in_chans=model.patch_embed.proj.in_channels,
         dynamic_img_size=model.dynamic_img_size,
     )
-    save_for_hf(model, str(folder), model_args=made_with, safe_serialization=True)
+    save_for_hf(model, str(folder), model_args=arguments, safe_serialization=True)
     config = read_object(folder / "config.json")
     write_json(folder / "config.json", config | {RECORD: model.priorzoo})
 
@@ -110,8 +102,8 @@ def load(folder: Path, **kwargs: Any) -> VisionTransformer:
     """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes gives it a fresh classifier."""
     config = read_object(folder / "config.json")
     classes = kwargs.pop("num_classes", config["num_classes"])
-    given = dict(num_classes=config["num_classes"], global_pool=config["global_pool"]) | config["model_args"]
-    model: Any = timm.create_model(config["architecture"], **given | kwargs)
+    arguments = {name: config[name] for name in ("num_classes", "global_pool")} | config["model_args"] | kwargs
+    model: Any = timm.create_model(config["architecture"], **arguments)
     adapt(model, Request(**config[RECORD]))
     model.load_state_dict(read_tensors(folder / "model.safetensors"))
     if classes != config["num_classes"]:

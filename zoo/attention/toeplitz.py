@@ -13,9 +13,9 @@ at most `one_head` elements, or one head's 64 × S if that is larger.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from zoo.attention.base import (
     refuses_mask_and_dropout,
     repeat_heads,
     single_documents,
-)
+)  # fmt: skip
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
 from zoo.positions import document_starts
 
@@ -49,19 +49,14 @@ class ToeplitzKernel:
 
     Attributes:
         forward_rows, backward_rows, short_rows, least_rows: rows of a block. From 192 rows on the fused kernel processes 64
-            rows at a time; more than 256 waste more of the causal half. The backward pass works with whole rows of P, which
-            should stay in the processor's cache.
-        workspace: elements of a block of logits in memory: 2 MiB of float32, the L2 caches of two cores. Smaller blocks are
-            no faster and wake the threads more often, which is slow on a busy machine. Blocks are cut by batch rows and
-            heads to this size.
+            rows at a time; more than 256 waste more of the causal half.
+        workspace: elements of a block of logits in memory, 2 MiB of float32: blocks are cut by batch rows and heads to it.
         one_head: one head's block may grow to this many elements before it gets fewer rows.
         keep_keys: keys per head column up to which P is kept for the backward pass: there P, T × S, is at most twice as large
-            as q, k, v and the output together, so memory stays O(T + S) and P is not recomputed.
-        one_block: up to this many logits per head a batch of several documents is faster as one masked block than row by
-            row.
-        parts: the fused backward pass gives each thread whole heads, and blocks that leave keys out are often of one: their
-            keys are cut into this many parts, of at least `part_keys`: products with fewer than a dozen rows sum in another
-            order, in which lanes' integers do not cancel before they meet the content (1e-4 instead of 1e-6 at 8 keys).
+            as q, k, v and the output together.
+        one_block: up to this many logits per head a batch of several documents is one masked block, not cut row by row.
+        parts: the fused backward pass gives each thread whole heads; the keys of a block that leaves keys out are cut into
+            this many parts of at least `part_keys`, since shorter products sum in an order in which lanes do not cancel.
         least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
         skips: whether they are left out.
     """
@@ -83,7 +78,7 @@ class ToeplitzKernel:
         if call.q.device.type != "cpu":
             return f"it runs on the CPU, and the queries are on {call.q.device}"
         if not has_values(call.q):
-            return "it cuts blocks by the values of tensors, and fake tensors have none"
+            return "it needs concrete tensors; fake tensors are not supported"
         if call.terms.bias is not None:
             return "a dense bias is not a function of i − j"
         if call.table is not None and (call.table.origin is None or call.table.num_prefix):
@@ -120,10 +115,11 @@ class ToeplitzKernel:
             queries, keys, values = pad_heads(queries, keys, values)
             causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone
             return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=1.0)[..., :width]
-        return _ToeplitzAttention.apply(queries, keys, values, table, scale, call, self, reach)[..., :width]
+        job = _Job(call, self, reach)
+        return _ToeplitzAttention.apply(queries, keys, values, table, scale, job)[..., :width]
 
     def kept_rows(self, call: AttentionCall) -> int:
-        """Rows of a block whose P is kept: two blocks leave out a quarter of the causal square, more save no time."""
+        """Rows of a block whose P is kept: two blocks leave out a quarter of the causal square; more save no time."""
         return max(self.short_rows, -(-call.num_queries // 2))
 
     def may_skip(self, call: AttentionCall) -> bool:
@@ -149,7 +145,7 @@ class ToeplitzKernel:
     def _logits(self, call: AttentionCall, reach: Reach) -> tuple[int, int]:
         """Logits of the blocks that are computed, and of those that would be if all keys were needed."""
         plans = (plan_blocks(call, self.forward_rows, self.one_block, chosen) for chosen in (reach, None))
-        needed, whole = (sum(block.logits for block in plan) for plan in plans)
+        needed, whole = (sum(math.prod(block.shape) for block in plan) for plan in plans)
         return needed, whole
 
     def skipped_share(self, call: AttentionCall) -> float:
@@ -189,9 +185,9 @@ def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Block:
-    """Queries [lo, hi) of batch rows `batch` and the keys [first, last) visible to at least one of them.
+    """Queries [lo, hi) of batch rows `batch` and heads `heads`, and the keys [first, last) visible to at least one of them.
 
-    `mixed`: the block holds several documents, so document ids must be compared. `heads`: those it is of.
+    `mixed`: the block holds several documents, so document ids must be compared.
     """
 
     batch: slice
@@ -203,9 +199,18 @@ class Block:
     mixed: bool = False
 
     @property
-    def logits(self) -> int:
-        queries = (self.batch.stop - self.batch.start) * (self.heads.stop - self.heads.start) * (self.hi - self.lo)
-        return queries * (self.last - self.first)
+    def rows(self) -> slice:
+        return slice(self.lo, self.hi)
+
+    @property
+    def keys(self) -> slice:
+        return slice(self.first, self.last)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch rows, heads, queries, keys)."""
+        batch, heads = self.batch.stop - self.batch.start, self.heads.stop - self.heads.start
+        return batch, heads, self.hi - self.lo, self.last - self.first
 
 
 def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None) -> list[Block]:
@@ -217,38 +222,35 @@ def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | N
     """
     if reach is not None:
         return _narrowed(plan_blocks(call, rows, one_block), reach)
-    batch, offset = call.q.shape[0], call.offset
-    everything = slice(0, batch)
+    every = slice(0, call.q.shape[0])
     if call.segments is None:
-        return _cut(call, everything, 0, call.num_queries, rows)
+        return _cut(call, every, (0, call.num_queries), rows)
     single = single_documents(call.segments)
     if bool(single.all()):
-        return _cut(call, everything, 0, call.num_queries, rows)
+        return _cut(call, every, (0, call.num_queries), rows)
     if call.num_queries * call.num_keys <= one_block:
-        return _cut(call, everything, 0, call.num_queries, rows, mixed=True)
+        return _cut(call, every, (0, call.num_queries), rows, mixed=True)
     blocks: list[Block] = []
     for row, whole in enumerate(single.tolist()):
-        here = slice(row, row + 1)
-        if whole:
-            blocks += _cut(call, here, 0, call.num_queries, rows)
+        here, ids = slice(row, row + 1), call.segments[row]
+        starts = document_starts(ids).nonzero().flatten()
+        recurs = ids[starts].unique().numel() != starts.numel()
+        if whole or recurs:
+            blocks += _cut(call, here, (0, call.num_queries), rows, mixed=recurs)
             continue
-        starts = _run_starts(call.segments[row])
-        if starts is None:
-            blocks += _cut(call, here, 0, call.num_queries, rows, mixed=True)
-            continue
-        bounds = torch.tensor([*starts, call.num_keys])
-        for lo, hi in _query_cuts(starts, offset, call.num_queries, rows):
-            low, high = torch.searchsorted(bounds, torch.tensor([lo + offset, hi + offset - 1]), right=True).tolist()
+        bounds = torch.cat([starts, starts.new_tensor([call.num_keys])])
+        for lo, hi in _query_cuts(starts.tolist(), call.offset, call.num_queries, rows):
+            ends = starts.new_tensor([lo + call.offset, hi + call.offset - 1])
+            low, high = torch.searchsorted(bounds, ends, right=True).tolist()
             keys = (int(bounds[low - 1]), int(bounds[high]))
-            blocks += _cut(call, here, lo, hi, rows, mixed=low != high, keys=keys)
+            blocks += _cut(call, here, (lo, hi), rows, mixed=low != high, keys=keys)
     return blocks
 
 
 def _cut(
     call: AttentionCall,
     batch: slice,
-    start: int,
-    stop: int,
+    queries: tuple[int, int],
     rows: int,
     *,
     mixed: bool = False,
@@ -257,8 +259,8 @@ def _cut(
     """Cut queries [start, stop) in blocks of `rows`; keys are those in `keys`, the window and the causal past."""
     begin, end = keys or (0, call.num_keys)
     blocks = []
-    for lo in range(start, stop, rows):
-        hi = min(lo + rows, stop)
+    for lo in range(*queries, rows):
+        hi = min(lo + rows, queries[1])
         first, last = begin, end
         if call.window is not None:
             first = max(first, lo + call.offset - call.window + 1)
@@ -269,14 +271,6 @@ def _cut(
             first = max(first - max(first, 0) % ALIGNMENT, begin)
         blocks.append(Block(batch, slice(0, call.q.shape[1]), lo, hi, max(first, 0), last, mixed))
     return blocks
-
-
-def _run_starts(segments: Tensor) -> list[int] | None:
-    """First column of each document of one row; None if an id recurs after another one."""
-    starts = document_starts(segments).nonzero().flatten()
-    if segments[starts].unique().numel() != starts.numel():
-        return None
-    return starts.tolist()
 
 
 def _query_cuts(starts: list[int], offset: int, num_queries: int, rows: int) -> list[tuple[int, int]]:
@@ -302,80 +296,17 @@ def _query_cuts(starts: list[int], offset: int, num_queries: int, rows: int) -> 
     return cuts
 
 
-@dataclass(frozen=True)
-class _Bias:
-    """The log-prior of any block from O(T + S) values: `table` with hidden distances at −∞, or, with a row scale, table and
-    mask separately (0 · −∞ = NaN)."""
-
-    table: Tensor
-    mask: Tensor | None
-    scale: Tensor | None
-    segments: Tensor | None
-    num_queries: int
-    offset: int
-
-    @staticmethod
-    def of(call: AttentionCall, table: Tensor, scale: Tensor | None) -> _Bias:
-        mask = _reversed_mask(call, table.dtype)
-        if scale is None and mask is not None:
-            table, mask = table + mask, None
-        elif scale is not None and mask is None:
-            mask = torch.zeros(table.shape[1], dtype=table.dtype)
-        return _Bias(table, mask, scale, call.segments, call.num_queries, call.offset)
-
-    def column(self, block: Block) -> int:
-        """Column of the reversed table at the block's last query and first key."""
-        return self.num_queries - block.hi + block.first
-
-    def block(self, block: Block, out: Tensor | None = None) -> Tensor:
-        """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself, else written to
-        `out` (B, H, rows, keys)."""
-        rows, keys, start = block.hi - block.lo, block.last - block.first, self.column(block)
-        bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[block.heads], start, rows, keys)
-        if self.scale is not None:
-            assert self.mask is not None
-            scale = self.scale_of(block)[..., None]
-            bias = torch.addcmul(_toeplitz(self.mask[None], start, rows, keys), bias, scale, out=_fit(out, scale))
-        if block.mixed:
-            assert self.segments is not None
-            segments = self.segments[block.batch]
-            mine = segments[:, self.offset + block.lo : self.offset + block.hi].flip(1)
-            other = mine[:, None, :, None] != segments[:, None, None, block.first : block.last]
-            bias = bias.masked_fill(other, -torch.inf)
-        return bias
-
-    def scale_of(self, block: Block) -> Tensor:
-        """(1 or B, heads, rows) of the row scale, rows flipped."""
-        assert self.scale is not None
-        scale = self.scale if self.scale.shape[0] == 1 else self.scale[block.batch]
-        return scale[:, block.heads, block.lo : block.hi].flip(2)
-
-
-def _fit(out: Tensor | None, like: Tensor) -> Tensor | None:
-    """`out` cut to the batch axis of `like`: a bias shared by batch rows is written once."""
-    return None if out is None else out[: like.shape[0]]
-
-
-def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
-    """(1, H, rows, keys) view whose entry [r, c] is line[:, start + r + c]."""
-    offset = line.storage_offset() + start
-    return line.as_strided((1, line.shape[0], rows, keys), (0, line.stride(0), 1, 1), offset)
-
-
 def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
     """Blocks of the heads, next to each other, that need the same keys."""
     narrow = []
     for block in blocks:
         for row in range(block.batch.start, block.batch.stop):
-            needs = reach.of_rows(row, block.lo, block.hi)
             start = 0
-            for head, need in enumerate(needs, start=1):
-                if head == len(needs) or needs[head] != need:
-                    first, last = max(need[0], block.first), min(need[1], block.last)
-                    narrow.append(
-                        replace(block, batch=slice(row, row + 1), heads=slice(start, head), first=first, last=last)
-                    )
-                    start = head
+            for needs, group in groupby(reach.of_rows(row, block.lo, block.hi)):
+                heads = slice(start, start + len(list(group)))
+                start = heads.stop
+                first, last = max(needs[0], block.first), min(needs[1], block.last)
+                narrow.append(replace(block, batch=slice(row, row + 1), heads=heads, first=first, last=last))
     return narrow
 
 
@@ -389,21 +320,64 @@ def _shortened(call: AttentionCall, sizes: ToeplitzKernel, blocks: list[Block]) 
             yield replace(block, lo=lo, hi=hi, last=last)
 
 
-def _pieces(blocks: list[Block], limit: int) -> Iterator[Block]:
+def _pieces(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
     """Blocks cut by batch rows, then by heads, until each has at most `limit` logits, or one head."""
     for block in blocks:
-        num_heads = block.heads.stop - block.heads.start
-        one_head = (block.hi - block.lo) * (block.last - block.first)
-        if one_head * num_heads <= limit:
-            step = max(1, limit // (one_head * num_heads))
-            for begin in range(block.batch.start, block.batch.stop, step):
-                yield replace(block, batch=slice(begin, min(begin + step, block.batch.stop)))
-            continue
-        step = max(1, limit // one_head)
-        for row in range(block.batch.start, block.batch.stop):
-            for begin in range(block.heads.start, block.heads.stop, step):
-                heads = slice(begin, min(begin + step, block.heads.stop))
-                yield replace(block, batch=slice(row, row + 1), heads=heads)
+        _, num_heads, queries, keys = block.shape
+        one_head = queries * keys
+        whole = one_head * num_heads <= limit
+        rows = max(1, limit // (one_head * num_heads)) if whole else 1
+        step = num_heads if whole else max(1, limit // one_head)
+        for row in range(block.batch.start, block.batch.stop, rows):
+            for head in range(block.heads.start, block.heads.stop, step):
+                heads = slice(head, min(head + step, block.heads.stop))
+                yield replace(block, batch=slice(row, min(row + rows, block.batch.stop)), heads=heads)
+
+
+class _Bias:
+    """The log-prior of any block from O(T + S) values: `table` with hidden distances at −∞, or, with a row scale, table and
+    mask separately (0 · −∞ = NaN)."""
+
+    def __init__(self, call: AttentionCall, table: Tensor, scale: Tensor | None) -> None:
+        self.call, self.table, self.scale = call, table, scale
+        self.mask = _reversed_mask(call, table.dtype)
+        if scale is None and self.mask is not None:
+            self.table = table + self.mask
+        elif self.mask is None:
+            self.mask = torch.zeros(table.shape[1], dtype=table.dtype)
+
+    def column(self, block: Block) -> int:
+        """Column of the reversed table at the block's last query and first key."""
+        return self.call.num_queries - block.hi + block.first
+
+    def block(self, block: Block, out: Tensor | None = None) -> Tensor:
+        """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself, else written to
+        `out` (B, H, rows, keys)."""
+        place = self.column(block), block.hi - block.lo, block.last - block.first
+        bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[block.heads], *place)
+        if self.scale is not None:
+            scale = self.scale_of(block)[..., None]
+            out = None if out is None else out[: scale.shape[0]]  # shared by batch rows: written once
+            bias = torch.addcmul(_toeplitz(self.mask[None], *place), bias, scale, out=out)
+        if block.mixed:
+            assert self.call.segments is not None
+            segments, offset = self.call.segments[block.batch], self.call.offset
+            row_ids = segments[:, offset + block.lo : offset + block.hi].flip(1)
+            other = row_ids[:, None, :, None] != segments[:, None, None, block.keys]
+            bias = bias.masked_fill(other, -torch.inf)
+        return bias
+
+    def scale_of(self, block: Block) -> Tensor:
+        """(1 or B, heads, rows) of the row scale, rows flipped."""
+        assert self.scale is not None
+        scale = self.scale if self.scale.shape[0] == 1 else self.scale[block.batch]
+        return scale[:, block.heads, block.rows].flip(2)
+
+
+def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
+    """(1, H, rows, keys) view whose entry [r, c] is line[:, start + r + c]."""
+    offset = line.storage_offset() + start
+    return line.as_strided((1, line.shape[0], rows, keys), (0, line.stride(0), 1, 1), offset)
 
 
 def _decode_grouped(
@@ -411,14 +385,14 @@ def _decode_grouped(
 ) -> Tensor:
     """One query per head: the heads of a group are the rows of one call that shares their keys, which are not copied."""
     groups = k.shape[1]
-    bias = _Bias.of(call, table, scale)
+    bias = _Bias(call, table, scale)
     parts = []
     for block in plan_blocks(call, 1, one_block):
-        keys = slice(block.first, block.last)
         mask = bias.block(block)
         mask = mask.expand(-1, q.shape[1], -1, -1).unflatten(1, (groups, -1)).squeeze(3)
         rows = q[block.batch].unflatten(1, (groups, -1)).squeeze(3)
-        part = _fused(rows, k[block.batch, :, keys], v[block.batch, :, keys], 0.0, False, attn_mask=mask, scale=1.0)
+        k_block, v_block = k[block.batch, :, block.keys], v[block.batch, :, block.keys]
+        part = _fused(rows, k_block, v_block, 0.0, False, attn_mask=mask, scale=1.0)
         parts.append(part[0].flatten(1, 2)[:, :, None])
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -428,13 +402,13 @@ class _ToeplitzAttention(torch.autograd.Function):
     (1 or B, H, T) or None."""
 
     @staticmethod
-    def forward(ctx, q, k, v, table, scale, call, sizes, reach):
-        bias = _Bias.of(call, table, scale)
-        short = q.shape[2] > 1 and k.shape[2] <= sizes.keep_keys * k.shape[3]
-        out, kept = _forward_short(call, sizes, bias, q, k, v) if short else _forward(call, sizes, bias, reach, q, k, v)
+    def forward(ctx, q, k, v, table, scale, job):
+        bias = _Bias(job.call, table, scale)
+        short = q.shape[2] > 1 and k.shape[2] <= job.sizes.keep_keys * k.shape[3]
+        out, saved = job.forward_short(bias, q, k, v) if short else job.forward(bias, q, k, v)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, table, scale, out, *kept)
-            ctx.call, ctx.sizes, ctx.reach = call, sizes, reach
+            ctx.save_for_backward(q, k, v, table, scale, out, *saved)
+            ctx.job = job
         return out
 
     @staticmethod
@@ -443,47 +417,160 @@ class _ToeplitzAttention(torch.autograd.Function):
             raise RuntimeError(
                 "kernel 'toeplitz' has no second derivative; use kernel='reference' with create_graph=True"
             )
-        q, k, v, table, scale, out, *kept = ctx.saved_tensors
-        bias = _Bias.of(ctx.call, table, scale)
-        to_prior = any(ctx.needs_input_grad[3:5])
-        if ctx.reach is not None and not to_prior and out.dtype == table.dtype:
-            grads = _backward_narrow(ctx.call, ctx.sizes, bias, ctx.reach, q, k, v, out, kept[0], grad_out)
-            return *grads, None, None, None, None, None
-        kept = kept if ctx.reach is None else []
-        options = (table, out, grad_out, ctx.needs_input_grad, kept)
-        return *_backward(ctx.call, ctx.sizes, bias, ctx.reach, q, k, v, *options), None, None, None
+        q, k, v, table, scale, out, *saved = ctx.saved_tensors
+        job, to_prior = ctx.job, any(ctx.needs_input_grad[3:5])
+        bias = _Bias(job.call, table, scale)
+        if job.reach is not None and not to_prior and out.dtype == table.dtype:
+            return *job.backward_narrow(bias, q, k, v, out, saved[0], grad_out), None, None, None
+        weights = saved if job.reach is None else []
+        grads = job.backward(bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights)
+        return *grads, None
 
 
-def _forward(
-    call: AttentionCall, sizes: ToeplitzKernel, bias: _Bias, reach: Reach | None, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Output, from the fused kernel, a block of queries at a time; of a call that leaves keys out also Σ exp of the logits
-    of each row, as a logarithm (B, H, T)."""
-    out = torch.empty_like(q)
-    lse = [] if reach is None else [torch.empty(q.shape[:3], dtype=bias.table.dtype)]
-    space = Workspace(bias.table.dtype)
-    blocks = plan_blocks(call, sizes.forward_rows, sizes.one_block, reach)
-    written = bias.scale is not None or any(block.mixed for block in blocks)
-    for block in _pieces(blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40):
-        heads, rows, keys = block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
-        buffer = None
-        if bias.scale is not None:
-            lead = 1 if bias.scale.shape[0] == 1 else block.batch.stop - block.batch.start
-            buffer = space.view(lead, heads.stop - heads.start, block.hi - block.lo, block.last - block.first)
-        mask = bias.block(block, buffer)
-        part, part_lse = _fused(
-            q[block.batch, heads, rows].flip(2),
-            k[block.batch, heads, keys],
-            v[block.batch, heads, keys],
-            0.0,
-            False,
-            attn_mask=mask,
-            scale=1.0,
-        )
-        out[block.batch, heads, rows] = part.flip(2)
-        for line in lse:
-            line[block.batch, heads, rows] = part_lse.flip(2)
-    return out, lse
+@dataclass(frozen=True)
+class _Job:
+    """A call in blocks, forward and backward."""
+
+    call: AttentionCall
+    sizes: ToeplitzKernel
+    reach: Reach | None
+
+    def forward(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Output, from the fused kernel, a block of queries at a time; of a call that leaves keys out also Σ exp of the logits
+        of each row, as a logarithm (B, H, T)."""
+        sizes, wide = self.sizes, bias.table.dtype
+        out = torch.empty_like(q)
+        lse = [] if self.reach is None else [torch.empty(q.shape[:3], dtype=wide)]
+        space = Workspace(wide)
+        blocks = plan_blocks(self.call, sizes.forward_rows, sizes.one_block, self.reach)
+        written = bias.scale is not None or any(block.mixed for block in blocks)
+        for block in _pieces(blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40):
+            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
+            buffer = None
+            if bias.scale is not None:
+                lead = 1 if bias.scale.shape[0] == 1 else block.shape[0]
+                buffer = space.view(lead, *block.shape[1:])
+            mask = bias.block(block, buffer)
+            inputs = q[here, heads, rows].flip(2), k[here, heads, keys], v[here, heads, keys]
+            part, part_lse = _fused(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
+            out[here, heads, rows] = part.flip(2)
+            for line in lse:
+                line[here, heads, rows] = part_lse.flip(2)
+        return out, lse
+
+    def forward_short(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Output and the weights P of every block. Only for calls of few keys: see `keep_keys`."""
+        wide = bias.table.dtype
+        out = torch.empty_like(q)
+        k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # slices below then need no copies
+        weights = []
+        blocks = plan_blocks(self.call, self.sizes.kept_rows(self.call), self.sizes.one_block)
+        for block in _pieces(blocks, self.sizes.workspace):
+            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
+            qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys], v[here, heads, keys]
+            p = torch.empty(block.shape, dtype=wide)
+            p = _weights(bias, block, qb.flatten(0, 1), kb.flatten(0, 1), p)
+            out[here, heads, rows] = torch.bmm(p, vb.flatten(0, 1)).unflatten(0, block.shape[:2]).flip(2)
+            weights.append(p)
+        return out, weights
+
+    def backward_narrow(
+        self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v of a call that leaves keys out, from torch's fused kernel: no block of P is in memory."""
+        call, sizes = self.call, self.sizes
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for block in plan_blocks(call, sizes.forward_rows, sizes.one_block, self.reach):
+            parts = sizes.parts if block.last - block.first >= sizes.parts * sizes.part_keys else 1
+            if call.causal:  # keys after the last visible one are hidden by the table: they make the parts equal
+                last = block.last + (block.first - block.last) % parts
+                block = replace(block, last=min(last, call.num_keys))
+            parts = math.gcd(parts, block.last - block.first)
+            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
+            qb, gb, ob = (x[here, heads, rows].flip(2).expand(parts, -1, -1, -1) for x in (q, grad_out, out))
+            kb, vb = (x[here.start, heads, keys].unflatten(1, (parts, -1)).transpose(0, 1) for x in (k, v))
+            mask = bias.block(block)[0].unflatten(2, (parts, -1)).movedim(2, 0)
+            row_lse = lse[here, heads, rows].flip(2).expand(parts, -1, -1)
+            part_q, part_k, part_v = _fused_backward(gb, qb, kb, vb, ob, row_lse, 0.0, False, attn_mask=mask, scale=1.0)
+            grad_q[here, heads, rows] = part_q.sum(0, keepdim=True).flip(2)
+            for grad, part in ((grad_k, part_k), (grad_v, part_v)):
+                grad[here.start, heads, keys] += part.transpose(0, 1).flatten(1, 2)
+        return grad_q, grad_k, grad_v
+
+    def backward(
+        self,
+        bias: _Bias,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: Tensor,
+        out: Tensor,
+        grad_out: Tensor,
+        needs: tuple[bool, ...],
+        weights: list[Tensor],
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of q, k, v, table and scale, block by block in float32 or float64."""
+        call, sizes, wide, scale = self.call, self.sizes, table.dtype, bias.scale
+        keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
+        # dS has no sum in its row, but for the rounding of δ. The gradient of a row scale is the sum of dS times logits, to
+        # which that adds what they have in common, large where a prior has grown. δ = Σ P ∘ dP rounds as its own terms do;
+        # that of an output in half precision is off by the output's rounding.
+        scaled = call.query_scale is not None and call.query_scale.requires_grad
+        delta = None if scaled or out.dtype != wide else (grad_out * out).sum(-1)
+        grad_q = torch.empty_like(q)
+        grad_k, grad_v = torch.zeros_like(keys_all), torch.zeros_like(values_all)
+        grad_table = torch.zeros_like(table) if needs[3] else None
+        grad_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
+        finite = table.clamp_min(torch.finfo(wide).min)
+        p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
+        padded = None
+        for index, block in enumerate(_pieces(self._backward_blocks(bool(weights)), sizes.workspace)):
+            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
+            kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)
+            qb, gb = (x[here, heads, rows].to(wide).flip(2).flatten(0, 1) for x in (q, grad_out))
+            *lead, num_rows, width = block.shape
+            p = weights[index] if weights else _weights(bias, block, qb, kb, p_space.view(*block.shape))
+            # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs its own padding.
+            pad = 1 if call.causal else num_rows
+            buffer = ds_space.view(len(p), num_rows, width + pad)
+            if padded != buffer.shape:  # the padding is written only here
+                buffer[..., width:] = 0
+                padded = buffer.shape
+            dp = torch.bmm(gb, vb.transpose(1, 2), out=dp_space.view(len(p), num_rows, width))
+            if delta is not None:
+                dp.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
+            ds = torch.mul(dp, p, out=buffer[..., :width])
+            if delta is None:
+                ds.addcmul_(p, ds.sum(-1, keepdim=True), value=-1)
+            grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
+            grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
+            grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
+            start, length = bias.column(block), width + pad - 1
+            if grad_table is not None:
+                diagonals = buffer.as_strided((len(p), num_rows, length), (num_rows * (width + pad), length, 1))
+                if scale is None:
+                    sums = diagonals.sum(1)
+                else:
+                    row_scales = bias.scale_of(block).expand(*lead, -1).reshape(-1, 1, num_rows)
+                    sums = torch.bmm(row_scales, diagonals)
+                grad_table[heads, start : start + length] += sums.view(*lead, length).sum(0)
+            if grad_scale is not None:
+                line = _toeplitz(finite[heads], start, num_rows, width)
+                part = torch.mul(ds.unflatten(0, lead), line, out=dp.unflatten(0, lead)).sum(-1).flip(2)
+                if grad_scale.shape[0] == 1:
+                    grad_scale[:, heads, rows] += part.sum(0, keepdim=True)
+                else:
+                    grad_scale[here, heads, rows] += part
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), grad_table, grad_scale
+
+    def _backward_blocks(self, kept: bool) -> Iterable[Block]:
+        call, sizes = self.call, self.sizes
+        if kept:
+            return plan_blocks(call, sizes.kept_rows(call), sizes.one_block)
+        if self.reach is None:
+            rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // call.num_keys))
+            return plan_blocks(call, rows, sizes.one_block)
+        return _shortened(call, sizes, plan_blocks(call, sizes.backward_rows, sizes.one_block, self.reach))
 
 
 def _weights(bias: _Bias, block: Block, q: Tensor, k: Tensor, out: Tensor) -> Tensor:
@@ -493,133 +580,3 @@ def _weights(bias: _Bias, block: Block, q: Tensor, k: Tensor, out: Tensor) -> Te
         out.copy_(bias_block.clone() if bias_block.data_ptr() == out.data_ptr() else bias_block)
     logits = out.flatten(0, 1).baddbmm_(q, k.transpose(1, 2))
     return torch.softmax(logits, -1, out=logits)
-
-
-def _forward_short(
-    call: AttentionCall, sizes: ToeplitzKernel, bias: _Bias, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Output and the weights P of every block. Only for calls of few keys: see `keep_keys`."""
-    wide = bias.table.dtype
-    out = torch.empty_like(q)
-    k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # slices below then need no copies
-    kept = []
-    blocks = plan_blocks(call, sizes.kept_rows(call), sizes.one_block)
-    for block in _pieces(blocks, sizes.workspace):
-        here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
-        qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys], v[here, heads, keys]
-        lead = qb.shape[:2]
-        p = torch.empty(*lead, block.hi - block.lo, block.last - block.first, dtype=wide)
-        p = _weights(bias, block, qb.flatten(0, 1), kb.flatten(0, 1), p)
-        out[here, heads, rows] = torch.bmm(p, vb.flatten(0, 1)).unflatten(0, lead).flip(2)
-        kept.append(p)
-    return out, kept
-
-
-def _backward_narrow(
-    call: AttentionCall,
-    sizes: ToeplitzKernel,
-    bias: _Bias,
-    reach: Reach,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    grad_out: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v of a call that leaves keys out, from torch's fused kernel: no block of P is in memory."""
-    grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for block in plan_blocks(call, sizes.forward_rows, sizes.one_block, reach):
-        parts = sizes.parts if block.last - block.first >= sizes.parts * sizes.part_keys else 1
-        if call.causal:  # keys after the last visible one are hidden by the table: they make the parts equal
-            last = block.last + (block.first - block.last) % parts
-            block = replace(block, last=min(last, call.num_keys))
-        parts = math.gcd(parts, block.last - block.first)
-        here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
-        qb, gb, ob = (x[here, heads, rows].flip(2).expand(parts, -1, -1, -1) for x in (q, grad_out, out))
-        kb, vb = (x[block.batch.start, heads, keys].unflatten(1, (parts, -1)).transpose(0, 1) for x in (k, v))
-        mask = bias.block(block)[0].unflatten(2, (parts, -1)).movedim(2, 0)
-        row_lse = lse[here, heads, rows].flip(2).expand(parts, -1, -1)
-        part_q, part_k, part_v = _fused_backward(gb, qb, kb, vb, ob, row_lse, 0.0, False, attn_mask=mask, scale=1.0)
-        grad_q[here, heads, rows] = part_q.sum(0, keepdim=True).flip(2)
-        for grad, part in ((grad_k, part_k), (grad_v, part_v)):
-            grad[block.batch.start, heads, keys] += part.transpose(0, 1).flatten(1, 2)
-    return grad_q, grad_k, grad_v
-
-
-def _backward(
-    call: AttentionCall,
-    sizes: ToeplitzKernel,
-    bias: _Bias,
-    reach: Reach | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    out: Tensor,
-    grad_out: Tensor,
-    needs: tuple[bool, ...],
-    kept: list[Tensor],
-) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, table and scale, block by block in float32 or float64."""
-    wide, scale = table.dtype, bias.scale
-    keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
-    # dS has no sum in its row, but for the rounding of δ. The gradient of a row scale is the sum of dS times logits, to which
-    # that adds what they have in common, large where a prior has grown. δ = Σ P ∘ dP rounds as its own terms do; that of an
-    # output in half precision is off by the output's rounding.
-    scaled = call.query_scale is not None and call.query_scale.requires_grad
-    delta = None if scaled or out.dtype != wide else (grad_out * out).sum(-1)
-    grad_q = torch.empty_like(q)
-    grad_k, grad_v = torch.zeros_like(keys_all), torch.zeros_like(values_all)
-    grad_table = torch.zeros_like(table) if needs[3] else None
-    grad_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
-    finite = table.clamp_min(torch.finfo(wide).min) if grad_scale is not None else None
-    p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
-    padded = None
-    if kept:
-        blocks = plan_blocks(call, sizes.kept_rows(call), sizes.one_block)
-    elif reach is None:
-        long_rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
-        blocks = plan_blocks(call, long_rows, sizes.one_block)
-    else:
-        blocks = list(_shortened(call, sizes, plan_blocks(call, sizes.backward_rows, sizes.one_block, reach)))
-    for index, block in enumerate(_pieces(blocks, sizes.workspace)):
-        here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
-        kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)
-        qb, gb = (x[here, heads, rows].to(wide).flip(2) for x in (q, grad_out))
-        lead = qb.shape[:2]
-        qb, gb = qb.flatten(0, 1), gb.flatten(0, 1)
-        num_rows, width = block.hi - block.lo, block.last - block.first
-        p = kept[index] if kept else _weights(bias, block, qb, kb, p_space.view(*lead, num_rows, width))
-        # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs its own padding.
-        pad = 1 if call.causal else num_rows
-        buffer = ds_space.view(len(p), num_rows, width + pad)
-        if padded != buffer.shape:  # the padding is written only here
-            buffer[..., width:] = 0
-            padded = buffer.shape
-        dp = torch.bmm(gb, vb.transpose(1, 2), out=dp_space.view(len(p), num_rows, width))
-        if delta is not None:
-            dp.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
-        ds = torch.mul(dp, p, out=buffer[..., :width])
-        if delta is None:
-            ds.addcmul_(p, ds.sum(-1, keepdim=True), value=-1)
-        grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
-        grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
-        grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
-        start, length = bias.column(block), width + pad - 1
-        if grad_table is not None:
-            diagonals = buffer.as_strided((len(p), num_rows, length), (num_rows * (width + pad), length, 1))
-            if scale is None:
-                sums = diagonals.sum(1)
-            else:
-                weights = bias.scale_of(block).expand(*lead, -1).reshape(-1, 1, num_rows)
-                sums = torch.bmm(weights, diagonals)
-            grad_table[heads, start : start + length] += sums.view(*lead, length).sum(0)
-        if grad_scale is not None and finite is not None:
-            line = _toeplitz(finite[heads], start, num_rows, width)
-            part = torch.mul(ds.unflatten(0, lead), line, out=dp.unflatten(0, lead)).sum(-1).flip(2)
-            if grad_scale.shape[0] == 1:
-                grad_scale[:, heads, rows] += part.sum(0, keepdim=True)
-            else:
-                grad_scale[here, heads, rows] += part
-    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), grad_table, grad_scale

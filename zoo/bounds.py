@@ -1,4 +1,4 @@
-"""Configurations whose fields say what they may be: types by annotation, bounds beside the default, checked in one place.
+"""Configurations checked by their fields: types by annotation, bounds beside the default.
 
     @dataclass(frozen=True)
     class Config:
@@ -8,8 +8,8 @@
         def __post_init__(self) -> None:
             check_fields(self)
 
-Upper bounds are far above what anyone trains. They are there for numbers from files and command lines: one with too many
-digits is an error in one line, before memory or time is asked for by it.
+Upper bounds, far above what anyone trains, are for files and command lines: a number with too many digits is an error in
+one line before it takes memory or time.
 """
 
 from __future__ import annotations
@@ -38,19 +38,15 @@ def bounded(default: Any, least: float, most: float) -> Any:
 
 
 def check_fields(config: Any, prefix: str = "") -> None:
-    """Check every field of a dataclass against its annotation and its bounds; floats must be finite.
+    """ValueError for the first field of a dataclass that does not fit its annotation and bounds; floats must be finite.
 
     A whole number is a float too, lists and tuples are one kind (JSON knows lists alone), and a bool is no number.
-
-    Raises:
-        ValueError: for the first field that is something else; it says what is expected.
     """
-    hints = _hints(config.__class__)
-    for one in fields(config):
-        value, bounds = getattr(config, one.name), one.metadata.get("bounds", (-math.inf, math.inf))
-        if not _fits(value, hints[one.name], bounds):
-            expected = _expected(hints[one.name], bounds)
-            raise ValueError(f"{prefix}{one.name}={value!r:.80}: expected {expected}")
+    hints = _hints(type(config))
+    for each in fields(config):
+        value, bounds = getattr(config, each.name), each.metadata.get("bounds", (-math.inf, math.inf))
+        if not _fits(value, hints[each.name], bounds):
+            raise ValueError(f"{prefix}{each.name}={value!r:.80}: expected {_expected(hints[each.name], bounds)}")
 
 
 def check_parameters(count: int) -> None:
@@ -71,8 +67,12 @@ def _fits(value: object, hint: Any, bounds: tuple[float, float]) -> bool:
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, part, bounds) for part in parts)
     if kind in (int, float):
-        wanted = numbers.Integral if kind is int else numbers.Real
-        return isinstance(value, wanted) and not isinstance(value, bool) and _inside(value, bounds)
+        if not isinstance(value, numbers.Integral if kind is int else numbers.Real) or isinstance(value, bool):
+            return False
+        try:
+            return math.isfinite(value) and bounds[0] <= value <= bounds[1]
+        except OverflowError:  # of a whole number beyond all floats
+            return False
     if kind in (list, tuple):
         if not isinstance(value, list | tuple):
             return False
@@ -80,13 +80,6 @@ def _fits(value: object, hint: Any, bounds: tuple[float, float]) -> bool:
             return all(_fits(one, parts[0], bounds) for one in value)
         return len(value) == len(parts) and all(map(_fits, value, parts, [bounds] * len(parts)))
     return isinstance(value, Mapping if kind is dict else kind)
-
-
-def _inside(value: Any, bounds: tuple[float, float]) -> bool:
-    try:
-        return math.isfinite(value) and bounds[0] <= value <= bounds[1]
-    except OverflowError:  # of a whole number beyond all floats
-        return False
 
 
 def _expected(hint: Any, bounds: tuple[float, float]) -> str:

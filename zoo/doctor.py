@@ -23,7 +23,11 @@ def examine(console: Console) -> bool:
     facts = Table(show_header=False, box=None)
     facts.add_row("python", platform.python_version())
     for name in PACKAGES:
-        facts.add_row(name, _version(name))
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = "not installed"
+        facts.add_row(name, version)
     devices = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
     facts.add_row("devices", ", ".join(device_name(device) for device in devices))
     console.print(facts)
@@ -47,10 +51,3 @@ def examine(console: Console) -> bool:
     bad = 'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; name another than the others'
     console.print(bad if wrong else "all that is served can be trusted", markup=False)
     return not wrong
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -1,4 +1,4 @@
-"""What is read of files that someone else may have written: JSON and tensors. What is wrong is a ValueError of one line."""
+"""Safe readers for untrusted JSON and tensors: what is wrong is a ValueError of one line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ LARGEST_JSON = 1 << 26  # bytes; in memory it takes about ten times as many
 
 
 def parse_json(data: str | bytes, where: str) -> Any:
-    """The value of JSON; `where` names it in errors.
-
-    Raises:
-        ValueError: for what is no JSON, and for values nested too deep.
-    """
+    """The value of JSON; `where` names it in the ValueError for what is no JSON or is nested too deep."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -32,12 +28,7 @@ def parse_json(data: str | bytes, where: str) -> Any:
 
 
 def read_json(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> Any:
-    """The value of a JSON file of at most `most` bytes.
-
-    Raises:
-        ValueError: as `parse_json`, and for a larger file.
-        OSError: where it cannot be opened.
-    """
+    """The value of a JSON file. ValueError as in `parse_json`, and for more than `most` bytes."""
     with open(path, "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise ValueError(f"{path}: {size:,} bytes of JSON; at most {most:,} are read")
@@ -45,7 +36,7 @@ def read_json(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> Any:
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object of a JSON file. Raises as `read_json`, and ValueError for another value."""
+    """The object of a JSON file, read as by `read_json`."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -53,12 +44,7 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file of weights.
-
-    Raises:
-        ValueError: for another file, a damaged one, and one with a NaN or an infinity; it names the tensor.
-        OSError: where it cannot be opened.
-    """
+    """The tensors of a .safetensors file. ValueError for another or damaged file, and for a NaN or an infinity."""
     path = Path(path)
     with path.open("rb"):  # the library has errors of its own for what cannot be opened
         pass
@@ -73,14 +59,12 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def check_finite(tensors: Mapping[str, object], path: str | os.PathLike[str]) -> None:
     """ValueError for a tensor of a file that has a NaN or an infinity."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and not _finite(tensor):
+        if not isinstance(tensor, Tensor) or not tensor.numel():
+            continue
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        # One pass without a copy, where `isfinite` makes one: a NaN is both the least and the greatest.
+        ends = (real if real.itemsize > 1 else real.float()).aminmax()
+        if not torch.isfinite(torch.stack([*ends])).all():
             raise ValueError(f"{path}: the tensor {name!r} has values that are not finite (NaN or infinity)")
-
-
-def _finite(tensor: Tensor) -> bool:
-    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    # One pass without a copy, where `isfinite` makes one: a NaN is both the least and the greatest.
-    ends = (real if real.itemsize > 1 else real.float()).aminmax()
-    return bool(torch.isfinite(torch.stack([*ends])).all())

@@ -1,8 +1,7 @@
 """What all layers of a model take from positions, made together: a few operations on all heads instead of as many a layer.
 
-Priors that differ by nothing but their parameters are stacked (`Prior.stack`): one prior of L·H heads, whose terms are cut
-into those of the layers. Others, among them all that read the layer's input, make their own terms. This pays where launching
-a kernel takes longer than a small one runs.
+Priors that differ only in their parameters are stacked (`Prior.stack`): one prior of L·H heads, whose terms are cut into
+those of the layers. Others make their own terms. This pays where launching a kernel takes longer than a small one runs.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LayerTerms", "layer_terms", "stacked_terms"]
 
-# Numbers of the terms of a model's layers up to which they are made together: those of all layers are then in memory at once,
-# with what their gradients need. Beyond, a layer's terms take longer than their launches.
+# Numbers of all layers' terms, in memory at once, up to which they are made together.
 LARGEST = 1 << 23
 # Attributes of any module; those that a class adds are its options.
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -34,31 +32,23 @@ PLAIN = (bool, int, float, str, list, tuple, type(None))  # options that are com
 
 @dataclass(frozen=True)
 class LayerTerms:
-    """What a layer's attention takes from positions alone; what is None is made by the layer.
-
-    Attributes:
-        terms: the prior's.
-        row_scale: (1 or B, H, T) SSMax's.
-    """
+    """The prior's terms and SSMax's (1 or B, H, T) row scale; what is None is made by the layer."""
 
     terms: PriorTerms | None = None
     row_scale: Tensor | None = None
 
 
 def costs_launches(x: Tensor) -> bool:
-    """Whether one operation on all layers costs less than one for each. The processor does not launch, and torch.compile fuses
-    what it traces."""
+    """Whether one operation on all layers costs less than one for each: CPUs do not launch, torch.compile fuses."""
     return x.device.type != "cpu" and not torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
 def layer_terms(
     layers: Sequence[Attention], positions: Positions, x: Tensor, *, sequence: SequenceGroup | None = None
 ) -> list[LayerTerms]:
-    """What layers take from the positions of whole lines, made for all of them at once where that pays.
+    """What layers without a cache take from the positions of whole lines, made for all of them at once where that pays.
 
-    Args:
-        layers: that attend to no cache and return all tokens.
-        x: input of the first, (B, T, C); this rank's part in a sequence group, as in `Attention.forward`.
+    x is the input of the first, (B, T, C); this rank's part in a sequence group.
     """
     if len(layers) < 2 or not costs_launches(x):
         return [LayerTerms()] * len(layers)
@@ -86,12 +76,9 @@ def layer_terms(
 def stacked_terms(
     priors: Sequence[Prior], q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor
 ) -> list[PriorTerms | None]:
-    """The terms of each prior, of one layer each; None for those that are not made together with others'.
+    """The terms of each layer's prior, on the device of x; None for those that are not made together with others'.
 
-    Args:
-        priors: of the layers, in any order; one may be that of several.
-        q_pos, k_pos, causal: as in `Prior.forward`.
-        x: a tensor on the device of the terms.
+    One prior may be that of several layers; q_pos, k_pos and causal are those of `Prior.forward`.
     """
     groups: dict[tuple[object, ...], dict[int, Prior]] = {}
     for prior in priors:
@@ -112,9 +99,8 @@ def stacked_terms(
 
 
 def _signature(module: nn.Module) -> tuple[object, ...] | None:
-    """What priors that are stacked have in common: all but the values of parameters and buffers. None for one whose parameters
-    cannot be read outside its forward pass, that does not say which of them belong to which head, or that has a layer but
-    torch's, such as an adapter's."""
+    """All of a prior but the values of parameters and buffers, which stacked priors have in common. None where parameters
+    cannot be read outside the forward pass, are not declared by head, or are those of another's layer, such as an adapter."""
     options: tuple[object, ...] = ()
     if isinstance(module, Prior):
         if module.by_head is None or not module._parameters.keys() <= {*module.by_head}:
@@ -135,8 +121,7 @@ def _signature(module: nn.Module) -> tuple[object, ...] | None:
 
 
 def _is_whole(module: nn.Module) -> bool:
-    """Whether a module's own tensors can be read outside its forward pass: sharding engines (ZeRO-3, FSDP) gather them in hooks
-    before it; elsewhere one may be empty, or no plain tensor."""
+    """Whether a module's tensors can be read outside its forward pass: sharding engines (ZeRO-3, FSDP) gather them in hooks."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return False
     tensors = (*module._parameters.values(), *module._buffers.values())
@@ -162,8 +147,7 @@ def _numbers(prior: Prior, q_pos: Positions, k_pos: Positions) -> int:
 
 
 def _stacked_values(priors: Sequence[Prior]) -> dict[str, Tensor]:
-    """The parameters of all priors by name, those of one name after each other, in the dtype of a prior's arithmetic: one copy
-    of all those of a dtype."""
+    """The parameters of all priors by name, those of one name after each other, in the dtype of a prior's arithmetic."""
     first, each = dict(_named(priors[0])), [[tensor for _, tensor in _named(prior)] for prior in priors]
     every = dict(zip(first, zip(*each, strict=True), strict=True))
     stacked: dict[str, Tensor] = {}

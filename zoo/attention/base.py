@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,39 +14,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms, RelativeTable
-from zoo.priors.tables import padded_bias
+from zoo.priors.tables import BlockedBias, padded_bias
 
 __all__ = [
-    "AttentionCall",
-    "Kernel",
-    "Workspace",
-    "aligned",
-    "cuda_capability",
-    "fold_lanes",
-    "has_values",
-    "join",
-    "needs_grad",
-    "needs_mask",
-    "pad_heads",
-    "refuses_mask_and_dropout",
-    "repeat_heads",
-    "single_documents",
-    "traced_as_constant",
-    "visible",
-]
+    "AttentionCall", "Kernel", "Workspace", "aligned", "cuda_capability", "fold_lanes", "has_values", "needs_grad",
+    "needs_mask", "pad_heads", "refuses_mask_and_dropout", "repeat_heads", "single_documents", "traced_as_constant", "visible",
+]  # fmt: skip
 
-
-_F = TypeVar("_F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Queries and keys of a call with lanes on the CPU, and of its blocks, come in multiples of this.
 ALIGNMENT = 16
 
 
-def traced_as_constant(function: _F) -> _F:
-    """Mark a function of no tensors, so that torch.compile calls it while tracing and keeps the result as a constant.
-
-    Like torch.compiler.assume_constant_result, without importing the compiler with this module.
-    """
+def traced_as_constant(function: Callable[P, R]) -> Callable[P, R]:
+    """torch.compiler.assume_constant_result, which would import the compiler with this module."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -57,32 +40,14 @@ def cuda_capability(device: str) -> tuple[int, int]:
     return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
-class _cached:
-    """A cached property. functools.cached_property takes a lock, which torch.compile cannot trace; while compiling the value
-    is recomputed and left to common subexpression elimination."""
-
-    def __init__(self, make: Callable[[AttentionCall], Tensor]) -> None:
-        self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
-
-    def __get__(self, call: AttentionCall | None, owner: type | None = None) -> Tensor:
-        if call is None:  # accessed on the class, by documentation tools
-            return self  # type: ignore[return-value]
-        value = self.make(call)
-        if not torch.compiler.is_compiling():
-            call.__dict__[self.name] = value
-        return value
-
-
 @dataclass(frozen=True)
 class AttentionCall:
     """A checked call of `prior_attention`; queries are the last T of the S positions.
 
     Logits are  z[i,j] = (<q_i, k_j>/sqrt(d_c) + K[h,i,j]) · query_scale[h,i],  masked, then softmax over j.
 
-    q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with lanes folded in, v (B,G,S,D); Gk and G divide H.
-    query_scale (1 or B, H, T) or None; segments (B,S) or None; window: keys a query sees on each side, itself included.
-    mask (1 or B, 1 or H, T, S) bool or None, False where a key is hidden beside what the rest hides; dropout: the probability
-    with which a weight is set to 0, those that stay being divided by 1 − dropout. A row that sees nothing has output 0.
+    q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with lanes folded in, v (B,G,S,D); Gk and G divide H. query_scale
+    (1 or B, H, T); the others as in `prior_attention`. A row that sees nothing has output 0.
     """
 
     q: Tensor
@@ -117,17 +82,16 @@ class AttentionCall:
     def table(self) -> RelativeTable | None:
         return self.terms.table
 
-    @_cached
+    @property
     def keys(self) -> Tensor:
         """(B, Gk, S, R+d_c): keys with their lanes folded in."""
         return self.k if self.terms.k_lanes is None else fold_lanes(self.k, self.terms.k_lanes)
 
-    @_cached
+    @property
     def queries(self) -> Tensor:
         """(B, H, T, R+d_c): queries whose inner product with `keys` is the logit without table and bias.
 
-        Content is scaled by query_scale/sqrt(d_c) and lanes by query_scale, in float32 and rounded once, so kernels run
-        with scale 1. (GOAT eq. 20–24; scaling here and not in the kernel leaves lanes of 1 exact in bfloat16.)
+        Scaled in float32 and rounded once, so kernels run with scale 1 and lanes of 1 stay exact (GOAT eq. 20–24).
         """
         scale = 1.0 / math.sqrt(self.q.shape[-1])
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -140,15 +104,12 @@ class AttentionCall:
 
     @property
     def softmax_scale(self) -> float:
-        """c, where c·<unscaled, keys> is the logit without row scale, table and bias: 1/sqrt(d_c), or 1 beside lanes."""
+        """c, where c·<unscaled, keys> is the logit without row scale, table and bias: 1/sqrt(d_c), or 1 with lanes."""
         return 1.0 / math.sqrt(self.q.shape[-1]) if self.terms.q_lanes is None else 1.0
 
     @property
     def unscaled(self) -> Tensor:
-        """(B, H, T, R+d_c): queries for a kernel that scales float32 logits; without lanes q itself.
-
-        Lanes and content enter one product, so content is scaled in the copy that puts lanes in front of it.
-        """
+        """(B, H, T, R+d_c): queries for a kernel that scales float32 logits: q, or lanes and content scaled in that copy."""
         if self.terms.q_lanes is None:
             return self.q
         return fold_lanes(self.q * (1.0 / math.sqrt(self.q.shape[-1])), self.terms.q_lanes)
@@ -165,12 +126,10 @@ class Kernel(Protocol):
 
 
 def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
-    """A causal call with lanes, padded to multiples of `ALIGNMENT` queries and keys, and the rows of its output that are the
-    call's own; any other call as it is.
+    """A causal call with lanes, padded to multiples of `ALIGNMENT` queries and keys, and the rows of its output to use.
 
-    Lanes of a ramp are as large as the position, and cancel where they are summed before the content (`fold_lanes`). Where a
-    few rows or columns are left over, the matrix products of CPUs sum in another order: 1e-3 of a weight is lost at 131,072.
-    Keys, and as many queries, are appended, which no query of the call sees, and queries are put in front of the first.
+    Lanes of a ramp are as large as the position, and cancel where they are summed before the content (`fold_lanes`). With a
+    few rows or columns left over, matrix products of CPUs sum in another order, and 1e-3 of a weight is lost at 131,072.
     """
     tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
     if tracing or call.q.device.type != "cpu" or call.terms.q_lanes is None or not call.causal or call.num_queries == 1:
@@ -183,7 +142,8 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
     if (not before and not after) or (table is not None and table.origin is None):
         return call, slice(None)
     queries, keys = (0, 0, before, after), (0, 0, 0, after)
-    if table is not None and table.origin is not None:
+    if table is not None:
+        assert table.origin is not None
         line = Positions.line(call.num_queries + before + after), Positions.line(call.num_keys + after)
         # The columns that are added are of distances that only padding has.
         table = RelativeTable.line(F.pad(table.table, (before + after, after)), *line, center=table.origin + after)
@@ -209,8 +169,8 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
 def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:
     """Put lanes (1 or B, 1 or H, L, R) in front of head columns (B, G, L, d): (B, G or H, L, R+d).
 
-    Lanes come first: those of an unbounded prior cancel, and should do so before content enters the float32 accumulator.
-    Per-query-head lanes make the keys of a group differ, so grouped keys are repeated.
+    Lanes of an unbounded prior cancel, and should do so before content enters the float32 accumulator. Lanes of each query
+    head make the keys of a group differ, so grouped keys are repeated.
     """
     if lanes.shape[1] not in (1, heads.shape[1]):
         heads = repeat_heads(heads, lanes.shape[1])
@@ -230,12 +190,7 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
 
 
-def join(parts: list[Tensor], dim: int) -> Tensor:
-    """torch.cat without a copy of a single part."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
-
-
-def needs_grad(*tensors: Tensor | None) -> bool:
+def needs_grad(*tensors: Tensor | BlockedBias | None) -> bool:
     """Whether autograd records operations on any of the tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
@@ -252,11 +207,8 @@ def single_documents(segments: Tensor) -> Tensor:
 
 def needs_mask(call: AttentionCall) -> bool:
     """Whether torch's attention needs a T × S mask for the call."""
-    if call.table is not None or call.terms.bias is not None or call.mask is not None:
-        return True
-    if call.segments is not None or call.window is not None:
-        return True
-    return call.causal and call.num_queries not in (call.num_keys, 1)
+    parts = (call.table, call.terms.bias, call.mask, call.segments, call.window)
+    return any(x is not None for x in parts) or (call.causal and call.num_queries not in (call.num_keys, 1))
 
 
 def refuses_mask_and_dropout(call: AttentionCall) -> str | None:
@@ -267,13 +219,12 @@ def refuses_mask_and_dropout(call: AttentionCall) -> str | None:
 
 
 def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:
-    """(1 or B, 1 or H, T, S) bool: keys visible to each query, or None for all; restricted to queries [start, stop) and keys
-    [0, last_key). The second axis is 1 unless the call has a mask by head."""
+    """(1 or B, 1 or H, T, S) bool: keys visible to queries [start, stop) among keys [0, last_key), or None for all."""
     stop = call.num_queries if stop is None else stop
     last_key = call.num_keys if last_key is None else last_key
-    given = None if call.mask is None else call.mask[:, :, start:stop, :last_key]
+    shown = None if call.mask is None else call.mask[:, :, start:stop, :last_key]
     if not call.causal and call.window is None and call.segments is None:
-        return given
+        return shown
     i = torch.arange(call.offset + start, call.offset + stop, device=call.q.device)
     j = torch.arange(last_key, device=call.q.device)
     distance = i[:, None] - j[None, :]
@@ -286,7 +237,7 @@ def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_k
     if call.segments is not None:
         rows = call.segments[:, call.offset + start : call.offset + stop]
         mask = mask & (rows[:, None, :, None] == call.segments[:, None, None, :last_key])
-    return mask if given is None else mask & given
+    return mask if shown is None else mask & shown
 
 
 class Workspace:
@@ -296,9 +247,7 @@ class Workspace:
         self.buffer = torch.empty(0, dtype=dtype, device=device)
 
     def view(self, *shape: int) -> Tensor:
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         if count > self.buffer.numel():
             self.buffer = self.buffer.new_empty(count)
         return self.buffer[:count].view(shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,11 @@ __all__ = ["check_call"]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+EXPECTED = {
+    torch.bool: "bool, True where a key may be seen",
+    torch.int64: "whole numbers",
+    FLOATS[0]: "floating numbers",
+}
 LINE = "make them with Positions.line(S).tail(T) and Positions.line(S)"
 
 
@@ -25,24 +29,20 @@ def check_call(call: AttentionCall) -> None:
     q, k, v = call.q, call.k, call.v
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise ValueError(f"q, k and v must be tensors, got {', '.join(_brief(x) for x in (q, k, v))}")
-    of_q, of_k, of_v = q.shape, k.shape, v.shape
-    if not len(of_q) == len(of_k) == len(of_v) == 4:
-        raise ValueError(
-            f"q, k, v must be (B, heads, length, width), got {len(of_q)}, {len(of_k)} and {len(of_v)} axes"
-        )
-    batch, heads, queries, width = of_q
-    key_heads, keys = of_k[1], of_k[2]
-    if not (batch == of_k[0] == of_v[0] and keys == of_v[2]):
-        raise ValueError(f"q, k, v disagree: {tuple(of_q)}, {tuple(of_k)}, {tuple(of_v)}")
-    if not (heads and queries and width and key_heads and keys and of_k[3] and of_v[1] and of_v[3]):
-        shapes = f"{tuple(of_q)}, {tuple(of_k)}, {tuple(of_v)}"
+    shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ValueError(f"q, k, v must be (B, heads, length, width): 4 axes, got {shapes}")
+    batch, heads, queries, width = q.shape
+    keys = k.shape[2]
+    if not (batch == k.shape[0] == v.shape[0] and keys == v.shape[2]):
+        raise ValueError(f"q, k, v disagree: {shapes}")
+    if 0 in (*q.shape[1:], *k.shape[1:], *v.shape[1:]):
         raise ValueError(f"q, k, v need at least one head, position and column each, got {shapes}")
-    if heads % key_heads or heads % of_v[1]:
-        raise ValueError(f"key heads must divide {heads} query heads, got {key_heads} for k, {of_v[1]} for v")
+    if heads % k.shape[1] or heads % v.shape[1]:
+        raise ValueError(f"key heads must divide {heads} query heads, got {k.shape[1]} for k, {v.shape[1]} for v")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in FLOATS:
-        raise ValueError(
-            f"q, k and v must have one dtype of {', '.join(map(str, FLOATS))}, got {q.dtype}, {k.dtype}, {v.dtype}"
-        )
+        names = ", ".join(map(str, FLOATS))
+        raise ValueError(f"q, k and v must have one dtype of {names}, got {q.dtype}, {k.dtype}, {v.dtype}")
     device = q.device
     if k.device != device or v.device != device:
         raise ValueError(f"k and v must be on {device} as q is, got {k.device} and {v.device}")
@@ -64,19 +64,19 @@ def check_call(call: AttentionCall) -> None:
     if not 0 <= call.dropout < 1:
         raise ValueError(f"dropout must be a probability below 1, got {call.dropout}")
     inside = 0 if call.terms.q_lanes is None or call.terms.k_lanes is not None else call.terms.q_lanes.shape[3]
-    if of_k[3] != width + inside:
-        raise ValueError(f"keys must be {width + inside} wide ({width} content columns as in q), got {of_k[3]}")
+    if k.shape[3] != width + inside:
+        raise ValueError(f"keys must be {width + inside} wide ({width} content columns as in q), got {k.shape[3]}")
 
 
 def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
-    terms: Any = call.terms
+    terms: object = call.terms
     if not isinstance(terms, PriorTerms):
         hint = "; PriorTerms(table=...) has a table" if isinstance(terms, RelativeTable) else ""
         raise ValueError(f"terms must be the PriorTerms that a prior returns, or None, got {_brief(terms)}{hint}")
-    table, device = terms.table, call.q.device
+    device = call.q.device
     batch, heads, queries, keys = shape
-    if terms.q_lanes is not None or terms.k_lanes is not None:
-        q_lanes, k_lanes = terms.q_lanes, terms.k_lanes
+    q_lanes, k_lanes = terms.q_lanes, terms.k_lanes
+    if q_lanes is not None or k_lanes is not None:
         if q_lanes is None or (k_lanes is not None and q_lanes.shape[-1:] != k_lanes.shape[-1:]):
             have, wanted = ("no" if x is None else x.shape[-1] if x.ndim else 0 for x in (q_lanes, k_lanes))
             raise ValueError(f"the prior has {have} query lanes and {wanted} key lanes, expected as many")
@@ -85,12 +85,12 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
         if k_lanes is not None:
             _check("the prior's key lanes", k_lanes, (batch, heads, keys, *lanes), device, free=2)
     if terms.bias is not None:
-        _check("the prior's bias", terms.bias, (batch, heads, queries, keys), device, free=2)
+        _check("the prior's bias", terms.bias, shape, device, free=2)
     offset = terms.offset
-    if table is not None:
-        _check_table(call, table, heads)
-        if table.origin is not None:
-            offset = table.origin - table.center
+    if terms.table is not None:
+        _check_table(call, terms.table, heads)
+        if terms.table.origin is not None:
+            offset = terms.table.origin - terms.table.center
     aligned = call.causal or call.window is not None or call.segments is not None
     if aligned and offset is not None and offset != call.offset:
         raise ValueError(
@@ -106,12 +106,10 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
 
 
 def _check_table(call: AttentionCall, table: RelativeTable, heads: int) -> None:
-    values, queries, keys = table.table, call.num_queries, call.num_keys
-    for what, code, length in (("queries", table.q_code, queries), ("keys", table.k_code, keys)):
-        if code.shape[-1] != length:
-            raise ValueError(
-                f"the prior's table's {what} are of {code.shape[-1]} positions, the call has {length}; {LINE}"
-            )
+    values = table.table
+    for what, code, length in (("queries", table.q_code, call.num_queries), ("keys", table.k_code, call.num_keys)):
+        if (count := code.shape[-1]) != length:
+            raise ValueError(f"the prior's table's {what} are of {count} positions, the call has {length}; {LINE}")
     columns = values.shape[-1]
     if values.ndim != 2 or values.shape[0] != heads:
         raise ValueError(f"the prior's table is of {values.shape[0]} heads, q has {heads}")
@@ -120,41 +118,37 @@ def _check_table(call: AttentionCall, table: RelativeTable, heads: int) -> None:
     if table.shape is not None:
         last = (2 * table.shape[0] - 1) * (2 * table.shape[1] - 1) - 1
     elif table.origin is not None:
-        first = table.origin - (call.offset if call.causal else keys - 1)
-        last = table.origin + queries - 1
+        first = table.origin - (call.offset if call.causal else call.num_keys - 1)
+        last = table.origin + call.num_queries - 1
     if first < 0 or last >= columns:
         raise ValueError(f"the prior's table has {columns} columns, and the call reads columns {first} to {last}")
 
 
 def _check(
     what: str,
-    given: Any,
+    value: object,
     shape: tuple[int, ...],
     device: torch.device,
     *,
     free: int = 0,
     dtypes: Collection[torch.dtype] = FLOATS,
 ) -> None:
-    """ValueError unless `given` is a tensor (or a bias made by blocks) of `shape`, whose first `free` axes may be 1, of one of
-    `dtypes` on `device`."""
-    if not isinstance(given, Tensor | BlockedBias):
-        raise ValueError(f"{what} must be a tensor, got {_brief(given)}")
-    got = given.shape
-    if got != shape:
-        fits = len(got) == len(shape) and got[free:] == shape[free:] and got[0] in (1, shape[0])
-        if not (fits and free and (free == 1 or got[1] in (1, shape[1]))):
-            may = ("", ", or 1 on its first axis", ", or 1 on its first two axes")[free]
-            raise ValueError(f"{what} must be {shape}{may}, got {tuple(got)}")
-    if given.dtype not in dtypes:
-        named = {torch.bool: "bool, True where a key may be seen", torch.int64: "whole numbers"}
-        expected = named.get(next(iter(dtypes)), "floating numbers")
-        raise ValueError(f"{what} must be {expected}, got {given.dtype}")
-    if given.device != device:
+    """ValueError unless `value` is a tensor (or blocked bias) of `shape`, whose first `free` axes may be 1."""
+    if not isinstance(value, Tensor | BlockedBias):
+        raise ValueError(f"{what} must be a tensor, got {_brief(value)}")
+    sizes = tuple(value.shape)
+    fits = len(sizes) == len(shape) and sizes[free:] == shape[free:]
+    if not (fits and all(size in (1, full) for size, full in zip(sizes[:free], shape, strict=False))):
+        may = ("", ", or 1 on its first axis", ", or 1 on its first two axes")[free]
+        raise ValueError(f"{what} must be {shape}{may}, got {sizes}")
+    if value.dtype not in dtypes:
+        raise ValueError(f"{what} must be {EXPECTED[next(iter(dtypes))]}, got {value.dtype}")
+    if value.device != device:
         hint = "; a prior without parameters makes its terms on the device of x" if "prior" in what else ""
-        raise ValueError(f"{what} must be on {device} as q is, got {given.device}{hint}")
+        raise ValueError(f"{what} must be on {device} as q is, got {value.device}{hint}")
 
 
-def _brief(given: Any) -> str:
+def _brief(value: object) -> str:
     """A value in an error message: tensors and long ones by their type."""
-    text = "" if isinstance(given, Tensor) else repr(given)
-    return text if 0 < len(text) <= 40 else f"a {type(given).__name__}"
+    text = "" if isinstance(value, Tensor) else repr(value)
+    return text if 0 < len(text) <= 40 else f"a {type(value).__name__}"

@@ -53,14 +53,10 @@ def choose_kernel(
     """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far, not to be repeated.
 
     On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
-    but no table `flash` (its package), then `triton`; with a table or a dense bias `triton`. If none does, `sdpa` with a
-    T × S mask and a `MaskWarning`. A mask and dropout are served by `sdpa` everywhere.
-
-    Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which long calls with
-    lanes take too: it leaves out keys that a prior hides, where there are any. What `toeplitz` refuses (a
-    grid's table, for example), what torch.compile traces, which cannot trace `toeplitz`, and tensors without
-    values go to `sdpa`, which makes its mask a block at a time. What torch.export traces goes to `sdpa` on every
-    device: the graph is for others.
+    but no table `flash` (its package), then `triton`; with a table or a dense bias `triton`; else `sdpa` with a T × S mask
+    and a `MaskWarning`. Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which
+    long calls with lanes take too: it leaves out keys that a prior hides. What `toeplitz` refuses or torch.compile traces goes
+    to `sdpa`, which makes its mask a block at a time, and so does what torch.export traces, on every device.
     """
     if torch.compiler.is_exporting():
         return "sdpa"
@@ -75,8 +71,10 @@ def choose_kernel(
 
 @contextmanager
 def skipping(enabled: bool) -> Iterator[Tally]:
-    """Inside the context, whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum in all).
-    They do by default. Yields a tally of the logits that calls on the CPU leave out. Other threads are not affected."""
+    """Whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum) in this thread; default: yes.
+
+    Yields a tally of the logits that calls on the CPU leave out.
+    """
     token = TALLY.set(tally := Tally())
     try:
         with triton.skipping(enabled):
@@ -108,7 +106,7 @@ class Observer:
 
 def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: MutableSet[str]) -> str:
     masked = needs_mask(call)
-    names = ["flash"] if not masked else ["triton"]
+    names = ["triton"] if masked else ["flash"]
     if masked and call.table is None and call.terms.bias is None:
         names.insert(0, "flash")
     why = ""
@@ -119,22 +117,15 @@ def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: 
         why = f"kernel {name!r} refuses it: {reason}"
     # Torch's memory-efficient attention takes float32 and wide heads where no mask is needed, but nothing takes float64.
     if masked or call.q.dtype == torch.float64:
-        _warn_once(
-            f"attention materialises T × S logits on CUDA, which is slow and large, because {why}. {_advice(call)}",
-            warned,
-        )
+        advice = "Fix that and kernel='auto' uses a fused kernel; kernel='sdpa' takes this path without a warning."
+        if isinstance(call.terms.bias, BlockedBias):
+            advice = "A prior with a relative table or lanes has no such bias."
+        elif call.mask is not None:
+            advice = "Causality, windows and documents (segments=) need no such mask."
+        elif call.q.dtype == torch.float64:
+            advice = "Fused kernels compute in float32, bfloat16 and float16."
+        _warn_once(f"attention materialises T × S logits on CUDA, slow and large, because {why}. {advice}", warned)
     return "sdpa"
-
-
-def _advice(call: AttentionCall) -> str:
-    """How a user avoids the mask on CUDA."""
-    if isinstance(call.terms.bias, BlockedBias):
-        return "A prior with a relative table or lanes has no such bias."
-    if call.mask is not None:
-        return "Causality, windows and documents (segments=) need no such mask."
-    if call.q.dtype == torch.float64:
-        return "Fused kernels compute in float32, bfloat16 and float16."
-    return "Fix that and kernel='auto' uses a fused kernel; kernel='sdpa' takes this path without a warning."
 
 
 @traced_as_constant
@@ -172,11 +163,10 @@ def prior_attention(
         query_scale: (H, T) or (B, H, T); SSMax's s·ln n.
         segments: (B, S) document ids, below 2^31; no attention crosses documents.
         window: a query sees keys at distance 0 … window−1 (on both sides unless causal).
-        mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen; causality, documents and window hide more. It is T × S
-            memory, and a fused kernel without such a matrix does not serve it: where they can say the same, use those three.
-        dropout: p in [0, 1): each weight is set to 0 with probability p, or divided by 1 − p. It applies whenever it is given:
-            pass 0 outside training. On the CPU it keeps T × S weights for gradients.
-        kernel: "auto" (see `choose_kernel`), "reference", "sdpa", "toeplitz", "triton", "flash", or a kernel of one's own.
+        mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen; causality, documents and window hide more. It takes
+            T × S memory and no fused kernel serves it: prefer those three where they can say the same.
+        dropout: p in [0, 1): each weight is set to 0 with probability p, or divided by 1 − p; pass 0 outside training.
+        kernel: "auto" (see `choose_kernel`), a name of `KERNELS`, or a `Kernel`.
 
     Returns:
         (B, H, T, D) in q's dtype; 0 in rows that see no key.
@@ -202,17 +192,13 @@ def prior_attention(
         name = type(kernel).__name__
         if not hasattr(kernel, "refuses"):
             raise ValueError(f"kernel must be a name or a zoo.attention.Kernel, got {kernel!r}")
-    reason = kernel.refuses(call)
-    if reason:
+    if reason := kernel.refuses(call):
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
     return kernel.run(call)
 
 
 def _hides_nothing(segments: Tensor) -> bool:
-    """Whether each row is one document, so that ids mask nothing.
-
-    Checked on the CPU only: elsewhere it needs a device synchronisation, and torch.compile cannot trace control flow on data.
-    """
+    """Whether each row is one document, on the CPU: elsewhere the question synchronises, and torch.compile cannot trace it."""
     if segments.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return has_values(segments) and bool(single_documents(segments).all())

@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,7 @@ from zoo.attention.base import (
     refuses_mask_and_dropout,
     repeat_heads,
     traced_as_constant,
-)
+)  # fmt: skip
 from zoo.positions import document_starts
 
 __all__ = ["FlashKernel", "find_package", "find_runs"]
@@ -45,12 +44,10 @@ def find_package() -> str | None:
         return "the flash-attn package is not installed" if error.name == "flash_attn" else f"flash-attn fails: {error}"
     except ImportError as error:  # built against another torch
         return f"the flash-attn package cannot be loaded ({error})"
-    version = str(getattr(package, "__version__", ""))
-    known = re.match(r"(\d+)\.(\d+)", version)
-    if known is None or (int(known[1]), int(known[2])) < FIRST_VERSION:
-        return (
-            f"flash-attn {version or 'of an unknown version'} is too old, {'.'.join(map(str, FIRST_VERSION))} is needed"
-        )
+    version = str(getattr(package, "__version__", "of an unknown version"))
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < FIRST_VERSION:
+        return f"flash-attn {version} is too old, {'.'.join(map(str, FIRST_VERSION))} is needed"
     return None
 
 
@@ -71,7 +68,7 @@ class FlashKernel:
         package: Callable[[], str | None] = find_package,
     ) -> None:
         self.dtypes, self.capability, self.package = dtypes, capability, package
-        self._answers: list[str | None] = []  # of `package`, once it was asked
+        self._answers: list[str | None] = []  # of `package`
         # Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
         self._last: tuple[weakref.ref[Tensor], int, int, Runs | None] | None = None
 
@@ -83,7 +80,8 @@ class FlashKernel:
         dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
         if len(dtypes) > 1 or call.q.dtype not in self.dtypes:
             return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
-        width = max(_width(call), call.v.shape[-1])
+        lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
+        width = max(call.q.shape[-1] + lanes, call.v.shape[-1])
         if width > WIDEST:
             return f"head width with lanes must be at most {WIDEST}, got {width}"
         if self.capability(str(call.q.device)) < (8, 0):
@@ -96,7 +94,15 @@ class FlashKernel:
             return (
                 f"{why}, and torch's flash attention has no documents, windows or causal offsets; use kernel='triton'"
             )
-        return None if call.segments is None else self._refuses_documents(call, call.segments)
+        if call.segments is None:
+            return None
+        if torch.compiler.is_compiling():
+            return (
+                "document lengths are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
+            )
+        if self.runs_of(call.segments, call.offset) is None:
+            return "a document id recurs after another one; kernel='triton' compares ids one by one"
+        return None
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
@@ -111,14 +117,17 @@ class FlashKernel:
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
             return out[..., :width]
         package = sys.modules["flash_attn"]
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         if call.segments is None:
-            q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-            out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
-        else:
-            runs = self.runs_of(call.segments, call.offset)
-            assert runs is not None
-            out = _documents(call, runs, package, q, k, v)
-        return out[..., :width]
+            return package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)[..., :width]
+        runs = self.runs_of(call.segments, call.offset)
+        assert runs is not None
+        q, k, v = (heads.flatten(0, 1) for heads in (q, k, v))
+        if runs.kept is not None:
+            k, v = k[runs.kept], v[runs.kept]
+        cu = (runs.cu_queries, runs.cu_keys, runs.longest_query, runs.longest_key)
+        out = package.flash_attn_varlen_func(q, k, v, *cu, **_options(call))
+        return out.unflatten(0, (call.q.shape[0], call.num_queries)).transpose(1, 2)[..., :width]
 
     @traced_as_constant
     def without_package(self) -> str | None:
@@ -137,20 +146,6 @@ class FlashKernel:
         runs = find_runs(segments, offset)
         self._last = (weakref.ref(segments), segments._version, offset, runs)
         return runs
-
-    def _refuses_documents(self, call: AttentionCall, segments: Tensor) -> str | None:
-        if torch.compiler.is_compiling():
-            return (
-                "document lengths are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
-            )
-        if self.runs_of(segments, call.offset) is None:
-            return "a document id recurs after another one; kernel='triton' compares ids one by one"
-        return None
-
-
-def _width(call: AttentionCall) -> int:
-    """Columns of queries and keys, lanes included."""
-    return call.q.shape[-1] + (0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1])
 
 
 def _options(call: AttentionCall) -> dict[str, object]:
@@ -200,13 +195,3 @@ def find_runs(segments: Tensor, offset: int) -> Runs | None:
         kept = torch.repeat_interleave(used, last - first).nonzero().flatten().to(segments.device)
     cu_queries, cu_keys = (F.pad(n.cumsum(0), (1, 0)).int().to(segments.device) for n in (queries, keys))
     return Runs(cu_queries, cu_keys, int(queries.max()), int(keys.max()), kept)
-
-
-def _documents(call: AttentionCall, runs: Runs, package: ModuleType, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, H, T, D): each document as its own sequence."""
-    q, k, v = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
-    if runs.kept is not None:
-        k, v = k[runs.kept], v[runs.kept]
-    cu = (runs.cu_queries, runs.cu_keys, runs.longest_query, runs.longest_key)
-    out = package.flash_attn_varlen_func(q, k, v, *cu, **_options(call))
-    return out.unflatten(0, (call.q.shape[0], call.num_queries)).transpose(1, 2)

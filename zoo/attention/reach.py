@@ -84,7 +84,7 @@ def find_reach(
     size = max(KEYS, 2 ** math.ceil(math.log2(num_keys / MOST_TILES)))
     keys = repeat_heads(keys, queries.shape[1])
     q_norms, k_norms = _norms(queries[..., lanes:]), _norms(keys[..., lanes:])
-    floor = _tiled(_floors(call, queries, keys, q_norms, k_norms, table, scale, lanes), rows, math.inf).amin(-1)
+    floor = _tiled(_floors(call, queries, keys, (q_norms, k_norms), table, scale, lanes), rows, math.inf).amin(-1)
     q_norm, k_norm = (_tiled(x, n, 0.0).amax(-1) for x, n in ((q_norms, rows), (k_norms, size)))
     q_lanes, k_lanes = _extremes(queries[..., :lanes], rows), _extremes(keys[..., :lanes], size)
     own_lanes = _extremes(keys[:, :, call.offset :, :lanes], rows)
@@ -116,15 +116,8 @@ def find_reach(
 
 
 def _floors(
-    call: AttentionCall,
-    q: Tensor,
-    k: Tensor,
-    q_norms: Tensor,
-    k_norms: Tensor,
-    table: Tensor,
-    scale: Tensor | None,
-    lanes: int,
-) -> Tensor:
+    call: AttentionCall, q: Tensor, k: Tensor, norms: tuple[Tensor, Tensor], table: Tensor, scale: Tensor | None, lanes: int
+) -> Tensor:  # fmt: skip
     """(B, H, T) float64: of each row the largest logit of the keys near its own, less the row's lanes times its own key's."""
     num_queries, num_keys, offset = call.num_queries, call.num_keys, call.offset
     floors = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
@@ -138,7 +131,7 @@ def _floors(
             a, b = q[:, :, here], k[:, :, there]
             wide = torch.promote_types(a.dtype, torch.float32)
             logit = torch.linalg.vecdot(a[..., lanes:].to(wide), b[..., lanes:].to(wide)).double()
-            terms = q_norms[:, :, here] * k_norms[:, :, there]
+            terms = norms[0][:, :, here] * norms[1][:, :, there]
             if lanes:
                 apart = b[..., :lanes].double() - own[:, :, start - part.start :, :lanes].double()
                 by_lane = a[..., :lanes].double() * apart
@@ -148,8 +141,8 @@ def _floors(
             bias = bias if scale is None else scale[:, :, here].double() * bias
             logit, terms = logit + bias, terms + bias.abs()
             if call.segments is not None:
-                mine, other = call.segments[:, start + offset : part.stop + offset], call.segments[:, there]
-                logit = logit.masked_fill((mine != other)[:, None], -math.inf)
+                differ = call.segments[:, start + offset : part.stop + offset] != call.segments[:, there]
+                logit = logit.masked_fill(differ[:, None], -math.inf)
             # NaN where something is not finite: then nothing is left out.
             floors[:, :, here] = torch.maximum(floors[:, :, here], logit - SLACK * terms)
     return floors

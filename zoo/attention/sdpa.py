@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +16,14 @@ from zoo.attention.base import (
     AttentionCall,
     Workspace,
     aligned,
-    join,
     needs_grad,
     needs_mask,
     pad_heads,
     repeat_heads,
     visible,
-)
+)  # fmt: skip
 from zoo.priors.base import without_autocast
-from zoo.priors.tables import Bias, BlockedBias, UnrolledTable, bias_block
+from zoo.priors.tables import BlockedBias, UnrolledTable, bias_block
 from zoo.slices import slices
 
 __all__ = ["SdpaKernel"]
@@ -38,9 +36,7 @@ FEWEST_KEYS = 16
 @dataclass(frozen=True)
 class SdpaKernel:
     """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window, a mask or a causal offset it
-    needs a T × S mask, which it makes a block at a time. Dropout on the CPU takes T × S weights of a block, kept for gradients.
-    While torch.export traces, it makes the mask as a whole: lengths are symbols then, and the number of blocks must not depend
-    on them.
+    needs a T × S mask, made a block at a time (as a whole while torch.export traces, when lengths are symbols).
 
     Attributes:
         mask_limit: logits per head of a block, of all heads where the bias is made by blocks: 64 MiB of float32.
@@ -70,22 +66,24 @@ class SdpaKernel:
         """`run` of a call's queries, keys and values, which may be wider than its own."""
         num_heads, width = call.q.shape[1], call.v.shape[-1]
         masked, exporting = needs_mask(call), torch.compiler.is_exporting()
-        short = not exporting and k.shape[2] < FEWEST_KEYS
+        short = not exporting and k.shape[2] < FEWEST_KEYS and call.q.device.type == "cpu" and not call.dropout
         if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
             # One query: the heads of a group become rows that share its keys, which then need no copies.
             q, k, v = pad_heads(q, k, v)
             rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
-            shown = _shown(call, rows, False) if short else None
+            shown = q.new_zeros(1, 1, 1, call.num_keys) if short else None
             out = F.scaled_dot_product_attention(rows, k, v, attn_mask=shown, scale=1.0, dropout_p=call.dropout)
             return out.flatten(1, 2)[:, :, None, :width]
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
         if masked:
             return self._masked(call, q, k, v)[..., :width]
-        # Causal without a mask is one query, which sees all keys, or as many queries as keys; told apart without asking for
-        # more than torch.export knows of a symbolic length.
+        # Causal without a mask is one query, which sees all keys, or as many queries as keys.
         is_causal = call.causal and bool(call.num_queries == call.num_keys)
-        shown = _shown(call, q, is_causal) if short else None
-        is_causal = is_causal and shown is None
+        shown = None
+        if short:
+            shown = q.new_zeros(1, 1, 1, call.num_keys)
+            if is_causal:
+                shown, is_causal = q.new_full((call.num_queries, call.num_keys), -torch.inf).triu_(1), False
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=shown, is_causal=is_causal, dropout_p=call.dropout, scale=1.0
         )
@@ -99,10 +97,12 @@ class SdpaKernel:
             wide = torch.promote_types(dtype, torch.float32)
         if torch.compiler.is_exporting():
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
-            options: dict[str, Any] = dict(attn_mask=_whole_mask(call), dropout_p=call.dropout, scale=1.0)
-            whole = F.scaled_dot_product_attention(q, k, v, **options)
-            return _of_one_layout(whole.to(dtype))
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call)))
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=_whole_mask(call), dropout_p=call.dropout, scale=1.0
+            )
+            return _of_one_layout(out.to(dtype))
+        values = None if call.table is None else call.table.table
+        tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale)
         space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
@@ -115,25 +115,26 @@ class SdpaKernel:
             for block in slices(q.shape[2], rows):
                 last = block.stop + call.offset if call.causal else call.num_keys
                 mask = partial(_mask, call, table, block, group, last, space)
-                given = q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], mask, call.dropout
+                inputs = q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], mask, call.dropout
                 # A bias made by blocks is made again in the backward pass, and so are the weights.
-                part = checkpoint(_one_block, *given, use_reentrant=False) if remade else _one_block(*given)
+                part = checkpoint(_one_block, *inputs, use_reentrant=False) if remade else _one_block(*inputs)
                 if out is None:
                     parts.append(part.to(dtype))
                 else:
                     out[:, group, block] = part
             if out is None:
-                columns.append(join(parts, dim=2))
-        return join(columns, dim=1) if out is None else out
+                columns.append(torch.cat(parts, dim=2) if len(parts) > 1 else parts[0])
+        if out is not None:
+            return out
+        return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
     def block_size(self, call: AttentionCall) -> tuple[int, int]:
         """(queries, heads) of a block."""
         num_heads = call.q.shape[1]
         if call.causal or call.q.device.type != "cpu":
-            made = isinstance(
-                call.terms.bias, BlockedBias
-            )  # and made again with its weights: smaller blocks cost nothing
-            rows = self.mask_limit // (call.num_keys * (num_heads if made else 1))
+            # A bias made by blocks is made again with its weights: smaller blocks cost nothing.
+            blocked = isinstance(call.terms.bias, BlockedBias)
+            rows = self.mask_limit // (call.num_keys * (num_heads if blocked else 1))
             return max(rows - rows % ALIGNMENT, rows % ALIGNMENT, 1), num_heads
         batched = call.segments is not None or any(
             t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None
@@ -150,30 +151,15 @@ def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask(), dropout_p=dropout, scale=1.0)
 
 
-def _shown(call: AttentionCall, q: Tensor, causal: bool) -> Tensor | None:
-    """The mask of fewer than `FEWEST_KEYS` keys that hides nothing but a causal call's later ones; None where none is needed:
-    torch's fused attention does not compute dropout."""
-    if call.q.device.type != "cpu" or call.dropout:
-        return None
-    if causal:
-        return q.new_full((call.num_queries, call.num_keys), -torch.inf).triu_(1)
-    return q.new_zeros(1, 1, 1, call.num_keys)
-
-
 def _sums_in_rows(call: AttentionCall) -> bool:
     """Whether the gradient of the row scale needs a float32 output on the CPU.
 
-    It sums dS times logits along a row. In half precision torch takes δ of the rounded output, so that dS has a sum in its row,
-    and what the row's logits have in common adds to the gradient: lanes of a prior that has grown make that large.
+    In half precision torch takes δ of the rounded output, so dS has a sum in its row, and what the row's logits have in common
+    (large with lanes of a prior that has grown) adds to the gradient.
     """
     if call.terms.q_lanes is None or call.q.dtype not in (torch.bfloat16, torch.float16):
         return False
     return call.q.device.type == "cpu" and needs_grad(call.query_scale)
-
-
-def _biases(call: AttentionCall) -> list[Bias]:
-    found = (None if call.table is None else call.table.table, call.terms.bias, call.query_scale)
-    return [t for t in found if t is not None]
 
 
 def _mask(
@@ -189,8 +175,8 @@ def _mask(
             out = space.view(1, heads.stop - heads.start, block.stop - block.start, call.num_keys)
         bias = table.rows(block.start, block.stop, last, out=out)
     if call.terms.bias is not None:
-        made = bias_block(call.terms.bias, heads, block, last)
-        bias = made if bias is None else bias + made
+        dense = bias_block(call.terms.bias, heads, block, last)
+        bias = dense if bias is None else bias + dense
     if bias is None:
         return shown
     if call.query_scale is not None:

@@ -12,15 +12,14 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.attention.base import AttentionCall, Kernel
 from zoo.attention.reference import ReferenceKernel
@@ -35,6 +34,7 @@ __all__ = [
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
 CANCELLING = 4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
+HEADS = 4
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Case:
     """
 
     prior: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     trained: bool = False
     queries: int = 200
     keys: int = 200
@@ -71,25 +71,24 @@ CASES = {
     "dense bias": Case(queries=133, groups=2, biased=True),
     "decoding": Case("ggd", {"init": "alibi"}, queries=1, gradients=False, groups=2),
 }
-HEADS = 4
-_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found.
-
-    Attributes:
-        errors: by case and tensor, relative to the truth's norm.
-        wrong: what is beyond its bound, not finite, or failed; empty: the kernel is trusted.
-    """
+    """Relative errors by case and tensor, and what is beyond its bound, not finite, or failed: without any it is trusted."""
 
     errors: dict[str, dict[str, float]]
     wrong: list[str]
 
     @property
     def worst(self) -> float | None:
-        return max((error for found in self.errors.values() for error in found.values()), default=None)
+        return max((error for errors in self.errors.values() for error in errors.values()), default=None)
+
+
+_log = logging.getLogger(__name__)
+_LOCK = threading.RLock()
+_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
+_REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and dtype: why it is not trusted, or None
 
 
 def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype, *, width: int = 64) -> Verdict:
@@ -99,19 +98,19 @@ def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype, *, width: int 
     for label, case in CASES.items():
         token = _CHECKING.set(True)
         try:
-            found = _errors(kernel, case, device, dtype, width)
+            case_errors = _errors(kernel, case, device, dtype, width)
         except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
-            wrong.append(f"{label}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300])
+            wrong.append(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300])
             continue
         finally:
             _CHECKING.reset(token)
-        if found is None:
+        if case_errors is None:
             continue
-        errors[label] = found
-        for tensor, off in found.items():
-            exact = tensor in ("output", "q", "k", "v")
-            if not off <= BOUNDS[dtype] * (1.0 if exact else CANCELLING):
-                wrong.append(f"{label}: {tensor} is off by {off:.1g}")
+        errors[label] = case_errors
+        for tensor, error in case_errors.items():
+            factor = 1.0 if tensor in ("output", "q", "k", "v") else CANCELLING
+            if not error <= BOUNDS[dtype] * factor:
+                wrong.append(f"{label}: {tensor} is off by {error:.1g}")
     return Verdict(errors, wrong)
 
 
@@ -119,31 +118,29 @@ def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: 
     """Relative errors by tensor; None where the kernel does not serve the case."""
     with plain_call(device):
         leaves, prior, direction = _inputs(case, dtype, width)
-        found = _run(kernel, case, {name: x.to(device) for name, x in leaves.items()}, prior.to(device), direction)
-        if found is None:
+        results = _run(kernel, case, {name: x.to(device) for name, x in leaves.items()}, prior.to(device), direction)
+        if results is None:
             return None
         wide = {name: x.double() for name, x in leaves.items()}
         truth = _run(ReferenceKernel(), case, wide, copy.deepcopy(prior).cpu().double(), direction.double())
     assert truth is not None
-    return {name: relative_error(found[name], exact) for name, exact in truth.items()}
+    return {name: relative_error(results[name], exact) for name, exact in truth.items()}
 
 
-def relative_error(found: Tensor, exact: Tensor, dim: int | None = None) -> float:
-    """‖found − exact‖/‖exact‖ of the whole, or the greatest of the norms along `dim`; inf unless all is finite."""
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    """‖value − exact‖/‖exact‖; inf unless all is finite."""
     exact = exact.detach().double()
-    found = found.detach().to(exact)
-    wrong = (found - exact).norm(dim=dim) / exact.norm(dim=dim).clamp(min=1e-30)
-    return float(wrong.max()) if bool(wrong.isfinite().all()) else math.inf
+    error = (value.detach().to(exact) - exact).norm() / exact.norm().clamp(min=1e-30)
+    return float(error) if bool(error.isfinite()) else math.inf
 
 
 @contextmanager
 def plain_call(device: str) -> Iterator[None]:
-    """The surroundings of a call put aside: autocast, inference mode, a default device, and the state of random numbers."""
-    kind = torch.device(device).type
+    """Put autocast, inference mode, a default device and the state of random numbers aside."""
     with (
         torch.inference_mode(False),  # which enables gradients
         torch.no_grad(),
-        torch.autocast(kind, enabled=False),
+        torch.autocast(torch.device(device).type, enabled=False),
         torch.device("cpu"),
         torch.random.fork_rng(devices=[]),
     ):
@@ -151,68 +148,54 @@ def plain_call(device: str) -> Iterator[None]:
         yield
 
 
-def _inputs(case: Case, dtype: torch.dtype, width: int) -> tuple[dict[str, Tensor], torch.nn.Module, Tensor]:
-    """q, k, v (and row scale) of two batch rows, rounded to `dtype`; the prior; and the direction that gradients are of."""
-    shapes = {
-        "q": (2, HEADS, case.queries, width),
-        "k": (2, case.groups, case.keys, width),
-        "v": (2, case.groups, case.keys, width),
-    }
+def _inputs(case: Case, dtype: torch.dtype, width: int) -> tuple[dict[str, Tensor], nn.Module, Tensor]:
+    """q, k, v (and row scale, bias) of two batch rows, rounded to `dtype`; the prior; and the gradient of the output."""
+    q_shape = (2, HEADS, case.queries, width)
+    shapes = {"q": q_shape, "k": (2, case.groups, case.keys, width), "v": (2, case.groups, case.keys, width)}
     leaves = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
     wide = torch.promote_types(dtype, torch.float32)
     if case.scaled:
         leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
     if case.biased:
         leaves["bias"] = torch.randn(1, 1, case.queries, case.keys).to(wide)
-    prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else torch.nn.Module()
+    prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()
     for parameter in prior.parameters():  # which start alike in all heads, or at 0
         parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
-    return leaves, prior.to(wide), torch.randn(shapes["q"]).to(dtype)
+    return leaves, prior.to(wide), torch.randn(q_shape).to(dtype)
 
 
 def _run(
-    kernel: Kernel, case: Case, leaves: dict[str, Tensor], prior: torch.nn.Module, direction: Tensor
+    kernel: Kernel, case: Case, leaves: dict[str, Tensor], prior: nn.Module, direction: Tensor
 ) -> dict[str, Tensor] | None:
     """The output, and gradients by name; None where the kernel refuses."""
     leaves = {name: x.detach().requires_grad_(case.gradients) for name, x in leaves.items()}
-    q, k, v = leaves["q"], leaves["k"], leaves["v"]
-    causal = case.shape is None
-    if case.shape is not None:
-        places = (Positions.grid(*case.shape, num_prefix=1),) * 2
-    else:
-        places = (Positions.line(case.queries, offset=case.keys - case.queries), Positions.line(case.keys))
+    q, causal = leaves["q"], case.shape is None
+    k_pos = Positions.line(case.keys) if case.shape is None else Positions.grid(*case.shape, num_prefix=1)
+    q_pos = k_pos.tail(case.queries) if causal else k_pos
     segments = None
     if case.documents:
         segments = (torch.arange(case.keys, device=q.device) >= case.documents).long().expand(2, -1)
     with torch.set_grad_enabled(case.gradients):
         terms = PriorTerms(bias=leaves.get("bias"))
         if case.prior:  # x: a prior without parameters makes its numbers where the layer's input is
-            terms = prior(*places, causal=causal, x=q[:, 0])
+            terms = prior(q_pos, k_pos, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
-        call = AttentionCall(q, k, v, terms, causal, None if scale is None else scale[None], segments)
+        call = AttentionCall(
+            q, leaves["k"], leaves["v"], terms, causal, None if scale is None else scale[None], segments
+        )
         if kernel.refuses(call):
             return None
         output = kernel.run(call)
     results = {"output": output.detach()}
     if case.gradients:
-        wanted = leaves | {name: p for name, p in prior.named_parameters() if p.requires_grad}
-        grads = torch.autograd.grad(output, list(wanted.values()), direction.to(output.device))
-        results |= dict(zip(wanted, grads, strict=True))
+        inputs = leaves | {name: p for name, p in prior.named_parameters() if p.requires_grad}
+        grads = torch.autograd.grad(output, list(inputs.values()), direction.to(output.device))
+        results |= dict(zip(inputs, grads, strict=True))
     return results
 
 
-# ------------------------------------------------------------------------------------------ before the first use
-
-_log = logging.getLogger(__name__)
-_LOCK = threading.RLock()
-_REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and dtype: why it is not trusted, or None
-
-
 def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) -> str | None:
-    """Why a kernel is not trusted on a device in a dtype; None if it is. Checked once in a process.
-
-    While a CUDA graph is captured nothing is checked.
-    """
+    """Why a kernel is not trusted on a device in a dtype; None if it is, or a CUDA graph is captured. Checked once."""
     if os.environ.get("PRIORZOO_SELF_CHECK") == "0" or _CHECKING.get():
         return None
     key = (name, device_name(device), str(dtype).removeprefix("torch."))
@@ -226,8 +209,7 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) ->
             _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
             wrong = check_kernel(kernel, device, dtype).wrong
             advice = "`zoo doctor` checks again and shows all"
-            reason = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
-            _REASONS[key] = reason
+            _REASONS[key] = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
     return _REASONS[key]
 
 

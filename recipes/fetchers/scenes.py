@@ -3,16 +3,15 @@
     python recipes/fetchers/scenes.py --out FOLDER      crowds without a download: matplotlib's fonts over textures
     python recipes/fetchers/scenes.py --out FOLDER --side 768 --seed 1 --train 1        other crowds, larger, to measure on
 
-**One letter.** A `Scene` is a description in units of the canvas, and `draw_scene` puts it, or a window of it, on any number of
-pixels. Outlines are drawn anew each time, so a picture of 384 px is no enlarged one of 96 px, and reducing the large one gives
-the small one. Held-out scenes are seen whole, with a cap height of 0.22 to 0.28 canvases; training scenes through a random
-window that holds the letter, with a cap height of 0.22 to 0.95 views, so that strokes of larger test pictures have been seen.
+**One letter.** A `Scene` is a description in units of the canvas; `draw_scene` draws it, or a window of it, at any number of
+pixels, so that a picture of 384 px reduced is one of 96 px. Held-out scenes are seen whole, with a cap height of 0.22 to 0.28
+canvases; training scenes through a random window that holds the letter, with a cap height of 0.22 to 0.95 views.
 
-**A crowd.** Letters keep their size in pixels: a larger canvas holds more of them, not larger ones, at one density. Some are
-*marked* by a closed ring: which letter the ring is round (find), how many rings there are (count), which letter is where (a
-map). KEY.json has {"objects": {"bbox": [[left, top, width, height], …], "category": […], "marked": […]}} in pixels, and of
-"scenes" also "group", the font of the ringed letter. Training pictures are larger than what models are trained at: a window
-that holds the rings is cut out for each view.
+**A crowd.** Letters keep their size in pixels: a larger canvas holds more of them, at one density. Some are *marked* by a
+closed ring: which letter the ring is round (find), how many rings there are (count), which letter is where (a map). KEY.json
+has {"objects": {"bbox": [[left, top, width, height], …], "category": […], "marked": […]}} in pixels, and of "scenes" also
+"group", the font of the ringed letter. Training pictures are larger than what models are trained at: a window that holds the
+rings is cut out for each view.
 
 Ink is always darker than the background, so which of the two is the letter is not part of the task.
 """
@@ -22,12 +21,14 @@ from __future__ import annotations
 import colorsys
 import io
 import math
+import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 if __name__ == "__main__":  # import `recipes` from this checkout
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -35,16 +36,18 @@ if __name__ == "__main__":  # import `recipes` from this checkout
 import numpy as np
 import PIL
 import typer
-from PIL import Image, ImageDraw, features
+from PIL import Image, ImageDraw, ImageFont, features
 
 from modalities.files import new_folder
 from recipes.fetchers.common import Sample, write_shards
-from recipes.fetchers.letters import CLASSES, PAD, builtin_fonts, cap_ratio, letter_box, letter_mask
 from zoo.cli import call
 
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
+CLASSES: tuple[str, ...] = tuple(string.ascii_uppercase)
+ROTATION = 10.0  # degrees at most, either way
 Colour = tuple[int, int, int]
+Point = tuple[float, float]
 Box = tuple[int, int, int, int]  # left, top, width, height in pixels
 # (generator, height, width) → uint8 (height, width, 3)
 Background = Callable[[np.random.Generator, int, int], np.ndarray]
@@ -58,7 +61,7 @@ def jpeg(picture: Image.Image) -> bytes:
 
 
 def versions() -> dict[str, str | None]:
-    """What decides on the pixels."""
+    """The versions that decide on the pixels."""
     return {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
 
 
@@ -66,12 +69,61 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
     return float(math.exp(rng.uniform(math.log(low), math.log(high))))
 
 
-# ------------------------------------------------------------------------------------------------ one letter: what is seen
+# ---- letters of font files
+
+PAD = 16  # pixels
+_MEASURED = 1024.0  # font size at which letters are measured, in pixels; hinting moves outlines by up to one pixel
+# Of matplotlib's font files, those that have letters.
+_BUILTIN = {"train": ("DejaVuSans*", "DejaVuSerif*", "cm*"), "heldout": ("STIXGeneral*",)}
+_NO_LETTERS = ("DejaVuSansDisplay", "DejaVuSerifDisplay", "cmex10")
+
+
+def builtin_fonts(split: str) -> list[str]:
+    """The font files with letters that matplotlib ships: "train" DejaVu and Computer Modern, "heldout" STIX."""
+    import matplotlib
+
+    folder = Path(matplotlib.get_data_path()) / "fonts/ttf"
+    files = [path for pattern in _BUILTIN[split] for path in sorted(folder.glob(f"{pattern}.ttf"))]
+    return [str(path) for path in files if path.stem not in _NO_LETTERS]
+
+
+@lru_cache(maxsize=64)
+def _face(font: str, size: float) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(font, size, layout_engine=ImageFont.Layout.BASIC)
+
+
+@lru_cache(maxsize=4096)
+def _ink_size(font: str, letter: str) -> Point:
+    """Width and height of a letter's ink over the font size."""
+    left, top, right, bottom = _face(font, _MEASURED).getbbox(letter, anchor="ls")
+    return (right - left) / _MEASURED, (bottom - top) / _MEASURED
+
+
+def cap_ratio(font: str) -> float:
+    """Cap height (of the font's H) over font size."""
+    return _ink_size(font, "H")[1]
+
+
+@lru_cache(maxsize=64)
+def _letter_mask(font: str, letter: str, size: float) -> tuple[Image.Image, Point]:
+    """An upright letter at a font size in pixels: its ink as coverage (mode L), and where the ink box's centre is.
+
+    At least PAD empty pixels are on every side, and width and height are multiples of PAD: `reduce` by 2, 4, 8 or PAD
+    loses nothing at the edges.
+    """
+    face = _face(font, size)
+    left, top, right, bottom = (round(side) for side in face.getbbox(letter, anchor="ls"))
+    width, height = (-(-side // PAD) * PAD + 2 * PAD for side in (right - left, bottom - top))
+    picture = Image.new("L", (width, height))
+    ImageDraw.Draw(picture).text((PAD - left, PAD - top), letter, fill=255, font=face, anchor="ls")
+    return picture, (PAD + (right - left) / 2, PAD + (bottom - top) / 2)
+
+
+# ---- one letter: what is seen
 
 HELDOUT_CAP = (0.22, 0.28)  # cap height of a scene, in canvases
 TRAIN_CAP = (0.22, 0.95)  # cap height of a training view, in views
 MARGIN = 0.01  # free between a letter and the edge of a canvas or view
-ROTATION = 10.0  # degrees at most, either way
 MIN_CONTRAST = 4.0  # of the letter against every colour of the background, as WCAG's ratio of luminances
 MAX_CLUTTER_CONTRAST = 1.4
 MASTER = 256.0  # cap height, in pixels, at which letters are drawn at least
@@ -85,7 +137,7 @@ class Shape:
     box: tuple[float, float, float, float]
     colour: Colour
     width: float
-    angles: tuple[float, float]
+    angles: Point
 
 
 @dataclass(frozen=True)
@@ -96,7 +148,7 @@ class Scene:
     font: str
     letter: str
     cap_height: float
-    centre: tuple[float, float]
+    centre: Point
     rotation: float
     ink: Colour
     paper: tuple[Colour, Colour]
@@ -104,9 +156,9 @@ class Scene:
     clutter: tuple[Shape, ...] = ()
 
     @property
-    def extent(self) -> tuple[float, float]:
+    def extent(self) -> Point:
         """Width and height of the upright box around the tilted letter."""
-        width, height = (side * self.cap_height for side in letter_box(self.font, self.letter))
+        width, height = (s / cap_ratio(self.font) * self.cap_height for s in _ink_size(self.font, self.letter))
         cos, sin = abs(math.cos(math.radians(self.rotation))), abs(math.sin(math.radians(self.rotation)))
         return width * cos + height * sin, width * sin + height * cos
 
@@ -116,7 +168,7 @@ class View:
     """The window of a scene that is drawn: a square of side 1/zoom about `centre`."""
 
     zoom: float = 1.0
-    centre: tuple[float, float] = (0.5, 0.5)
+    centre: Point = (0.5, 0.5)
 
 
 def heldout_example(rng: np.random.Generator, font: str, letter: str) -> tuple[Scene, View]:
@@ -188,7 +240,7 @@ def _shape(rng: np.random.Generator, paper: tuple[Colour, Colour]) -> Shape:
     return Shape(kind, box, colour, _log_uniform(rng, 0.006, 0.04), angles)
 
 
-# ------------------------------------------------------------------------------------------------ one letter: how it is drawn
+# ---- one letter: how it is drawn
 
 
 def draw_scene(scene: Scene, side: int, view: View = View()) -> Image.Image:
@@ -197,7 +249,7 @@ def draw_scene(scene: Scene, side: int, view: View = View()) -> Image.Image:
     fine = max(2, min(4, round(384 / side)))
     scale = view.zoom * side * fine  # fine pixels to a unit of the scene
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def place(x: float, y: float) -> Point:
         return (x - view.centre[0]) * scale + side * fine / 2, (y - view.centre[1]) * scale + side * fine / 2
 
     picture = _paper(scene, side, view)
@@ -217,9 +269,7 @@ def draw_scene(scene: Scene, side: int, view: View = View()) -> Image.Image:
 
 
 def _paper(scene: Scene, side: int, view: View) -> Image.Image:
-    scale = view.zoom * side
-    x = (np.arange(side) + 0.5 - side / 2) / scale + view.centre[0] - 0.5
-    y = (np.arange(side) + 0.5 - side / 2) / scale + view.centre[1] - 0.5
+    x, y = ((np.arange(side) + 0.5 - side / 2) / (view.zoom * side) + centre - 0.5 for centre in view.centre)
     cos, sin = math.cos(math.radians(scene.slope)), math.sin(math.radians(scene.slope))
     along = (x * cos + y[:, None] * sin) / (abs(cos) + abs(sin)) + 0.5  # 0 to 1, corner to corner
     shares = np.clip(along, 0, 1).astype(np.float32)[..., None]
@@ -227,7 +277,7 @@ def _paper(scene: Scene, side: int, view: View) -> Image.Image:
     return Image.fromarray((first + (second - first) * shares + 0.5).astype(np.uint8))
 
 
-def _tilted_letter(scene: Scene, side: int, scale: float, centre: tuple[float, float]) -> Image.Image:
+def _tilted_letter(scene: Scene, side: int, scale: float, centre: Point) -> Image.Image:
     """The letter, drawn upright and large, halved as often as it can be, and brought to its place by one affine map.
 
     Small letters would be shaped by hinting, which moves their outlines to whole pixels: strokes would be thicker in
@@ -236,7 +286,7 @@ def _tilted_letter(scene: Scene, side: int, scale: float, centre: tuple[float, f
     mask = Image.new("L", (side, side))
     cap = scene.cap_height * scale  # in fine pixels
     master = 2.0 ** math.ceil(math.log2(max(cap, MASTER)))
-    glyph, ink = letter_mask(scene.font, scene.letter, master / cap_ratio(scene.font))
+    glyph, ink = _letter_mask(scene.font, scene.letter, master / cap_ratio(scene.font))
     halved = min(2 ** math.floor(math.log2(master / cap)), PAD)
     glyph, (u, v) = glyph.reduce(halved), (ink[0] / halved, ink[1] / halved)
     shrink = master / halved / cap  # glyph pixels to a fine pixel, 1 to 2
@@ -251,7 +301,7 @@ def _tilted_letter(scene: Scene, side: int, scale: float, centre: tuple[float, f
     return mask
 
 
-# ------------------------------------------------------------------------------------------------ crowds: what stands where
+# ---- crowds: what stands where
 
 CAP = (17.0, 22.0)  # cap height in pixels, log-uniform
 AREA = 48.0**2  # pixels a letter, and as many a piece of clutter
@@ -275,7 +325,7 @@ class Letter:
 
     @property
     def radius(self) -> float:
-        """Of a circle round the ink, in pixels, a widest letter of 1.5 cap heights taken for all."""
+        """Of a circle round the ink, in pixels: 1.1 cap heights wide."""
         return 0.5 * math.hypot(1.0, 1.1) * self.cap
 
 
@@ -284,15 +334,15 @@ class Stroke:
     """Part of an ellipse's line, or all of it: the ring round a marked letter is an arc of 360 degrees."""
 
     at: tuple[int, int]
-    radii: tuple[float, float]
-    angles: tuple[float, float]
+    radii: Point
+    angles: Point
     width: float
     colour: Colour
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """What stands on a canvas of (height, width) pixels."""
+    """Letters and strokes on a canvas of (height, width) pixels."""
 
     size: tuple[int, int]
     letters: tuple[Letter, ...]
@@ -312,11 +362,18 @@ def crowd(
     marked: (font, letter) of each marked one; the others are drawn from `fonts`. within: side of a square, in pixels, that
     holds all that are marked with their rings. Raises ValueError where they find no room.
     """
-    height, width = size
-    side = min(within, *size)
+    (height, width), side = size, min(within, *size)
     inside = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
-    letters = next((p for p in (_place_marked(rng, marked, inside) for _ in range(TRIES)) if p is not None), None)
-    if letters is None:
+    letters: list[Letter] = []
+    for _ in range(TRIES):
+        letters = []
+        for font, name in marked:
+            if (letter := _place(rng, font, name, letters, inside, marked=True)) is None:
+                break
+            letters.append(letter)
+        if len(letters) == len(marked):
+            break
+    else:
         raise ValueError(f"{len(marked)} marked letters find no room in {side} pixels; expected fewer")
     strokes = []
     for letter in letters:
@@ -327,18 +384,8 @@ def crowd(
         if placed := _place(rng, font, name, letters, (0, 0, width, height)):
             letters.append(placed)
     clutter = (_clutter(rng, size) for _ in range(round(height * width / AREA)))
-    order = rng.permutation(len(letters)).tolist()  # of the list, which then tells nothing
+    order = rng.permutation(len(letters)).tolist()  # so that the order of the list tells nothing
     return Crowd(size, tuple(letters[n] for n in order), (*clutter, *strokes))
-
-
-def _place_marked(rng: np.random.Generator, marked: Sequence[tuple[str, str]], inside: Box) -> list[Letter] | None:
-    """The marked letters within a box; None where one does not fit."""
-    letters: list[Letter] = []
-    for font, name in marked:
-        if (letter := _place(rng, font, name, letters, inside, marked=True)) is None:
-            return None
-        letters.append(letter)
-    return letters
 
 
 def _place(
@@ -375,7 +422,7 @@ def _clutter(rng: np.random.Generator, size: tuple[int, int]) -> Stroke:
     return Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng))
 
 
-# ------------------------------------------------------------------------------------------------ crowds: how they are drawn
+# ---- crowds: how they are drawn
 
 
 def draw_crowd(what: Crowd, background: np.ndarray) -> tuple[Image.Image, list[Box]]:
@@ -392,7 +439,7 @@ def draw_crowd(what: Crowd, background: np.ndarray) -> tuple[Image.Image, list[B
     boxes = []
     for letter in what.letters:
         # hinting moves outlines by up to one fine pixel
-        glyph, (x, y) = letter_mask(letter.font, letter.letter, round(FINE * letter.cap / cap_ratio(letter.font)))
+        glyph, (x, y) = _letter_mask(letter.font, letter.letter, round(FINE * letter.cap / cap_ratio(letter.font)))
         half = math.ceil((max(glyph.size) / 2 + 1) / FINE)
         square = Image.new("L", (2 * half * FINE, 2 * half * FINE))
         square.paste(glyph, (round(half * FINE - x), round(half * FINE - y)))
@@ -433,11 +480,11 @@ class Photographs:
         return np.asarray(region)
 
 
-# ------------------------------------------------------------------------------------------------ sets of crowds
+# ---- sets of crowds
 
 SCENES = ("scenes", "scenes-count")
 TRAIN_SIDE, HELDOUT_SIDE = 160, 384  # pixels
-TRAIN_SCENES, HELDOUT_SCENES = 20_000, 520
+COUNTS = {"train": 20_000, "heldout": 520}
 MOST_RINGS = 4  # as many as 96 pixels have room for
 WITHIN = 96  # pixels of a square that holds all rings, so that a window of training does
 _worker: tuple[Sequence[str], Background]  # of a process: once, since photographs are large
@@ -449,24 +496,21 @@ def write_scenes(
     fonts: Mapping[str, Sequence[str]],
     backgrounds: Mapping[str, Background],
     *,
-    counts: Mapping[str, int] | None = None,
+    counts: Mapping[str, int] = COUNTS,
     heldout_side: int = HELDOUT_SIDE,
     seed: int = 0,
-    made_with: Mapping[str, Any] | None = None,
-) -> dict[str, int]:
-    """Draw a set of `SCENES` into folder/train and folder/heldout; returns the number of pictures of each.
+    made_with: Mapping[str, object] | None = None,
+) -> None:
+    """Draw a set of `SCENES` into folder/train and folder/heldout.
 
     fonts, backgrounds, counts: of each split. Ringed letters walk through the letters, then the fonts.
     """
-    sizes = {}
-    for split, count in (counts or {"train": TRAIN_SCENES, "heldout": HELDOUT_SCENES}).items():
+    for split, count in counts.items():
         side = heldout_side if split == "heldout" else TRAIN_SIDE
         index = {"classes": CLASSES, "size": side, "seed": seed, "made_with": {**(made_with or {}), **versions()}}
         jobs = [(kind, split, number, side, seed) for number in range(count)]
         with Pool(initializer=_start_worker, initargs=(tuple(fonts[split]), backgrounds[split])) as pool:
-            samples = pool.imap(_draw_sample, jobs, chunksize=16)
-            sizes[split] = write_shards(folder / split, samples, name=kind, per_shard=2000, total=count, index=index)
-    return sizes
+            write_shards(folder / split, pool.imap(_draw_sample, jobs, chunksize=16), kind, 2000, count, index)
 
 
 def _start_worker(fonts: Sequence[str], background: Background) -> None:
@@ -507,7 +551,7 @@ def main(
     """Draw crowds in matplotlib's fonts over textures."""
     if out.exists():
         raise typer.BadParameter(f"{out} exists; remove it, or name another folder with --out")
-    fonts = {split: builtin_fonts(split) for split in ("train", "heldout")}
+    fonts = {split: builtin_fonts(split) for split in COUNTS}
     grounds, counts = dict.fromkeys(fonts, texture), {"train": train, "heldout": heldout}
     with new_folder(out, "scenes/train/index.json") as folder:
         for kind in SCENES:

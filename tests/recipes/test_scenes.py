@@ -14,8 +14,7 @@ from PIL import Image
 from modalities.vision.objects import window_on
 from modalities.vision.sources import BUILTIN, open_images
 from recipes.fetchers import scenes
-from recipes.fetchers.letters import CLASSES, builtin_fonts
-from recipes.fetchers.scenes import Photographs, View, crowd, draw_crowd, draw_scene, texture
+from recipes.fetchers.scenes import CLASSES, Photographs, View, builtin_fonts, crowd, draw_crowd, draw_scene, texture
 
 FONTS = {split: builtin_fonts(split) for split in ("train", "heldout")}
 MAKERS = [scenes.training_example, scenes.heldout_example]
@@ -64,9 +63,8 @@ def test_every_size_shows_the_same_letter_whole(make) -> None:
 @pytest.mark.parametrize(("size", "marked"), [((96, 96), 1), ((384, 384), 4), ((96, 384), 0)])
 def test_crowds_have_one_density_and_boxes_round_the_ink(size, marked: int) -> None:
     fonts = FONTS["train"]
-    what = crowd(
-        np.random.default_rng(1), fonts, size, marked=[(fonts[n], "QRST"[n]) for n in range(marked)], within=96
-    )
+    pairs = [(fonts[n], "QRST"[n]) for n in range(marked)]
+    what = crowd(np.random.default_rng(1), fonts, size, marked=pairs, within=96)
     wanted = size[0] * size[1] / scenes.AREA
     assert 0.6 * wanted <= len(what.letters) <= max(1, round(wanted))
     ringed = [letter for letter in what.letters if letter.marked]
@@ -95,13 +93,13 @@ def test_too_many_marked_letters_are_refused_and_backgrounds_are_lighter_than_in
 @pytest.mark.parametrize("kind", scenes.SCENES)
 def test_sets_are_read_as_what_was_drawn(kind: str, tmp_path: Path) -> None:
     grounds, counts = dict.fromkeys(FONTS, texture), {"train": 3, "heldout": 5}
-    assert scenes.write_scenes(tmp_path / kind, kind, FONTS, grounds, counts=counts, heldout_side=192) == counts
+    scenes.write_scenes(tmp_path / kind, kind, FONTS, grounds, counts=counts, heldout_side=192)
+    assert json.loads((tmp_path / kind / "train/index.json").read_text())["samples"] == 3
     images = open_images(f"wds:{tmp_path / kind / 'heldout'}", "all", objects=True)
     for n in range(5):
         _, objects = images.read_objects(n)
         marked, label = objects.categories[objects.marked], images.read(n)[1]
-        assert label == (marked[0] if kind == "scenes" else len(marked)) and len(marked) == (
-            1 if kind == "scenes" else n
-        )
+        assert label == (marked[0] if kind == "scenes" else len(marked))
+        assert len(marked) == (1 if kind == "scenes" else n)
         assert bool(objects.group) == (kind == "scenes")
         window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where the marked ones do not fit

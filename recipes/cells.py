@@ -8,7 +8,6 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,21 +15,16 @@ from torch import nn
 from modalities.evaluation import CellValue
 from modalities.files import file_safe
 
-__all__ = ["CellStore", "weights_hash"]
-
 
 class CellStore:
     """Finished cells of one (evaluator, model, weights, settings) in a file of JSON lines: the key, then a cell a line.
 
-    A cell is appended, so the cost of storing one does not grow with those before it. Processes may share a file: each
-    appends under an exclusive `flock` and first takes over what others appended, so lines are whole and a cell has one. The
-    lock is the kernel's and ends with its process. It holds among processes of a machine on every local file system; among
-    machines on NFS where the server keeps locks (not with `nolock` or `local_lock`) and on Lustre and GPFS where mounted
-    with `flock`; elsewhere give each machine a folder of its own.
+    Processes may share a file: each appends under an exclusive `flock` and first takes over what others appended. The lock
+    holds among processes of a machine on every local file system; among machines on NFS where the server keeps locks (not
+    with `nolock` or `local_lock`) and on Lustre and GPFS where mounted with `flock`; elsewhere give each machine its folder.
 
     A line that a stopped process cut off is removed by the next one that appends. The file name has a hash of the whole key
-    and the file the key itself; a file whose key differs is refused, so a hash collision or an edited file cannot pass old
-    numbers for new ones.
+    and the file the key itself; a file whose key differs is refused.
 
     Attributes:
         finished: the cells by name. `add` updates it, also by those of other processes.
@@ -40,10 +34,10 @@ class CellStore:
         ValueError: for a file that belongs to other settings, or whose key is damaged.
     """
 
-    def __init__(self, folder: Path, key: dict[str, Any]):
+    def __init__(self, folder: Path, key: dict[str, object]):
         self.key = json.loads(json.dumps(key, sort_keys=True))  # as it is when read back
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = Path(folder) / f"{key['evaluator']}-{file_safe(key['model'])}-{digest}.jsonl"
+        self.path = folder / f"{key['evaluator']}-{file_safe(str(key['model']))}-{digest}.jsonl"
         self.finished: dict[str, CellValue] = {}
         self.damaged: list[int] = []
         self._bytes = self._lines = 0  # read so far, or written
@@ -70,7 +64,7 @@ class CellStore:
         return self.finished[name]
 
     def _append(self, file: io.FileIO, text: bytes) -> None:
-        """All of `text`, or nothing."""
+        """Write all of `text`, or nothing."""
         try:
             left = memoryview(text)
             while left:
@@ -96,17 +90,16 @@ class CellStore:
     def _take(self, line: bytes) -> None:
         try:
             entry = json.loads(line)
-            if self._lines and "cell" in entry:
-                self.finished[entry["cell"]] = entry["value"]
-                return
-            key = entry["key"]
-        except (ValueError, KeyError, TypeError) as error:
             if self._lines:
-                self.damaged.append(self._lines + 1)
-                return
-            raise ValueError(f"{self.path} line 1 is not a key ({error}); delete the file to measure again") from error
-        if key != self.key:
-            raise ValueError(f"{self.path} belongs to other settings; delete it to measure again")
+                self.finished[entry["cell"]] = entry["value"]
+            elif entry["key"] != self.key:
+                raise ValueError("it has other settings")
+        except (ValueError, KeyError, TypeError) as error:
+            if not self._lines:
+                raise ValueError(
+                    f"{self.path} line 1 is not this measurement's key ({error}); delete the file to measure again"
+                ) from error
+            self.damaged.append(self._lines + 1)
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -35,10 +35,9 @@ from safetensors.torch import save_file
 from modalities.contract import Collector, Embedder
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
-from recipes.targets import find_device, find_trained
+from recipes.targets import find_trained
 from zoo.cli import Import
 from zoo.files import replacing_path
-from zoo.outside import import_named
 
 FORMATS = (".npy", ".safetensors")
 
@@ -59,53 +58,39 @@ def embed_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> None:
-    device = find_device(device)
-    import_named(import_)
     if out.suffix not in FORMATS:
         raise CommandError(f"--out {out}: expected a file that ends in {' or '.join(FORMATS)}")
-    target = find_trained(name, device)
+    target = find_trained(name, device, import_)
     model, console = target.model, Console(highlight=False)
     if not isinstance(model, Embedder):
         raise CommandError(f"{target.label} reads nothing that a command line can name")
-    given = sys.stdin.read().splitlines() if inputs == ["-"] else inputs
-    if not given:
+    words = sys.stdin.read().splitlines() if inputs == ["-"] else inputs
+    if not words:
         raise CommandError("standard input has no line")
     if regions is not None and not isinstance(model, Collector):
         raise CommandError(f"--regions {regions}: {target.label} reads no sequence files")
-    found = _collect(model, given, regions)
+    names, features = [], []
+    for word in words:
+        try:
+            collected = model.collect(word, regions=regions) if isinstance(model, Collector) else [(word, word)]
+            for label, one in collected:
+                names.append(label)
+                if not dry_run:
+                    features.append(model.represent(one, pool=pool, size=size).cpu())
+        except ValueError as error:
+            raise CommandError(f"input {word[:40]!r}: {error}") from error
     if dry_run:
-        facts = {"inputs": f"{sum(1 for _ in found):,}", "features of each": f"{target.model.config.dim:,}"}
-        console.print(
-            facts_table(
-                f"{target.label} (dry run)",
-                facts | {"pool": pool or "default", "device": device, "would write": str(out)},
-            )
-        )
+        facts = {"inputs": f"{len(names):,}", "features of each": f"{target.model.config.dim:,}"}
+        facts |= {"pool": pool or "default", "device": device, "would write": str(out)}
+        console.print(facts_table(f"{target.label} (dry run)", facts))
         return
-    pairs = [(label, _embed(model, one, pool, size).cpu()) for label, one in found]
-    names, features = [label for label, _ in pairs], torch.stack([vector for _, vector in pairs])
+    rows = torch.stack(features)
     with replacing_path(out) as file:
         if out.suffix == ".npy":
-            np.save(file, features.numpy())
+            np.save(file, rows.numpy())
         else:
-            save_file({"features": features}, file, metadata={"model": name, "inputs": json.dumps(names)})
-    console.print(f"written: {out}, {features.shape[0]} × {features.shape[1]}", soft_wrap=True)
-
-
-def _collect(model: Embedder, given: Sequence[str], regions: str | None) -> Iterator[tuple[str, str]]:
-    """(name, input) of everything that is given."""
-    for one in given:
-        try:
-            yield from model.collect(one, regions=regions) if isinstance(model, Collector) else [(one, one)]
-        except ValueError as error:
-            raise CommandError(f"input {one[:40]!r}: {error}") from error
-
-
-def _embed(model: Embedder, given: str, pool: str | None, size: int | None) -> torch.Tensor:
-    try:
-        return model.represent(given, pool=pool, size=size)
-    except ValueError as error:
-        raise CommandError(f"input {given[:40]!r}: {error}") from error
+            save_file({"features": rows}, file, metadata={"model": name, "inputs": json.dumps(names)})
+    console.print(f"written: {out}, {rows.shape[0]} × {rows.shape[1]}", soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/embed.py") -> int:

@@ -32,7 +32,7 @@ import fnmatch
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,54 +62,59 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One evaluator on one model.
-
-    Attributes:
-        store_key: everything that a cell's number depends on. The device and the batch size change rounding and costs
-            alone, and are left out: a cell that was finished before keeps the time and the memory it took then.
-    """
+    """One evaluator on one model; its cells are stored in `out`/cells."""
 
     target: Target
     evaluator: Evaluator
     overrides: Mapping[str, Any]
+    out: Path
 
-    @property
-    def store_key(self) -> dict[str, Any]:
-        model = self.target.model
-        return {
-            "evaluator": self.evaluator.name,
-            "version": self.evaluator.version,
+    def store(self) -> CellStore:
+        """Finished cells, keyed by everything that a cell's number depends on. The device and the batch size change rounding
+        and costs alone, and are left out: a finished cell keeps the time and the memory it took."""
+        model, evaluator = self.target.model, self.evaluator
+        key = {
+            "evaluator": evaluator.name,
+            "version": evaluator.version,
             "model": self.target.label,
             "weights": weights_hash(model),
             "config": dataclasses.asdict(model.config),
             "dtype": str(next((p.dtype for p in model.parameters()), None)),
             "overrides": self.overrides,
-            "settings": self.evaluator.identity(model),
+            "settings": evaluator.identity(model),
         }
+        return CellStore(self.out / "cells", key)
 
-    def run(self, out: Path, *, group: str = "", quiet: bool = False) -> ModelResult:
-        """Every cell, each stored as soon as it is finished; those that another process finishes first are taken over."""
+    def run(self, group: str) -> ModelResult:
+        """Every cell, each stored as soon as it is finished; those that another process finishes first are taken over.
+
+        Raises CommandError where memory ends, with the options that take less.
+        """
         model, evaluator, label = self.target.model, self.evaluator, self.target.label
-        store = CellStore(out / "cells", self.store_key)
+        store = self.store()
         if store.damaged:
             lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
-            console.print(
-                f"note: {store.path} has no cell in line {lines}: measured again", markup=False, soft_wrap=True
-            )
+            note = f"note: {store.path} has no cell in line {lines}: measured again"
+            console.print(note, markup=False, soft_wrap=True)
         cells = evaluator.cells(model)
         todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
         values: dict[str, CellValue] = {}
-        name = f"{evaluator.name}  {label}"
-        with (
-            CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress,
-            naming_memory(evaluator, label, lambda: cells[len(values)].name),
-        ):
-            evaluator.advance = progress.advance
-            for name, value in evaluator.run(model, store.finished):
-                values[name] = store.add(name, value) if name in todo else value
-                if name in todo:
-                    progress.finish(todo[name])
+        try:
+            with CellProgress(f"{evaluator.name}  {label}", sum(todo.values()), evaluator.unit, console) as progress:
+                evaluator.advance = progress.advance
+                for name, value in evaluator.run(model, store.finished):
+                    values[name] = store.add(name, value) if name in todo else value
+                    if name in todo:
+                        progress.finish(todo[name])
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            names = [field.name for field in dataclasses.fields(evaluator.settings)]
+            sizes = ("batch_tokens", "lengths", "sizes", "window")
+            lower = " or ".join(option_name(name) for name in names if name in sizes)
+            place = f"{evaluator.name} of {label} ran out of memory at {cells[len(values)].name}"
+            raise CommandError(f"{place}: lower {lower}; finished cells are kept") from error
         return ModelResult(
             label=label,
             method=self.target.method,
@@ -123,67 +128,24 @@ class Measurement:
             group=group,
         )
 
-    def planned(self, out: Path) -> tuple[Any, ...]:
+    def planned(self) -> tuple[Evaluator, str, Sequence[int | float | str], int, int, int]:
         """(evaluator, model, points, cells, finished cells, units to read). All samples are drawn for it."""
         model, cells = self.target.model, self.evaluator.cells(self.target.model)
-        finished = CellStore(out / "cells", self.store_key).finished
+        finished = self.store().finished
         todo = [cell.cost for cell in cells if cell.name not in finished]
         points = self.evaluator.points(model)
         return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), sum(todo)
 
 
-@contextlib.contextmanager
-def naming_memory(evaluator: Evaluator, label: str, cell: Callable[[], str]) -> Iterator[None]:
-    """CommandError where memory ends, with the options that take less. `cell`: the name of the one that is measured."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        lower = [
-            option_name(field.name)
-            for field in dataclasses.fields(evaluator.settings)
-            if field.name in ("batch_tokens", "lengths", "sizes", "window")
-        ]
-        raise CommandError(
-            f"{evaluator.name} of {label} ran out of memory at {cell()}: lower {' or '.join(lower)}; finished cells are kept"
-        ) from error
-
-
-def evaluate(
-    measurements: Sequence[Measurement], out: Path, *, groups: Mapping[str, str] | None = None, quiet: bool = False
-) -> dict[str, list[ModelResult]]:
-    """Run measurements and write their files; returns the results by evaluator.
-
-    `groups` names the group of seeds of a label that belongs to one.
-    """
-    results: dict[str, list[ModelResult]] = {}
-    evaluators = {m.evaluator.name: m.evaluator for m in measurements}
-    for name, evaluator in evaluators.items():
-        mine = [m for m in measurements if m.evaluator.name == name]
-        results[name] = [m.run(out, group=(groups or {}).get(m.target.label, ""), quiet=quiet) for m in mine]
-        write_results(evaluator, results[name], out)
-    write_overview(evaluators, results, out)
-    return results
-
-
-def write_overview(evaluators: Mapping[str, Evaluator], results: Mapping[str, list[ModelResult]], out: Path) -> None:
-    """overview.png: a panel for each evaluator that has a representative score, where two or more share an axis."""
-    shown = [(e.name, e.overview, results[e.name]) for e in evaluators.values() if e.overview]
-    axes = {evaluators[name].axis for name, *_ in shown}
-    if len(shown) > 1 and len(axes) == 1:
-        overview_figure(shown, out / "overview.png", axes.pop())
-
-
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
     """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
-    named = [target_name(part) for part in name.split(",")]
-    found = [t.label for t in targets if t.name in named or any(fnmatch.fnmatch(t.name, part) for part in named)]
-    if len({groups.get(label, label) for label in found}) > 1:
-        raise CommandError(f"--against {name!r} names {', '.join(found)}; expected one model, or seeds of one")
+    parts = [target_name(part) for part in name.split(",")]
+    labels = [t.label for t in targets if t.name in parts or any(fnmatch.fnmatch(t.name, part) for part in parts)]
+    if len({groups.get(label, label) for label in labels}) > 1:
+        raise CommandError(f"--against {name!r} names {', '.join(labels)}; expected one model, or seeds of one")
     if len({groups.get(target.label, target.label) for target in targets}) == 1:
         raise CommandError(f"--against {name!r}: name another model to compare with it")
-    return found[0]
+    return labels[0]
 
 
 def check_sources(measurements: Sequence[Measurement]) -> None:
@@ -197,7 +159,7 @@ def check_sources(measurements: Sequence[Measurement]) -> None:
             raise CommandError(f"models of different data ({differ}) are not comparable; name one with --source")
 
 
-# ------------------------------------------------------------------------------------------------------ command line
+# ---- command line
 
 
 def evaluate_command(
@@ -232,18 +194,17 @@ def evaluate_command(
     overrides = parse_overrides(set_)
     import_named(import_)
     targets = find_targets(arguments[:-1] + [against] * bool(against), overrides, device, dtype)
+    known = find_modality(targets[0].modality).evaluators
     kinds = find_evaluators(arguments[-1], targets[0].modality)
     if not dry_run and not all(issubclass(kind, Listing) for kind in kinds):
         require("matplotlib", "drawing figures", "figures")
     groups = seed_groups(targets, group_seeds)
     reference = find_reference(targets, groups, against) if against else ""
     if against and not any(kind.paired_over for kind in kinds):
-        able = ", ".join(
-            name for name, kind in find_modality(targets[0].modality).evaluators.items() if kind.paired_over
-        )
-        raise CommandError(f"--against does not apply to {arguments[-1]}; it does to {able or 'none of this modality'}")
+        able = ", ".join(name for name, kind in known.items() if kind.paired_over) or "none of this modality"
+        raise CommandError(f"--against does not apply to {arguments[-1]}; it does to {able}")
     measurements = [
-        Measurement(target, kind(settings, target.data), overrides)
+        Measurement(target, kind(settings, target.data), overrides, out)
         for kind, settings in make_settings(kinds, options).items()
         for target in targets
     ]
@@ -253,12 +214,20 @@ def evaluate_command(
     check_sources(measurements)
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", markup=False, soft_wrap=True)
-    print_plan([m.planned(out) for m in measurements], f"device {device}, files to {out}")
+    print_plan([m.planned() for m in measurements], f"device {device}, files to {out}")
     if dry_run:
         return
     before = _files(out)
-    results = evaluate(measurements, out, groups=groups)
-    for name, evaluator in {m.evaluator.name: m.evaluator for m in measurements}.items():
+    evaluators = {m.evaluator.name: m.evaluator for m in measurements}
+    results: dict[str, list[ModelResult]] = {}
+    for name, evaluator in evaluators.items():
+        results[name] = [m.run(groups.get(m.target.label, "")) for m in measurements if m.evaluator.name == name]
+        write_results(evaluator, results[name], out)
+    panels = [(name, evaluator.overview, results[name]) for name, evaluator in evaluators.items() if evaluator.overview]
+    axes = {evaluators[name].axis for name, *_ in panels}
+    if len(panels) > 1 and len(axes) == 1:
+        overview_figure(panels, out / "overview.png", axes.pop())
+    for name, evaluator in evaluators.items():
         print_results(evaluator, results[name])
         if reference and evaluator.paired_over:
             differences = evaluator.paired(results[name], reference)
@@ -272,8 +241,8 @@ def evaluate_command(
 
 def _files(folder: Path) -> dict[Path, tuple[int, int]]:
     """Files of a folder, each with what changes when it is written."""
-    found = ((path, path.stat()) for path in folder.glob("*") if path.is_file())
-    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}
+    stats = ((path, path.stat()) for path in folder.glob("*") if path.is_file())
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in stats}
 
 
 def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
@@ -288,29 +257,29 @@ def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
     return [known[name] for name in dict.fromkeys(wanted)]
 
 
-def make_settings(kinds: Sequence[type[Evaluator]], given: Mapping[str, Any]) -> dict[type[Evaluator], Any]:
-    """Settings of each evaluator from the options given; CommandError for an option that none of them has."""
+def make_settings(kinds: Sequence[type[Evaluator]], options: Mapping[str, Any]) -> dict[type[Evaluator], Any]:
+    """Settings of each evaluator from the command's options; CommandError for an option that none of them has."""
     fields = {kind: {field.name for field in dataclasses.fields(kind.settings_class)} for kind in kinds}
     known = set().union(*fields.values())
-    for name in given:
+    for name in options:
         if name not in known:
             theirs = ", ".join(option_name(field) for field in sorted(known))
             names = ", ".join(kind.name for kind in kinds)
             raise CommandError(f"{option_name(name)} does not apply to {names}; it has {theirs}")
-    return {kind: kind.settings_class(**{k: v for k, v in given.items() if k in fields[kind]}) for kind in kinds}
+    return {kind: kind.settings_class(**{k: v for k, v in options.items() if k in fields[kind]}) for kind in kinds}
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/evaluate.py") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
     kinds: dict[str, type[Evaluator]] = {}
-    named: set[str] = set()
+    modalities: set[str | None] = set()
     for part in (part for word in positional[:-1] for part in word.split(",")):
         with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
-            named |= {m} if (m := modality_of(part)) else set()
-    for name in named or modality_names():
+            modalities.add(modality_of(part))
+    for name in modalities - {None} or modality_names():
         with contextlib.suppress(ImportError, ValueError):  # its packages are not installed
-            kinds |= find_modality(name).evaluators
+            kinds |= find_modality(str(name)).evaluators
     command = with_options(evaluate_command, {name: kind.settings_class for name, kind in kinds.items()})
     return call(command, words, prog=prog)
 

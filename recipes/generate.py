@@ -11,7 +11,6 @@ the prompt itself is not. The same seed writes the same text. Exit codes: 0 done
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -23,14 +22,14 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import typer
+from rich.console import Console
 
-from modalities.contract import Writer, find_modality, modality_names
+from modalities.contract import Writer
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
-from recipes.targets import Target, find_device, find_trained
+from recipes.targets import find_trained, installed_modalities
 from zoo.cli import Import
 from zoo.errors import ran_out_of_memory
-from zoo.outside import import_named
 
 
 def generate_command(
@@ -46,16 +45,15 @@ def generate_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> int:
-    device = find_device(device)
-    import_named(import_)
-    target = find_writer(name, device)
+    target = find_trained(name, device, import_)
+    if not isinstance(target.model, Writer):
+        able = " and ".join(modality.name for modality in installed_modalities() if issubclass(modality.model, Writer))
+        raise CommandError(f"{target.label} continues no text; models of {able} do")
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     pieces = target.model.stream_text(prompt, max_new_tokens=max_new_tokens, **sampling)
     if dry_run:
-        from rich.console import Console
-
         facts = {"characters given": f"{len(prompt):,}", "new tokens": f"at most {max_new_tokens:,}"}
         facts |= {"trained at": f"{target.model.config.train_context:,} tokens", "device": device}
         facts |= {key: str(value) for key, value in sampling.items()}
@@ -68,32 +66,14 @@ def generate_command(
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise
-        asked = f"{len(prompt):,} characters and --max-new-tokens {max_new_tokens}"
-        raise CommandError(f"{target.label} ran out of memory with {asked}: give it fewer") from error
+        request = f"{len(prompt):,} characters and --max-new-tokens {max_new_tokens}"
+        raise CommandError(f"{target.label} ran out of memory with {request}: give it fewer") from error
     except KeyboardInterrupt:
         print(flush=True)
         return 130
     except BrokenPipeError:  # the reader has enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
     return 0
-
-
-def find_writer(name: str, device: str) -> Target:
-    """The one model of this name, with weights, that continues text; CommandError says which do."""
-    target = find_trained(name, device)
-    if not isinstance(target.model, Writer):
-        raise CommandError(f"{target.label} continues no text; models of {' and '.join(_writing())} do")
-    return target
-
-
-def _writing() -> list[str]:
-    """The modalities whose models continue text."""
-    found = []
-    for name in modality_names():
-        with contextlib.suppress(ImportError):  # its packages are not installed
-            if issubclass(find_modality(name).model, Writer):
-                found.append(name)
-    return found
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/generate.py") -> int:

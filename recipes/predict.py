@@ -26,9 +26,8 @@ from rich.table import Table
 from modalities.contract import Classifier
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
-from recipes.targets import find_device, find_trained
+from recipes.targets import find_trained
 from zoo.cli import Import
-from zoo.outside import import_named
 
 
 def predict_command(
@@ -41,9 +40,7 @@ def predict_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and read no image")] = False,
 ) -> None:
-    device = find_device(device)
-    import_named(import_)
-    target = find_trained(name, device)
+    target = find_trained(name, device, import_)
     model, console = target.model, Console(highlight=False)
     if not isinstance(model, Classifier):
         raise CommandError(f"{target.label} has no classes: models of {target.modality} name nothing")
@@ -54,11 +51,12 @@ def predict_command(
         console.print(facts_table(f"{target.label} (dry run)", facts))
         return
     table = Table(title=target.label, title_justify="left")
-    for column, side in (("image", "left"), ("class", "left"), ("probability", "right")):
-        table.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
+    table.add_column("image", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability", justify="right")
     for image in images:
-        for place, (found, share) in enumerate(model.classify(image, size=size)[:top]):
-            table.add_row("" if place else image, found, f"{share:.4f}")
+        for rank, (label, share) in enumerate(model.classify(image, size=size)[:top]):
+            table.add_row("" if rank else image, label, f"{share:.4f}")
         table.add_section()
     console.print(table)
 

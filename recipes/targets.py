@@ -23,36 +23,22 @@ from recipes.registry import find_recipe
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
 from zoo.naming import did_you_mean, nearest
+from zoo.outside import import_named
 from zoo.pretrained import manifest, resolve_tag
 from zoo.registry import create_model, model_entry, saved_modality
 
-__all__ = [
-    "Target",
-    "find_device",
-    "find_targets",
-    "find_trained",
-    "modality_of",
-    "override",
-    "parse_overrides",
-    "seed_groups",
-    "target_name",
-    "without_seed",
-]
+Baseline = tuple[Modality, Callable[[int], nn.Module]]
+Overrides = dict[str, Any]  # by field of the model's configuration: JSON values, or dictionaries of such
 
 
 @dataclass(frozen=True)
 class Target:
     """One model to measure.
 
-    Attributes:
-        label: what tables and figures call it.
-        family: what seeds of one set-up have in common: of a run all of recipe.json but the seeds, and the model's
-            configuration; of shipped weights their name without "-s1".
-        setup: as much of it as runs and shipped weights both record: recipe, steps and the model's configuration.
-        seed: (of the loop, of the data).
-        shipped: whether it is weights of the zoo and not a run.
-        data: what it was trained on, the data section of its recipe; empty where unknown.
-        name: what a command calls it: a registry name, a folder, a baseline.
+    label: its name in tables and figures; name: in the command. data: the data section of its recipe; empty where unknown.
+    recipe: (name of the recipe, steps) of runs and shipped weights, None where unknown; empty for other models.
+    seed: (of the loop, of the data). shipped: not of a run. family: what seeds of one set-up have in common, of a run all
+    of recipe.json but the seeds, and the model's configuration; of shipped weights their name without "-s1".
     """
 
     label: str
@@ -60,9 +46,9 @@ class Target:
     model: Any  # a ZooModel, or a baseline or a model of another library with a config of its own
     trained: bool
     family: str = ""
-    setup: str = ""
-    seed: tuple[Any, ...] = ()
-    shipped: bool = False
+    recipe: tuple[object, ...] = ()
+    seed: tuple[object, ...] = ()
+    shipped: bool = True
     data: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 
@@ -74,6 +60,11 @@ class Target:
         position = position if isinstance(position, str) else ",".join(position)
         return position + ("_ssmax" if getattr(config, "ssmax", False) else "")
 
+    @property
+    def setup(self) -> str:
+        """What runs and shipped weights both record, as text: recipe, steps and the model's configuration."""
+        return json.dumps([*self.recipe, dataclasses.asdict(self.model.config)], sort_keys=True) if self.recipe else ""
+
 
 def modality_of(word: str) -> str | None:
     """The modality of a model's name, pattern or folder, without loading it; None where the word does not tell."""
@@ -82,8 +73,8 @@ def modality_of(word: str) -> str | None:
             return stored_recipe(word)["modality"]
         except ConfigError:
             return saved_modality(word)
-    if found := find_outside(word):
-        return found[0]
+    if outside := find_outside(word):
+        return outside[0]
     start = word.partition("_")[0]
     return start if start in modality_names() else None
 
@@ -94,35 +85,35 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
     Raises CommandError where no modality reads the model, and what opening its files raises.
     """
     prefix, colon, name = word.partition(":")
-    hooks = {m.name: m.outside[prefix] for m in _installed() if prefix in m.outside} if colon else {}
+    hooks = {m.name: m.outside[prefix] for m in installed_modalities() if prefix in m.outside} if colon else {}
     if not hooks:
         return None
     named, colon, rest = name.partition(":")
     if colon and named in hooks:
         return named, hooks[named], rest
-    forms = ", ".join(f"{prefix}:{modality}:{name}" for modality in hooks)
     if colon and named in modality_names():
         raise CommandError(f"{word!r}: {prefix} has no models of {named}; {nearest(named, hooks)}")
     claims = {modality: hook.claim(name) for modality, hook in hooks.items()}
     if not any(claims.values()):
+        forms = ", ".join(f"{prefix}:{modality}:{name}" for modality in hooks)
         raise CommandError(f"{word!r} seems to read none of {', '.join(hooks)}; to insist, {forms}")
     modality = max(claims, key=claims.__getitem__)
     return modality, hooks[modality], name
 
 
-def _installed() -> list[Modality]:
+def installed_modalities() -> list[Modality]:
     """Every modality whose packages are installed."""
-    found = []
+    modalities = []
     for name in modality_names():
         with contextlib.suppress(ImportError):
-            found.append(find_modality(name))
-    return found
+            modalities.append(find_modality(name))
+    return modalities
 
 
-def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype: str) -> list[Target]:
+def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str) -> list[Target]:
     """Load every model named: run folders, registry names, patterns of names that have weights, baselines, PREFIX:NAME."""
-    found: dict[str, Target] = {}
-    baselines: dict[str, tuple[Modality, Callable[[int], nn.Module]]] = {}
+    targets: dict[str, Target] = {}
+    baselines: dict[str, Baseline] = {}
     for name in dict.fromkeys(part for argument in names for part in argument.split(",") if part):
         if known := find_baselines(name):
             baselines |= known
@@ -131,34 +122,46 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
         if not find_outside(name) and any(c in name for c in "*?["):
             matches = list_models(name, pretrained=True)
             if not matches:
-                raise CommandError(f"no model with weights matches {name!r}; there are: {_listing()}")
-        for match in matches:
-            if (key := target_name(match)) not in found:
-                found[key] = _load(key, overrides, device, dtype)
-    modalities = {target.modality for target in found.values()} | {modality.name for modality, _ in baselines.values()}
+                raise CommandError(
+                    f"no model with weights matches {name!r}; there are: {', '.join(list_models(pretrained=True))}"
+                )
+        for key in map(target_name, matches):
+            if key not in targets:
+                targets[key] = _load(key, overrides, device, dtype)
+    modalities = {target.modality for target in targets.values()} | {
+        modality.name for modality, _ in baselines.values()
+    }
     if not modalities:
-        raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {_listing()}")
+        listing = ", ".join(list_models(pretrained=True))
+        raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {listing}")
     if len(modalities) > 1:
         raise CommandError(f"one call measures models of one modality, these are {' and '.join(sorted(modalities))}")
-    beside = next(iter(found.values()), None)
-    for name, (modality, make) in baselines.items():
-        found[name] = _load_baseline(name, modality, make, beside)
-    return [replace(target, name=name) for name, target in found.items()]
+    first = next(iter(targets.values()), None)
+    for name, (modality, make) in baselines.items():  # at the lengths and on the data of the first model
+        model = make(first.model.config.train_context if first else 256)
+        seed, data = (getattr(model.config, "seed", None),) * 2, first.data if first else {}
+        targets[name] = Target(name, modality.name, model, True, without_seed(name), seed=seed, data=data)
+    return [replace(target, name=name) for name, target in targets.items()]
 
 
 def find_device(name: str) -> str:
-    """The device an option names; of "auto" the GPU where there is one. ValueError for one that is not here."""
+    """The device an option names; of "auto" the GPU where there is one. ValueError for one that is not available."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    here += [f"cuda:{n}" for n in range(torch.cuda.device_count())]
-    if name not in here:
-        raise ValueError(f"device {name!r} is not here; expected auto or one of {', '.join(here)}")
+    available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    available += [f"cuda:{n}" for n in range(torch.cuda.device_count())]
+    if name not in available:
+        raise ValueError(f"device {name!r} is not available; expected auto or one of {', '.join(available)}")
     return name
 
 
-def find_trained(name: str, device: str) -> Target:
-    """The one model of this name, in float32. Raises CommandError where it has no weights, or the name is of several."""
+def find_trained(name: str, device: str, imports: list[str]) -> Target:
+    """The one model of this name, in float32, after `imports`.
+
+    Raises CommandError where it has no weights, or the name is of several.
+    """
+    device = find_device(device)
+    import_named(imports)
     targets = find_targets([name], {}, device, "float32")
     if len(targets) > 1:
         raise CommandError(f"{name!r} names {len(targets)} models: {', '.join(t.label for t in targets)}; name one")
@@ -175,73 +178,67 @@ def target_name(word: str) -> str:
     return os.path.normpath(word) if os.path.isdir(word) else word
 
 
-def find_baselines(pattern: str) -> dict[str, tuple[Modality, Callable[[int], nn.Module]]]:
+def find_baselines(pattern: str) -> dict[str, Baseline]:
     """The baselines of all modalities whose names match a shell pattern."""
     if modality_of(pattern) or set(pattern) <= set("*?"):
         return {}
-    found: dict[str, tuple[Modality, Callable[[int], nn.Module]]] = {}
-    for modality in _installed():
-        listed = modality.baselines.items()
-        found |= {name: (modality, make) for name, make in listed if fnmatch.fnmatch(name, pattern)}
-    return found
+    listed = [
+        (name, (modality, make)) for modality in installed_modalities() for name, make in modality.baselines.items()
+    ]
+    return {name: baseline for name, baseline in listed if fnmatch.fnmatch(name, pattern)}
 
 
-def _load_baseline(name: str, modality: Modality, make: Callable[[int], nn.Module], beside: Target | None) -> Target:
-    """A baseline, measured at the lengths and on the data of the model beside it."""
-    context = beside.model.config.train_context if beside else 256
-    data = beside.data if beside else {}
-    model, family = make(context), without_seed(name)
-    seed = (getattr(model.config, "seed", None),) * 2
-    return Target(name, modality.name, model, trained=True, shipped=True, family=family, seed=seed, data=data)
-
-
-def _load_outside(
-    name: str, found: tuple[str, Outside, str], overrides: dict[str, Any], device: str, dtype: str
-) -> Target:
-    modality, hook, inner = found
-    if overrides:
-        raise CommandError(f"--set {_leaves(overrides)[0][0]} does not apply to {name}: it is measured as it was saved")
-    torch.manual_seed(0)  # so that a random model is the same one each time
-    model, trained = hook.load(inner)
-    model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
-    label = name if trained else f"{name} (untrained)"
-    return Target(label, modality, model, trained, family=name, shipped=True)
-
-
-def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Target:
+def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
     if outside := find_outside(name):
-        return _load_outside(name, outside, overrides, device, dtype)
-    shipped = not Path(name).is_dir()
-    model, label, known, seed, data, family = (_registered if shipped else _folder)(name)
-    modality = model.modality
-    trained = not shipped or "." in name
+        if overrides:
+            option = _leaves(overrides)[0][0]
+            raise CommandError(f"--set {option} does not apply to {name}: it is measured as it was saved")
+        torch.manual_seed(0)  # so that a random model is the same one each time
+        modality, hook, inner = outside
+        model, trained = hook.load(inner)
+        target = Target(name, modality, model, trained, family=name)
+    else:
+        target = _folder(name) if Path(name).is_dir() else _registered(name)
+    model, label = target.model, target.label + " (untrained)" * (not target.trained)
     if overrides:
         model = override(model, overrides)
         label += " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
-    model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
-    setup = json.dumps([*known, dataclasses.asdict(model.config)], sort_keys=True)
-    return Target(label, modality, model, trained, family + ("" if shipped else setup), setup, seed, shipped, data)
+    target = replace(target, label=label, model=model.to(device=device, dtype=getattr(torch, dtype)).eval())
+    return target if target.shipped else replace(target, family=target.family + target.setup)
 
 
-def _folder(name: str) -> tuple[Any, str, tuple[Any, Any], tuple[Any, Any], Mapping[str, Any], str]:
+def _folder(name: str) -> Target:
     """A run folder, or a folder of save_pretrained."""
     path = Path(name).resolve()
     if not (path / "recipe.json").exists() and (path / "config.json").exists():
-        return load_model(path), path.name, (None, None), (None, None), {}, str(path)
+        model, unknown = load_model(path), (None, None)
+        return Target(path.name, model.modality, model, True, str(path), unknown, unknown, shipped=False)
     model, recipe = load_run(name)
     train, data = recipe.get("train", {}), recipe.get("data", {})
-    label = f"{recipe.get('name', 'run')} ({path.name})"
-    known, seeds = (recipe.get("name"), train.get("steps")), (train.get("seed"), data.get("seed"))
-    return model, label, known, seeds, data, _without_seeds(recipe)
+    without = {key: {**part} if isinstance(part, dict) else part for key, part in recipe.items()}
+    for section in ("train", "data"):
+        without.get(section, {}).pop("seed", None)
+    return Target(
+        label=f"{recipe.get('name', 'run')} ({path.name})",
+        modality=model.modality,
+        model=model,
+        trained=True,
+        family=json.dumps(without, sort_keys=True),
+        recipe=(recipe.get("name"), train.get("steps")),
+        seed=(train.get("seed"), data.get("seed")),
+        shipped=False,
+        data=data,
+    )
 
 
-def _registered(name: str) -> tuple[Any, str, tuple[Any, Any], tuple[Any, Any], Mapping[str, Any], str]:
+def _registered(name: str) -> Target:
+    """A model of the registry, with the weights of its tag where it has one."""
     if "/" in name:
         raise CommandError(f"no run folder {name!r}")
     try:
         model_entry(name)
     except ValueError as error:
-        baselines = [known for modality in _installed() for known in modality.baselines]
+        baselines = [known for modality in installed_modalities() for known in modality.baselines]
         if hint := did_you_mean(name, baselines):
             raise CommandError(f"no model or baseline {name!r}; {hint}baselines are {', '.join(baselines)}") from error
         raise
@@ -250,22 +247,14 @@ def _registered(name: str) -> tuple[Any, str, tuple[Any, Any], tuple[Any, Any], 
     if not trained:
         torch.manual_seed(0)  # so that a random model is the same one each time
     data = dataclasses.asdict(find_recipe(card["recipe"]).data) if "recipe" in card else {}
-    label = name if trained else f"{name} (untrained)"
-    known, seeds = (card.get("recipe"), card.get("steps")), (card.get("seed"),) * 2
-    return create_model(name), label, known, seeds, data, without_seed(name)
+    recipe, seed = (card.get("recipe"), card.get("steps")), (card.get("seed"),) * 2
+    model = create_model(name)
+    return Target(name, model.modality, model, trained, without_seed(name), recipe, seed, data=data)
 
 
 def without_seed(name: str) -> str:
     """The name of shipped weights, or of a baseline, without "-s1", "-s2", … behind it."""
     return re.sub(r"-s\d+$", "", name)
-
-
-def _without_seeds(recipe: dict[str, Any]) -> str:
-    """All of a recipe.json but the seeds, as text."""
-    rest = {key: {**part} if isinstance(part, dict) else part for key, part in recipe.items()}
-    for section in ("train", "data"):
-        rest.get(section, {}).pop("seed", None)
-    return json.dumps(rest, sort_keys=True)
 
 
 def seed_groups(targets: list[Target], wanted: bool | None) -> dict[str, str]:
@@ -290,7 +279,7 @@ def seed_groups(targets: list[Target], wanted: bool | None) -> dict[str, str]:
     return groups
 
 
-def override(model: Any, overrides: dict[str, Any]) -> Any:
+def override(model: Any, overrides: Overrides) -> Any:
     """The same weights under a changed configuration, such as another scaling of rotary angles."""
     config = model.config
     known = {field.name for field in dataclasses.fields(config)}
@@ -299,35 +288,34 @@ def override(model: Any, overrides: dict[str, Any]) -> Any:
         if key not in known:
             raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
         before = getattr(config, key)
-        if given := sorted({"values", "file", "kind"} & _keys(value)):
+        if stored := sorted({"values", "file", "kind"} & _keys(value)):
             raise CommandError(
-                f"--set {key}: {given[0]} are numbers that the weights hold; they cannot be changed here"
+                f"--set {key}: {stored[0]} are numbers that the weights hold; they cannot be changed here"
             )
         changes[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
     changed, fresh = type(model)(replace(config, **changes)), type(model)(config)
-    learned, made, found = dict(model.named_parameters()), fresh.state_dict(), changed.state_dict()
-    others = {name: value for name, value in model.state_dict().items() if name not in learned}
+    weights, initial = dict(model.named_parameters()), fresh.state_dict()
     # Buffers follow from the configuration, but for what training wrote, such as a memory.
-    learned |= {name: value for name, value in others.items() if not torch.equal(value, made[name].to(value))}
-    shapes = {name: value.shape for name, value in learned.items()}
-    asked = {
-        name: found[name].shape for name in found.keys() & learned.keys() | dict(changed.named_parameters()).keys()
-    }
-    if asked != shapes:
+    for name, value in model.state_dict().items():
+        if name not in weights and not torch.equal(value, initial[name].to(value)):
+            weights[name] = value
+    new = changed.state_dict()
+    names = (new.keys() & weights.keys()) | dict(changed.named_parameters()).keys()
+    if {name: new[name].shape for name in names} != {name: value.shape for name, value in weights.items()}:
         raise CommandError(f"--set {overrides}: this changes the model's parameters, so its weights no longer fit")
-    changed.load_state_dict(learned, strict=False)
+    changed.load_state_dict(weights, strict=False)
     changed.class_names = model.class_names
     return changed
 
 
-def _keys(value: Any) -> set[str]:
+def _keys(value: object) -> set[str]:
     """The keys of a dictionary and of those in it."""
     return set(value) | set().union(*map(_keys, value.values())) if isinstance(value, dict) else set()
 
 
-def parse_overrides(settings: list[str]) -> dict[str, Any]:
+def parse_overrides(settings: list[str]) -> Overrides:
     """["position_options.scaling=yarn"] to {"position_options": {"scaling": "yarn"}}; values are JSON or bare words."""
-    overrides: dict[str, Any] = {}
+    overrides: Overrides = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator or not key:
@@ -336,12 +324,8 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
     return overrides
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    leaves = []
+def _leaves(tree: Overrides, prefix: str = "") -> list[tuple[str, object]]:
+    leaves: list[tuple[str, object]] = []
     for key, value in tree.items():
         leaves += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
     return leaves
-
-
-def _listing() -> str:
-    return ", ".join(list_models(pretrained=True)) or "none"

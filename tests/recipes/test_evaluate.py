@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -49,15 +52,17 @@ def vision_run(folder: Path, source: str, seed: int = 0, *, data=None, train=Non
     return str(folder)
 
 
-@pytest.fixture
-def invoke(capsys):
-    """The command, as (exit code, its output, its errors)."""
+class Done(NamedTuple):
+    exit_code: int
+    output: str
+    stderr: str
 
-    def called(*words):
+
+def invoke(*words) -> Done:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = command.main([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    return called
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def contents(out: Path, evaluator: str) -> dict:
@@ -77,7 +82,7 @@ def runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_models_give_one_set_of_files(tmp_path, runs, invoke):
+def test_two_models_give_one_set_of_files(tmp_path, runs):
     out = tmp_path / "out"
     code, printed, errors = invoke(*runs, "passkey,perplexity", "--lengths", "96,192", "--samples", 1, "--out", out)
     assert code == 0 and "free_generation" in printed and "bits_per_byte" in printed, errors
@@ -98,7 +103,7 @@ def test_two_models_give_one_set_of_files(tmp_path, runs, invoke):
         load_results(EVALUATORS["perplexity"], out)
 
 
-def test_a_stopped_run_continues(tmp_path, runs, invoke, monkeypatch):
+def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
     """What it stored before it was interrupted is not measured again; the files are those of a whole run."""
     request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
@@ -131,7 +136,7 @@ def test_a_stopped_run_continues(tmp_path, runs, invoke, monkeypatch):
     assert invoke(*request, tmp_path / "parts", "--seed", 7)[0] == 0 and len(measured) == 41  # another measurement
 
 
-def test_a_cell_that_another_run_finishes_meanwhile_is_not_measured(tmp_path, runs, invoke, monkeypatch):
+def test_a_cell_that_another_run_finishes_meanwhile_is_not_measured(tmp_path, runs, monkeypatch):
     out, measured, measure = tmp_path / "out", [], Passkey.measure
 
     def beside_another(self, model, cell):
@@ -151,7 +156,7 @@ def test_a_cell_that_another_run_finishes_meanwhile_is_not_measured(tmp_path, ru
     assert contents(out, "passkey")["text.test (run_a)"]["rows"][0]["free_generation"] == 10 * 0.5 / 20
 
 
-def test_seeds_are_compared_by_their_mean(tmp_path, invoke):
+def test_seeds_are_compared_by_their_mean(tmp_path):
     """--against adds a model; differences are over the documents that both read, seeds are averaged."""
     runs = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", 1), saved_run(tmp_path / "c", position="rope")]
     out = tmp_path / "out"
@@ -174,7 +179,7 @@ def test_seeds_are_compared_by_their_mean(tmp_path, invoke):
 
 
 @pytest.mark.slow
-def test_all_names_every_evaluator(tmp_path, runs, invoke):
+def test_all_names_every_evaluator(tmp_path, runs):
     code, _, errors = invoke(runs[0], "all", "--lengths", 300, "--samples", 1, "--out", tmp_path / "out")
     assert code == 0, errors
     assert {path.stem for path in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS) - {"heads"}
@@ -183,7 +188,7 @@ def test_all_names_every_evaluator(tmp_path, runs, invoke):
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == figures
 
 
-def test_help_lists_the_options_of_the_models_evaluators(runs, invoke):
+def test_help_lists_the_options_of_the_models_evaluators(runs):
     code, printed, _ = invoke(runs[0], "passkey", "--help")
     assert code == 0 and "--lengths" in printed and "--mode" not in printed
     printed = invoke("--help")[1]
@@ -214,7 +219,7 @@ def test_help_lists_the_options_of_the_models_evaluators(runs, invoke):
         ("vision_goat_ssmax_tiny_patch8.glyphs markov-9 resolution", ["dna and vision"]),
     ],
 )
-def test_wrong_requests_name_the_nearest_valid_one(request_, words, tmp_path, monkeypatch, invoke):
+def test_wrong_requests_name_the_nearest_valid_one(request_, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, errors = invoke(*request_.split())
     assert code == 2 and errors.startswith("error: ") and "Traceback" not in errors
@@ -255,7 +260,7 @@ def pictures(tmp_path_factory):
     return f"folder:{folder}"
 
 
-def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch, invoke):
+def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     runs = [vision_run(tmp_path / "run", pictures), vision_run(tmp_path / "run-s1", pictures, seed=1)]
     runs.append(vision_run(tmp_path / "other", pictures, position="learned"))
     out = tmp_path / "out"
@@ -279,7 +284,7 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch, invok
     assert [m["rows"] for m in contents(out, "resolution").values()] == [m["rows"] for m in models.values()]
 
 
-def test_a_run_is_measured_on_what_its_training_held_out(tmp_path, pictures, invoke):
+def test_a_run_is_measured_on_what_its_training_held_out(tmp_path, pictures):
     """All of another folder, under the classes of the one trained on; models of other data are refused."""
     data = {"heldout_source": f"{pictures}/val", "num_classes": 2}
     run, out = vision_run(tmp_path / "a", f"{pictures}/train", data=data), tmp_path / "out"
@@ -303,7 +308,7 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path, pictures, inv
         ("--source folder:/nowhere", ["/nowhere"]),
     ],
 )
-def test_wrong_requests_for_images(tmp_path, pictures, options, words, invoke):
+def test_wrong_requests_for_images(tmp_path, pictures, options, words):
     run = vision_run(tmp_path / "run", pictures)
     code, _, errors = invoke(run, "resolution", *options.split(), "--out", tmp_path / "out")
     assert code == 2 and all(word in errors.replace("\n", " ") for word in words), errors

@@ -18,9 +18,9 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
 
 Beside the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject, and `distractors`
 sentences with another number. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
-documents, "file:PATH". Statements stand between sentences, or, in a file whose hay has too few of them for the depths asked
-for, between any two tokens. Hay is cut to the token, so that prompt and answer together have exactly the length asked for (bam:
-a prompt of at most that).
+documents, "file:PATH". Statements stand between sentences; in a file whose hay has too few of them for the depths asked for,
+between lines, words or, in scripts without spaces, characters. Hay is cut to the token, so that prompt and answer together
+have exactly the length asked for (bam: a prompt of at most that).
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from modalities.decoder.generation import BROKEN
 from modalities.evaluation import check_choice
 from modalities.heldout import fingerprint_of
 from modalities.text.facts import (
@@ -112,12 +114,14 @@ class Haystack:
     def places(self, hay: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
         """Where statements may stand in a stretch of it, 0 and its end among them: between sentences.
 
-        Of any text between tokens, where sentences are longer than a tenth of the stretch and than `CLOSE` tokens.
+        In any text also between lines, words and characters, one after the other, as long as two neighbouring places are
+        further apart than a tenth of the stretch and `CLOSE` tokens.
         """
-        ends = sentence_ends(hay, tokenizer)
-        if self.any_text and np.diff(ends).max(initial=0) > max(CLOSE, len(hay) / 10):
-            return np.arange(len(hay) + 1)
-        return ends
+        places = sentence_ends(hay, tokenizer)
+        for ends in (_line_ends, _word_ends, _character_ends) if self.any_text else ():
+            if np.diff(places).max(initial=0) > max(CLOSE, len(hay) / 10):
+                places = np.union1d(places, np.array(ends(hay, tokenizer), dtype=np.int64))
+        return places
 
     def repeat(self, count: int, start: int = 0) -> np.ndarray:
         """`count` tokens of a loop from its token `start` on."""
@@ -171,6 +175,33 @@ def _read_filler(name: str, path: Path) -> str:
             f"filler {name!r} itself says {' '.join(said[0].split())!r}: expected text without a pass key, which prompts state"
         )
     return text
+
+
+def _line_ends(ids: np.ndarray, tokenizer: Tokenizer) -> list[int]:
+    neighbours = pairwise(_token_texts(ids, tokenizer))
+    return [n for n, (left, right) in enumerate(neighbours, 1) if left.endswith("\n") and not right.startswith("\n")]
+
+
+def _word_ends(ids: np.ndarray, tokenizer: Tokenizer) -> list[int]:
+    neighbours = pairwise(_token_texts(ids, tokenizer))
+    return [n for n, (left, right) in enumerate(neighbours, 1) if right[:1].isspace() and not left[-1:].isspace()]
+
+
+def _character_ends(ids: np.ndarray, tokenizer: Tokenizer) -> list[int]:
+    """Places at which no character is cut, whose bytes may be several tokens."""
+    places = [0]
+    for n in range(1, len(ids) + 1):
+        if not tokenizer.decode(ids[places[-1] : n]).endswith(BROKEN):
+            places.append(n)
+    return places
+
+
+def _token_texts(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
+    """The text of each token, with the space that some tokenizers leave out at a text's start."""
+    anchor = tokenizer.encode("a")[-1:].tolist()
+    start = len(tokenizer.decode(anchor))
+    texts = {token: tokenizer.decode([*anchor, token])[start:] for token in np.unique(ids).tolist()}
+    return [texts[token] for token in ids.tolist()]
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ import pytest
 
 from modalities.text import prompts
 from modalities.text.data import open_heldout
-from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN, sentence_ends
-from modalities.text.prompts import GRASS, OWN, PUBLISHED, TEMPLATES, Template, open_haystack
+from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN
+from modalities.text.prompts import PUBLISHED, TEMPLATES, Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
-from tests.pairs import pairs
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
 HAYS = ("own", "grass", "text", "file")
-LONG = 1400  # tokens in which all words have room
+ASK = "What is the pass key? The pass key is"
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +41,6 @@ def places_of(part, ids):
     return [n for n in range(len(ids) - len(part) + 1) if ids[n : n + len(part)] == part]
 
 
-CONDITIONS = [
-    (n, facts, others) for n in TEMPLATES for facts in ((1, 5) if n in GRAMMARS else (1,)) for others in (0, 4)
-]
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """The facts of the last prompt; the first is asked about."""
@@ -60,30 +54,30 @@ def drawn(monkeypatch):
     return last
 
 
-# ---- every template in every haystack ----
+CONDITIONS = [
+    (n, facts, others) for n in TEMPLATES for facts in ((1, 5) if n in GRAMMARS else (1,)) for others in (0, 4)
+]
 
 
 @pytest.mark.parametrize(
     ("name", "facts", "others", "hay", "kind"),
     [(*condition, HAYS[n % 4], list(TOKENIZERS)[n // 4 % 2]) for n, condition in enumerate(CONDITIONS)],
 )
-def test_lengths_and_values(name, facts, others, hay, kind, hay_file, drawn):
+def test_lengths_values_and_depths(name, facts, others, hay, kind, hay_file, drawn):
     tokenizer = TOKENIZERS[kind]
     template, haystack = Template(name, facts, others), opened(hay, tokenizer, hay_file)
     for seed, depth in enumerate((0.0, 0.37, 1.0)):
-        length = LONG + seed
+        length = 1400 + seed
         prompt, answer = draw(template, length, depth, seed, tokenizer, haystack)
-        assert prompt.dtype == answer.dtype == np.int64
         if name == "bam":
             unit = len(haystack.texts[0]) if haystack.loop else 1
             assert length - unit < len(prompt) <= length and tokenizer.bos_id not in prompt
         else:
             assert len(prompt) + len(answer) == length
             assert prompt[0] == tokenizer.bos_id and tokenizer.bos_id not in prompt[1:]
-        ids, text, value = prompt.tolist(), tokenizer.decode(prompt), tokenizer.decode(answer)
-        assert len(places_of(answer.tolist(), ids)) == (
-            2 if name in PUBLISHED else 1
-        )  # the tokens that it is stated in
+        text, value = tokenizer.decode(prompt), tokenizer.decode(answer)
+        # The answer has the tokens in which the text states it.
+        assert len(places_of(answer.tolist(), prompt.tolist())) == (2 if name in PUBLISHED else 1)
         assert value[0] == " " and value[1:].isdigit() and (name == "mohtashami" or len(value) == 6)
         if hay in ("own", "grass"):
             numbers = re.findall(r"(?<!\d)\d{5}(?!\d)", text.replace(value, " key"))
@@ -91,48 +85,15 @@ def test_lengths_and_values(name, facts, others, hay, kind, hay_file, drawn):
         if name in GRAMMARS:
             assert len(drawn) == facts and value == drawn[0].value
             assert text.endswith(drawn[0].question) and all(text.count("".join(f.statement)) == 1 for f in drawn)
+            statement = "".join(drawn[0].statement)
         else:
-            assert text.endswith("What is the pass key? The pass key is")
-            assert text.count(f"The pass key is{value}. Remember it.") == 1
-
-
-@pytest.mark.parametrize(("name", "hay", "kind"), pairs(TEMPLATES, HAYS, list(TOKENIZERS)))
-def test_the_statement_stands_at_its_depth_and_between_sentences(name, hay, kind, hay_file, drawn):
-    """The prompt without words is the hay; what is taken of it ahead of the statement is the depth."""
-    template, tokenizer = Template(name), TOKENIZERS[kind]
-    haystack = opened(hay, tokenizer, hay_file)
-    for seed, depth in enumerate((0.0, 0.1, 0.5, 0.77, 1.0)):
-        prompt, answer = draw(template, 900, depth, seed, tokenizer, haystack)
-        text, value = tokenizer.decode(prompt), tokenizer.decode(answer)
-        if drawn:
-            statement, question = "".join(drawn[0].statement), drawn[0].question
-        else:
-            lead = "\n" if name == "mohtashami" else " "
-            question = f"{lead}What is the pass key? The pass key is"
-            statement = f"{lead}The pass key is{value}. Remember it." + (
-                f"{value} is the pass key." if name in PUBLISHED else ""
-            )
+            assert text.endswith(ASK)
+            statement = f"The pass key is{value}. Remember it."
         before, after = text.split(statement)
-        head = f"{prompts.TASK}\n" if name == "mohtashami" else prompts.TASK if name == "bam" else ""
-        assert before.startswith(head)
-        hay_before = before.removeprefix(head)
-        at = len(tokenizer.encode(hay_before))
-        count = at + len(tokenizer.encode(after.removesuffix(question).strip("\n")))
-        # Retokenised pieces may differ by a token or two where the hay was cut inside a word.
-        longest = max(np.diff(sentence_ends(haystack.texts[0], tokenizer)))
-        if name == "bam" and haystack.loop:
-            unit = {"own": OWN, "grass": GRASS}[hay]
-            times = hay_before.count(unit) + after.count(unit)
-            assert hay_before == unit * int(depth * times) and times > 1
-        elif name == "mohtashami" and haystack.loop:
-            assert abs(at - depth * count) <= 2
-        else:
-            behind_all = after.replace("\n\n", "\n") == question  # where hay ends it is cut to the token
-            assert not hay_before or hay_before[-1] in ".?!" or behind_all
-            if haystack.loop:
-                assert abs(at - depth * count) <= longest / 2 + 2
-        assert (hay_before == "") == (depth == 0.0) or depth == 0.1
-        assert depth < 1.0 or after.replace("\n\n", "\n") == question
+        if (facts, others) == (1, 0):  # other statements move this one
+            at = before.removeprefix(prompts.TASK).rstrip("\n")
+            assert len(at) / len(at + after) == pytest.approx(depth, abs=0.16)
+            assert name == "mohtashami" or depth == 1.0 or not at.strip() or at.rstrip(" ")[-1] in ".?!"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("heldout", "bytes"), ("invented", "bpe-1k")])
@@ -144,51 +105,46 @@ def test_every_fact_of_a_text_is_asked_for(name, kind):
     assert len(text) + max(len(question) + len(answer) for question, answer in asked) == 2500
     written, values = tokenizer.decode(text), [tokenizer.decode(answer) for _, answer in asked]
     assert len(set(values)) == 4 and len({tokenizer.decode(question) for question, _ in asked}) == 4
-    found = [written.index(value) / len(written) for value in values]
-    assert found == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.12) and found == sorted(found)
+    depths = [written.index(value) / len(written) for value in values]
+    assert depths == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.12) and depths == sorted(depths)
     assert len(re.findall(r"(?<!\d)\d{5}(?!\d)", written)) == 6
     with pytest.raises(ValueError, match="states one fact"):
         Template("own").draw_all(2500, rng, tokenizer, hay)
-    with pytest.raises(ValueError, match="length 60 is too short"):
-        Template(name, facts=4).draw_all(60, rng, tokenizer, hay)
-
-
-def test_prompts_are_drawn_from_the_generator_alone():
-    """Pinned, so that they are the same in another process, and a change here is no accident: raise `Passkey.version`."""
-    found = {}
-    for name in TEMPLATES:
-        template, digest = Template(name, 3 if name in GRAMMARS else 1, 2), hashlib.blake2b(digest_size=4)
-        for hay in ("own", "grass"):
-            for side in draw(
-                template, 700, 0.4, SEEDS.get(name, 7), TOKENIZERS["bytes"], opened(hay, TOKENIZERS["bytes"])
-            ):
-                digest.update(side.tobytes())
-        found[name] = digest.hexdigest()
-    assert found == PINNED
-    keys = [
-        draw(Template(), 128, 0.3, seed, TOKENIZERS["bytes"], opened("own", TOKENIZERS["bytes"]))[1]
-        for seed in range(64)
-    ]
-    assert len({key.tobytes() for key in keys}) > 60 and any(key[1] == ord("0") for key in keys)
 
 
 SEEDS = {"train_paraphrased": 8}  # with 7 it asks for "the door code", which has no name to be asked by
 PINNED = {
-    "own": "2ae9a0aa", "heldout": "b1ff57d4", "train": "c34c259d",
-    "invented": "733fec6d", "mohtashami": "8c789422", "bam": "20ac66f1",
+    "own": "2ae9a0aa",
+    "heldout": "b1ff57d4",
+    "train": "c34c259d",
+    "invented": "733fec6d",
+    "mohtashami": "8c789422",
+    "bam": "20ac66f1",
     "paraphrased": "7e303b01",
     "train_paraphrased": "e3c6cd8f",
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("name", ["own", "heldout", "mohtashami"])
+def test_prompts_are_pinned():
+    """A change here is a new version of the evaluators that use prompts."""
+    digests, tokenizer = {}, TOKENIZERS["bytes"]
+    for name in TEMPLATES:
+        template, digest = Template(name, 3 if name in GRAMMARS else 1, 2), hashlib.blake2b(digest_size=4)
+        for hay in ("own", "grass"):
+            for side in draw(template, 700, 0.4, SEEDS.get(name, 7), tokenizer, opened(hay, tokenizer)):
+                digest.update(side.tobytes())
+        digests[name] = digest.hexdigest()
+    assert digests == PINNED
+
+
+@pytest.mark.parametrize("name", ["own", "mohtashami"])
 def test_a_value_is_cut_alike_where_digits_are_merged(tmp_path, name):
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.ByteLevelBPETokenizer()
     model.train_from_iterator(["is 48213. key is 482 13"] * 4, vocab_size=290, special_tokens=["<|endoftext|>"])
     model.save_model(str(tmp_path))
     tokenizer, sizes = load_tokenizer(f"gpt2:{tmp_path}"), set()
-    for seed in range(100):
+    for seed in range(40):
         prompt, answer = draw(Template(name), 700, 0.5, seed, tokenizer, opened("grass", tokenizer))
         assert len(prompt) + len(answer) == 700
         assert len(places_of(answer.tolist(), prompt.tolist())) == (2 if name in PUBLISHED else 1)
@@ -203,13 +159,9 @@ TASK = (
     "I will quiz you about the important information there."
 )
 GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-ASK = "What is the pass key? The pass key is"
 
 
-@pytest.mark.parametrize(
-    ("depth", "ahead", "kind"),
-    [(0.0, 0, "bytes"), (0.3, 0, "bpe-1k"), (0.34, 1, "bytes"), (0.99, 2, "bpe-1k"), (1.0, 3, "bytes")],
-)
+@pytest.mark.parametrize(("depth", "ahead", "kind"), [(0.3, 0, "bpe-1k"), (0.34, 1, "bytes"), (1.0, 3, "bytes")])
 def test_bams_prompt_to_the_letter(depth, ahead, kind):
     tokenizer = TOKENIZERS[kind]
     haystack = opened("grass", tokenizer)
@@ -226,7 +178,7 @@ def test_bams_prompt_to_the_letter(depth, ahead, kind):
         assert tokenizer.decode(prompt) == " ".join(parts)
 
 
-@pytest.mark.parametrize(("length", "depth"), [(400, 0.0), (401, 0.21), (400, 0.5), (401, 1.0)])
+@pytest.mark.parametrize(("length", "depth"), [(400, 0.0), (401, 0.21), (401, 1.0)])
 def test_mohtashamis_prompt_to_the_letter(length, depth):
     """As their `generate_prompt_landmark` joins five lines, the filler cut to the letter and begun again."""
     tokenizer, lengths = TOKENIZERS["bytes"], set()
@@ -245,71 +197,64 @@ def test_mohtashamis_prompt_to_the_letter(length, depth):
 
 @pytest.mark.parametrize(("name", "given"), [("mohtashami", 1), ("bam", 4)])
 def test_digits_given_away_stand_at_the_end_and_five_are_left(name, given):
-    tokenizer, firsts = TOKENIZERS["bpe-1k"], set()
-    for seed in range(20):
+    tokenizer = TOKENIZERS["bpe-1k"]
+    for seed in range(5):
         prompt, answer = draw(Template(name, given=given), 600, 0.5, seed, tokenizer, opened("grass", tokenizer))
         text, rest = tokenizer.decode(prompt), tokenizer.decode(answer)
-        key = re.search(r"The pass key is (\d+)\. Remember", text)[1]
+        key = re.search(r"The pass key is ([1-9]\d+)\. Remember", text)[1]
         assert len(key) == 5 + given and text.endswith(f"{ASK} {key[:given]}") and rest == key[given:]
-        firsts.add(key[0])
-    assert len(firsts) > 4 and "0" not in firsts
 
 
 # ---- haystacks ----
 
 
-@pytest.mark.parametrize("text", ["no mark at all\n" * 300, "落霞与孤鹜齐飞秋水共长天一色渔舟唱晚响穷彭蠡之滨" * 60])
-def test_a_file_without_sentences_has_statements_at_their_depth(text, tmp_path):
-    tokenizer = TOKENIZERS["bpe-1k"]
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    "text", ["no mark at all\n" * 300, "naïve café " * 400, "落霞与孤鹜齐飞秋水共长天一色渔舟唱晚" * 80]
+)
+def test_a_file_without_sentences_has_statements_at_their_depth(text, kind, tmp_path):
+    """Between lines, words or characters: none is cut but by the ends of the hay."""
+    tokenizer = TOKENIZERS[kind]
     (tmp_path / "hay.txt").write_text(text, encoding="utf-8")
     haystack = open_haystack(f"file:{tmp_path}/hay.txt", tokenizer)
     for seed, depth in enumerate((0.0, 0.35, 1.0)):
-        prompt, answer = draw(Template(distractors=2), 1000, depth, seed, tokenizer, haystack)
-        parts = [tokenizer.encode(" The pass key is"), answer, tokenizer.encode(". Remember it.")]
-        statement = np.concatenate(parts).tolist()
-        (at,) = places_of(statement, prompt.tolist())
-        assert abs(at / (len(prompt) - len(statement)) - depth) < 0.1  # the words of others and the question count
-
-
-# ---- errors ----
+        prompt, answer = draw(Template(), 1000, depth, seed, tokenizer, haystack)
+        before, after = tokenizer.decode(prompt).split(f" The pass key is{tokenizer.decode(answer)}. Remember it.")
+        assert len(before) / len(before + after) == pytest.approx(depth, abs=0.12)
+        assert "\ufffd" not in re.sub(r"^\ufffd+|\ufffd+(?= What is)", "", before + after)
 
 
 def test_values_are_those_of_the_templates_grammar():
     tokenizer = TOKENIZERS["bytes"]
-    for seed in range(20):
-        prompt, answer = draw(
-            Template("heldout", 3, values="word"), 400, 0.5, seed, tokenizer, opened("own", tokenizer)
-        )
-        word = tokenizer.decode(answer)
-        assert word in tokenizer.decode(prompt) and word.strip() in {*HELDOUT.words} - {*TRAIN.words}
+    prompt, answer = draw(Template("heldout", 3, values="word"), 400, 0.5, 0, tokenizer, opened("own", tokenizer))
+    word = tokenizer.decode(answer)
+    assert word in tokenizer.decode(prompt) and word.strip() in {*HELDOUT.words} - {*TRAIN.words}
+
+
+# ---- errors ----
 
 
 @pytest.mark.parametrize(("name", "facts", "others"), [("own", 1, 0), ("heldout", 5, 4), ("bam", 1, 4)])
 def test_too_short_a_length_names_what_is_needed(name, facts, others):
     tokenizer = TOKENIZERS["bpe-1k"]
     template, haystack = Template(name, facts, others), opened("own", tokenizer)
-    with pytest.raises(
-        ValueError, match=rf"length 10 .*'{name}'.*facts={facts}, distractors={others}.*\d+ tokens"
-    ) as error:
+    with pytest.raises(ValueError, match=rf"length 10 .*'{name}'.*facts={facts}, .*\d+ tokens") as error:
         draw(template, 10, 0.5, 1, tokenizer, haystack)
     least = int(re.search(r"take (\d+) tokens", str(error.value))[1])
     prompt, answer = draw(template, least, 0.5, 1, tokenizer, haystack)  # what the error says is enough
     assert len(prompt) + (0 if name == "bam" else len(answer)) == least
-    with pytest.raises(ValueError, match=rf"length {least - 1} .*\b{least} tokens"):
-        draw(template, least - 1, 0.5, 1, tokenizer, haystack)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"name": "heldot"}, "template 'heldot'.*'heldout'"),
-        ({"facts": 2}, "'own'.*facts=2.*heldout, train and invented.*distractors"),
-        ({"name": "heldout", "facts": 0}, "facts must be at least 1, got 0"),
-        ({"distractors": -1}, "distractors must be at least 0, got -1"),
-        ({"given": 1}, "'own' gives no digit away, got prefix_digits=1.*mohtashami and bam"),
-        ({"name": "heldout", "values": "leters"}, "values 'leters'.*'letters'"),
-        ({"name": "heldout", "values": "word", "distractors": 1}, "distractors are numbers.*'word'"),
-        ({"values": "word"}, "'own' hides digits, got values='word'.*heldout"),
+        ({"name": "heldot"}, "'heldot'.*'heldout'"),
+        ({"facts": 2}, "'own'.*facts=2"),
+        ({"distractors": -1}, "distractors.*-1"),
+        ({"given": 1}, "'own'.*prefix_digits=1"),
+        ({"name": "heldout", "values": "leters"}, "'leters'.*'letters'"),
+        ({"name": "heldout", "values": "word", "distractors": 1}, "distractors.*'word'"),
+        ({"values": "word"}, "'own'.*values='word'"),
     ],
 )
 def test_templates_refuse_what_they_cannot_state(wrong, message):
@@ -319,22 +264,18 @@ def test_templates_refuse_what_they_cannot_state(wrong, message):
 
 def test_haystacks_that_cannot_be_opened(tmp_path):
     tokenizer = TOKENIZERS["bytes"]
-    with pytest.raises(ValueError, match=r"filler 'gras'.*'grass'.*own.*text.*file:PATH"):
+    with pytest.raises(ValueError, match=r"'gras'.*'grass'"):
         open_haystack("gras", tokenizer)
-    with pytest.raises(FileNotFoundError, match=r"'file:.*nothing\.txt'.*no file .*nothing\.txt"):
+    with pytest.raises(FileNotFoundError, match=r"no file .*nothing\.txt"):
         open_haystack(f"file:{tmp_path}/nothing.txt", tokenizer)
-    with pytest.raises(FileNotFoundError):
-        open_haystack(f"file:{tmp_path}", tokenizer)
     for content, message in (
-        (b"", "has no text"),
         (b" \n\t ", "has no text"),
-        ("caf\u00e9.".encode("latin-1"), "not UTF-8 text: byte 0xe9 at 3"),
-        (b"text.\0more", "not text: byte 0x00 at 5"),
-        (b"So it was. The pass\nkey is 11111. On.", "itself says 'pass key is 11111'"),
+        ("caf\u00e9.".encode("latin-1"), "byte 0xe9 at 3"),
+        (b"text.\0more", "byte 0x00 at 5"),
+        (b"So it was. The pass\nkey is 11111. On.", "'pass key is 11111'"),
     ):
         (tmp_path / "wrong.txt").write_bytes(content)
-        with pytest.raises(ValueError, match=rf"'file:.*wrong\.txt'.*{message}"):
+        with pytest.raises(ValueError, match=rf"wrong\.txt'.*{message}"):
             open_haystack(f"file:{tmp_path}/wrong.txt", tokenizer)
-    for documents in ((), [tokenizer.encode("")]):
-        with pytest.raises(ValueError, match="'text' has no text"):
-            open_haystack("text", tokenizer, documents)
+    with pytest.raises(ValueError, match="'text' has no text"):
+        open_haystack("text", tokenizer, [tokenizer.encode("")])

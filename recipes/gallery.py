@@ -42,18 +42,21 @@ LENGTH = 1024  # tokens of the priors' curves
 ERROR = "_standard_error"
 SHARES = ("accuracy", "free_generation", "top1")  # their intervals end at 0 and 1
 FACTS = ("position", "steps", "seed", "tokens", "images", "train_context", "image_size", "data", "license")
-KINDS = {"model": "shipped", "seed": "another seed", "baseline": "baseline"}
+KINDS = {"model": "shipped", "seed": "another seed", "baseline": "baseline"}  # in the order of tables
+SVG = '<svg viewBox="0 0 340 170" role="img" aria-label="{}" {}></svg>'
+LEGEND = (
+    '<li><svg viewBox="0 0 32 10" aria-hidden="true"><line class="s{}" x1="0" x2="32" y1="5" y2="5"/></svg>head {}</li>'
+)
 Place = int | float | str  # along an axis: a length, a size, a name
 Cell = tuple[float, float | None, float | None]  # a score and the ends of its 95% interval
+Entry = Mapping[str, Any]  # of the manifest
 
 
 @dataclass
 class ScoreTable:
     """One score of one evaluator: a row for each model, a column for each place on the axis.
 
-    Attributes:
-        note: how it was measured.
-        kinds: of the rows, keys of `KINDS`.
+    note: how it was measured. kinds: of the rows, keys of `KINDS`.
     """
 
     modality: str
@@ -65,10 +68,6 @@ class ScoreTable:
     rows: dict[str, dict[Place, Cell]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def is_share(self) -> bool:
-        return all(0 <= cell[0] <= 1 for row in self.rows.values() for cell in row.values())
-
     def add(self, label: str, kind: str, place: Place, cell: Cell) -> None:
         self.kinds[label] = kind
         self.rows.setdefault(label, {})[place] = cell
@@ -79,10 +78,18 @@ class ScoreTable:
         """The table with numbers in order, and shipped models before baselines."""
         if all(isinstance(place, int | float) for place in self.places):
             self.places.sort()
-        kinds = list(KINDS)
-        labels = sorted(self.rows, key=lambda label: kinds.index(self.kinds[label]))
+        labels = sorted(self.rows, key=lambda label: list(KINDS).index(self.kinds[label]))
         self.rows = {label: self.rows[label] for label in labels}
         return self
+
+    def curves(self) -> dict[str, Any]:
+        """What the page's script draws; share: all scores are from 0 to 1."""
+        rows = {
+            label: [[None if v is None else round(v, 5) for v in row[p]] if p in row else None for p in self.places]
+            for label, row in self.rows.items()
+        }
+        share = all(0 <= cell[0] <= 1 for row in self.rows.values() for cell in row.values())
+        return {"places": self.places, "rows": rows, "share": share}
 
 
 def gallery_command(
@@ -100,7 +107,7 @@ def gallery_command(
     Console(highlight=False).print(summary, markup=False, soft_wrap=True)
 
 
-# ------------------------------------------------------------------------------------------------ scores
+# ---- scores
 
 
 def card_scores() -> list[ScoreTable]:
@@ -124,9 +131,8 @@ def stored_scores(folders: Sequence[Path]) -> list[ScoreTable]:
     """
     tables: dict[tuple[Path, str], ScoreTable] = {}
     for folder in folders:
-        paths = sorted(folder.glob("*.csv"))
         before = len(tables)
-        for path in paths:
+        for path in sorted(folder.glob("*.csv")):
             with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
             if rows and path.name.endswith(".paired.csv"):
@@ -141,10 +147,12 @@ def stored_scores(folders: Sequence[Path]) -> list[ScoreTable]:
 def _add_scores(tables: dict[tuple[Path, str], ScoreTable], path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Rows of EVALUATOR.csv: model, method, place of training, place, then the scores."""
     _, _, _, axis, *columns = rows[0]
-    modality = _modality_of(rows, path)
+    shipped = manifest()
+    modalities = (_modality(shipped[row["model"]]) for row in rows if row["model"] in shipped)
+    modality = next(modalities, path.parent.name.partition("_")[0])
     for row in rows:
         label = row["model"]
-        kind = "model" if label in manifest() else "seed" if label.startswith(f"{modality}.") else "baseline"
+        kind = "model" if label in shipped else "seed" if label.startswith(f"{modality}.") else "baseline"
         for column in columns:
             score = column.replace(ERROR, "", 1)
             if ERROR not in column or not row[column] or not row.get(score):
@@ -154,7 +162,7 @@ def _add_scores(tables: dict[tuple[Path, str], ScoreTable], path: Path, rows: Se
             if score.partition(" ")[0] in SHARES:
                 low, high = max(low, 0.0), min(high, 1.0)
             table = tables.setdefault((path, score), ScoreTable(modality, path.stem, score, axis, path.parent.name))
-            table.add(label, kind, _place(row[axis]), (value, *_interval(low, high)))
+            table.add(label, kind, _place(row[axis]), _bounded(value, low, high))
 
 
 def _add_differences(tables: dict[tuple[Path, str], ScoreTable], path: Path, rows: Sequence[Mapping[str, str]]) -> None:
@@ -164,15 +172,14 @@ def _add_differences(tables: dict[tuple[Path, str], ScoreTable], path: Path, row
         label, score = row["model"], row["score"]
         title = f"{path.name.partition('.')[0]}, difference to {row['against']}"
         note = f"paired over the same {row['units']} samples or documents, each the mean of a model's seeds"
-        table = ScoreTable(label.partition("_")[0], title, score, axis, note)
-        kind = "model" if label in manifest() else "baseline"
-        cell = float(row["difference"]), *_interval(float(row["low"]), float(row["high"]))
-        tables.setdefault((path, score), table).add(label, kind, _place(row[axis]), cell)
+        table = tables.setdefault((path, score), ScoreTable(label.partition("_")[0], title, score, axis, note))
+        cell = _bounded(float(row["difference"]), float(row["low"]), float(row["high"]))
+        table.add(label, "model" if label in manifest() else "baseline", _place(row[axis]), cell)
 
 
-def _interval(low: float, high: float) -> tuple[float | None, float | None]:
-    """The ends of an interval; None where it is not known, as over a single contig."""
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
+def _bounded(value: float, low: float, high: float) -> Cell:
+    """A cell; without ends where the interval is not known, as over a single contig."""
+    return (value, low, high) if math.isfinite(low) and math.isfinite(high) else (value, None, None)
 
 
 def _place(text: str) -> Place:
@@ -183,16 +190,11 @@ def _place(text: str) -> Place:
     return int(number) if number.is_integer() else number
 
 
-def _modality(entry: Mapping[str, Any]) -> str:
+def _modality(entry: Entry) -> str:
     return entry["recipe"].partition(".")[0]
 
 
-def _modality_of(rows: Sequence[Mapping[str, str]], path: Path) -> str:
-    named = (_modality(manifest()[row["model"]]) for row in rows if row["model"] in manifest())
-    return next(named, path.parent.name.partition("_")[0])
-
-
-# ------------------------------------------------------------------------------------------------ priors
+# ---- priors
 
 
 @torch.no_grad()
@@ -200,10 +202,7 @@ def prior_curves(model: Any) -> dict[str, Any]:
     """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
 
     On a line from the last of `LENGTH` tokens; on a grid from the centre of an image of twice the training side, the mean over
-    patches at one distance.
-
-    Raises:
-        ValueError: see `zoo.prior_plot.layer_priors`.
+    patches at one distance. Raises ValueError: see `zoo.prior_plot.layer_priors`.
     """
     priors = layer_priors(model)
     if model.train_positions().is_grid:
@@ -212,11 +211,9 @@ def prior_curves(model: Any) -> dict[str, Any]:
         rows, columns = positions.shape
         dy, dx = torch.arange(rows)[:, None] - rows // 2, torch.arange(columns) - columns // 2
         at, group = torch.hypot(dy.double(), dx.double()).flatten().unique(return_inverse=True)
-        curves = [
-            torch.stack([patches.flatten(1)[:, group == n].mean(-1) for n in range(len(at))], dim=-1)
-            for patches, _ in (centre_log_prior(prior, positions) for prior in priors)
-        ]
-        trained, unit = model.config.train_size[0] // (2 * height // rows), "patches"
+        patches = [centre_log_prior(prior, positions)[0].flatten(1) for prior in priors]
+        curves = [torch.stack([p[:, group == n].mean(-1) for n in range(len(at))], dim=-1) for p in patches]
+        trained, unit = height // (2 * height // rows), "patches"
     else:
         at = torch.logspace(0, math.log2(LENGTH), 81, base=2, dtype=torch.float64).sub(1).round().unique().long()
         curves = [log_prior_curve(prior, LENGTH)[:, at.clamp(max=LENGTH - 1)] for prior in priors]
@@ -225,11 +222,11 @@ def prior_curves(model: Any) -> dict[str, Any]:
     return {"at": [round(v, 3) for v in at.tolist()], "layers": layers, "unit": unit, "trained": trained}
 
 
-# ------------------------------------------------------------------------------------------------ page
+# ---- page
 
 
 def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
-    """The HTML of the page, from score tables and the weights that ship."""
+    """The HTML of the page, from score tables and the weights that ship; measured: the tables have intervals."""
     priors: dict[str, Any] = {}
     cards: dict[str, list[str]] = {}
     listing: list[str] = []
@@ -241,19 +238,19 @@ def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
             reason = str(error)
         listing.append(_model_row(name, entry, sum(parameter.numel() for parameter in model.parameters())))
         cards.setdefault(_modality(entry), []).append(_card(name, entry, priors.get(name), reason, tables))
-    data = {"tables": [_curves(table) for table in tables], "priors": priors}
+    groups = (
+        f'<h3 class="group">{escape(kind)}</h3>\n<div class="cards">\n{"".join(group)}</div>'
+        for kind, group in cards.items()
+    )
+    data = {"tables": [table.curves() for table in tables], "priors": priors}
+    intervals = "Under each score is its 95% interval, ±1.96 standard errors; where all samples agree it has no width."
     parts = {
         "style": (PAGE / "page.css").read_text(encoding="utf-8"),
         "script": (PAGE / "page.js").read_text(encoding="utf-8"),
         "count": str(len(manifest())),
         "listing": "\n".join(listing),
-        "models": "\n".join(
-            f'<h3 class="group">{escape(kind)}</h3>\n<div class="cards">\n{"".join(group)}</div>'
-            for kind, group in cards.items()
-        ),
-        "intervals": "Under each score is its 95% interval, ±1.96 standard errors; where all samples agree it has no width."
-        if measured
-        else "The scores are those of the models' cards, which have no intervals.",
+        "models": "\n".join(groups),
+        "intervals": intervals if measured else "The scores are those of the models' cards, which have no intervals.",
         "tables": "\n".join(_table(n, table) for n, table in enumerate(tables)),
         "version": version("priorzoo"),
         "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
@@ -262,78 +259,62 @@ def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
 
 
-def _model_row(name: str, entry: Mapping[str, Any], parameters: int) -> str:
+def _model_row(name: str, entry: Entry, parameters: int) -> str:
     """A row of the first table: name, modality, parameters, place of training, the card's first score there and beyond."""
-    trained = entry.get("train_context") or entry.get("image_size") or ""
     rows = entry.get("measured", [])
-    cells = [_modality(entry), f"{parameters / 1e6:.1f}M", str(trained)]
-    score = next((column for column in (rows[0] if rows else {}) if column != next(iter(rows[0]))), "")
+    axis, score, *_ = [*(rows[0] if rows else {}), "", ""]
     scored = [row for row in rows if score in row]
-    for row in scored[:1] + scored[-1:]:
-        cells.append(f"{_number(row[score])} at {next(iter(row.values()))}")
+    cells = [_modality(entry), f"{parameters / 1e6:.1f}M", str(_trained(entry) or "")]
+    cells += [f"{row[score]:.3f} at {row[axis]}" for row in scored[:1] + scored[-1:]]
     cells += [""] * (5 - len(cells)) + [score]
     link = f'<a href="#{escape(name)}">{_breakable(name)}</a>'
     return f'<tr><th scope="row">{link}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
 
 
-def _curves(table: ScoreTable) -> dict[str, Any]:
-    rows = {
-        label: [[None if v is None else round(v, 5) for v in row[p]] if p in row else None for p in table.places]
-        for label, row in table.rows.items()
-    }
-    return {"places": table.places, "rows": rows, "share": table.is_share}
-
-
-def _card(
-    name: str, entry: Mapping[str, Any], prior: Mapping[str, Any] | None, reason: str, tables: Sequence[ScoreTable]
-) -> str:
-    """One model: its longest curve of a score, facts, and its prior by layer and head."""
+def _card(name: str, entry: Entry, prior: Entry | None, reason: str, tables: Sequence[ScoreTable]) -> str:
+    """One model: its longest curve of a score, facts, and its prior by layer and head, or the reason why it has none."""
+    lines = [f'<article class="card" id="{escape(name)}">', f"<h4>{_breakable(name)}</h4>"]
+    if listed := [n for n, table in enumerate(tables) if name in table.rows]:
+        n = max(listed, key=lambda n: len(tables[n].rows[name]))
+        table, row = tables[n], tables[n].rows[name]
+        last = row[max(row, key=table.places.index)][0]
+        label = escape(f"{table.score} of {name} over {table.axis}; the last value is {last:.3f}")
+        data = f'data-model="{escape(name)}" data-table="{n}" data-trained="{_trained(entry)}"'
+        caption = f"{escape(table.score)} ({escape(table.title)}) over {escape(table.axis)}"
+        lines.append(f"<figure>{SVG.format(label, data)}\n<figcaption>{caption}</figcaption></figure>")
     facts = "".join(
         f"<div><dt>{escape(fact.replace('_', ' '))}</dt><dd>{_prose(str(entry[fact]))}</dd></div>"
         for fact in FACTS
         if fact in entry
     )
-    lines = [f'<article class="card" id="{escape(name)}">', f"<h4>{_breakable(name)}</h4>"]
-    listed = [n for n, table in enumerate(tables) if name in table.rows]
-    if listed:
-        n = max(listed, key=lambda n: len(tables[n].rows[name]))
-        table, trained = tables[n], entry.get("train_context") or entry.get("image_size") or 0
-        last = table.rows[name][max(table.rows[name], key=table.places.index)]
-        label = f"{table.score} of {name} over {table.axis}; the last value is {_number(last[0])}"
-        lines += [
-            f'<figure><svg viewBox="0 0 340 170" role="img" aria-label="{escape(label)}" data-model="{escape(name)}" '
-            f'data-table="{n}" data-trained="{trained}"></svg>',
-            f"<figcaption>{escape(table.score)} ({escape(table.title)}) over {escape(table.axis)}</figcaption></figure>",
-        ]
     lines.append(f"<dl>{facts}</dl>")
     if prior is None:
         lines.append(f'<p class="soft">{escape(reason[0].upper() + reason[1:])}.</p>')
-    else:
-        lines += ["<details><summary>Prior by head</summary>", _legend(len(prior["layers"][0]))]
-        mean = ", the mean over all patches at it" if prior["unit"] == "patches" else ""
-        for layer in range(len(prior["layers"])):
-            lines += [
-                f'<figure><svg viewBox="0 0 340 170" role="img" aria-label="Log-prior of the heads of layer {layer} of '
-                f'{escape(name)} over distance" data-prior="{escape(name)}" data-layer="{layer}"></svg>',
-                f"<figcaption>layer {layer}: K − max K in nats, over the distance in {prior['unit']}{mean}</figcaption>",
-                "</figure>",
-            ]
-        lines.append("</details>")
-    return "\n".join([*lines, "</article>"])
+        return "\n".join([*lines, "</article>"])
+    heads = "".join(LEGEND.format(head % 4, head) for head in range(len(prior["layers"][0])))
+    lines += ["<details><summary>Prior by head</summary>", f'<ul class="legend">{heads}</ul>']
+    over = f"the distance in {prior['unit']}" + ", the mean over all patches at it" * (prior["unit"] == "patches")
+    for layer in range(len(prior["layers"])):
+        label = f"Log-prior of the heads of layer {layer} of {escape(name)} over distance"
+        svg = SVG.format(label, f'data-prior="{escape(name)}" data-layer="{layer}"')
+        caption = f"layer {layer}: K − max K in nats, over {over}"
+        lines.append(f"<figure>{svg}\n<figcaption>{caption}</figcaption>\n</figure>")
+    return "\n".join([*lines, "</details>", "</article>"])
 
 
-def _legend(heads: int) -> str:
-    line = '<svg viewBox="0 0 32 10" aria-hidden="true"><line class="s{}" x1="0" x2="32" y1="5" y2="5"/></svg>head {}'
-    return f'<ul class="legend">{"".join(f"<li>{line.format(h % 4, h)}</li>" for h in range(heads))}</ul>'
+def _trained(entry: Entry) -> int:
+    """The place of training; 0 where the card names none."""
+    return entry.get("train_context") or entry.get("image_size") or 0
 
 
 def _table(n: int, table: ScoreTable) -> str:
     title = f"{table.modality}: {table.title}, {table.score} over {table.axis}"
     heads = ["model", "kind", *(f"{place:,}" if isinstance(place, int) else str(place) for place in table.places)]
+    buttons = "".join(f'<th scope="col"><button type="button">{escape(head)}</button></th>' for head in heads)
     lines = [
         f'<h3 id="table-{n}">{escape(title)}</h3><p class="soft">{escape(table.note)}</p>',
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="table-{n}"><table aria-labelledby="table-{n}">',
-        f"<thead><tr>{''.join(_heading(head) for head in heads)}</tr></thead><tbody>",
+        f"<thead><tr>{buttons}</tr></thead><tbody>",
     ]
     for label, row in table.rows.items():
         kind = table.kinds[label]
@@ -343,6 +324,14 @@ def _table(n: int, table: ScoreTable) -> str:
     return "\n".join([*lines, "</tbody></table></div>"])
 
 
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return '<td data-value="">–</td>'
+    value, low, high = cell
+    interval = f"<small>{low:.3f} to {high:.3f}</small>" if low is not None and high is not None else ""
+    return f'<td data-value="{value:.6g}">{value:.3f}{interval}</td>'
+
+
 def _breakable(name: str) -> str:
     """A name that may be cut into lines behind its underscores."""
     return escape(name).replace("_", "_<wbr>")
@@ -350,22 +339,6 @@ def _breakable(name: str) -> str:
 
 def _prose(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _heading(text: str) -> str:
-    return f'<th scope="col"><button type="button">{escape(text)}</button></th>'
-
-
-def _cell(cell: Cell | None) -> str:
-    if cell is None:
-        return '<td data-value="">–</td>'
-    value, low, high = cell
-    interval = f"<small>{_number(low)} to {_number(high)}</small>" if low is not None and high is not None else ""
-    return f'<td data-value="{value:.6g}">{_number(value)}{interval}</td>'
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}"
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/gallery.py") -> int:

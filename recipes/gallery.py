@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from typing import Annotated, Any
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import torch
 import typer

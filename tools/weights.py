@@ -304,7 +304,7 @@ def write_card(group: Group, weights: str, entry: dict[str, Any]) -> None:
         table for table in group.tables if not table.folder and set(table.evaluators.split(",")) & set(group.columns)
     ]
     commands = [f"priorzoo evaluate {weights} {table.evaluators} {table.options}".strip() for table in tables]
-    card = published_card(weights, entry, notes=[NOTES[group.modality], "", "```bash", *commands, "```"])
+    card = published_card(weights, entry, [NOTES[group.modality], "", "```bash", *commands, "```"])
     write_text(WEIGHTS / f"{weights}.md", card)
 
 

@@ -91,7 +91,7 @@ def test_differences_and_their_intervals(tmp_path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     [table] = stored_scores([tmp_path])
-    assert table.places == [256, 512] and not table.is_share
+    assert table.places == [256, 512] and not table.curves()["share"]
     assert table.rows["text_ggd_tiny.facts"] == {256: (-0.1, -0.2, 0.1), 512: (0.5, None, None)}
     Page(gallery_page([table], measured=True))
 

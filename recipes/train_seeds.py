@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -33,52 +32,7 @@ from recipes.registry import recipe_named
 from zoo.cli import Import
 from zoo.outside import import_named
 
-__all__ = ["Run", "seed_settings", "train_all"]
-
 HERE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Run:
-    """A call of `recipes/train.py`: a recipe, `--set` settings, the run folder, and files to import."""
-
-    recipe: str
-    folder: Path
-    settings: tuple[str, ...]
-    imports: tuple[str, ...] = ()
-
-    def train(self) -> int:
-        """Train in one thread, with a log next to the folder; a finished run is kept. Returns the exit code."""
-        command = [
-            sys.executable,
-            str(HERE / "train.py"),
-            self.recipe,
-            "--run-dir",
-            str(self.folder),
-            "--resume",
-            "auto",
-        ]
-        command += [word for value in self.settings for word in ("--set", value)]
-        command += [word for value in self.imports for word in ("--import", value)]
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with self.folder.with_name(f"{self.folder.name}.log").open("a") as log:
-            return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log).returncode
-
-
-def seed_settings(seed: int) -> tuple[str, ...]:
-    """Settings of the weights' and the data's seed; those of seed 0 are the recipe's own."""
-    return (f"train.seed={seed}", f"data.seed={seed}") if seed else ()
-
-
-def train_all(queue: Sequence[Run], jobs: int) -> None:
-    """Train runs side by side. Raises typer.Exit, with 1, after all of them, where one failed."""
-    codes = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for run, code in zip(queue, pool.map(Run.train, queue), strict=True):
-            codes.append(code)
-            print(f"{run.folder.name}: {f'failed ({code})' if code else 'trained'}, see {run.folder}.log", flush=True)
-    if any(codes):
-        raise typer.Exit(1)
 
 
 def train_seeds_command(
@@ -97,23 +51,38 @@ def train_seeds_command(
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as error:
         raise CommandError(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2") from error
-    queue = []
+    imports = [word for name in import_ for word in ("--import", name)]
+    runs: dict[Path, list[str]] = {}  # folder → what `recipes/train.py` is called with
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
-        settings = (*set_, *seed_settings(seed))
+        # The settings of seed 0 are the recipe's own.
+        settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
         changed, _ = apply_overrides(recipe_named(recipe), settings)  # what cannot run is said before anything does
         if not dry_run:
             require_packages(changed, {})
-        name = file_safe(Path(recipe).name if ".py" in recipe else recipe)
-        queue.append(Run(recipe, out / f"{name}-s{seed}", settings, tuple(import_)))
-    print(f"{len(queue)} runs, folders in {out}", flush=True)
+        folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
+        runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
+    print(f"{len(runs)} runs, folders in {out}", flush=True)
     if dry_run:
-        for run in queue:
-            print(f"{run.folder}: {' '.join([run.recipe, *run.settings])}")
+        for folder, words in runs.items():
+            print(f"{folder}: {shlex.join(words)}")
         return 0
-    train_all(queue, jobs)
-    words = [*(str(run.folder) for run in queue), *shlex.split(evaluate), "--out", str(out / "results")]
-    words += [word for name in import_ for word in ("--import", name)]
-    return subprocess.run([sys.executable, str(HERE / "evaluate.py"), *words]).returncode if evaluate else 0
+    out.mkdir(parents=True, exist_ok=True)
+    codes = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for folder, code in zip(runs, pool.map(_train, *zip(*runs.items(), strict=True)), strict=True):
+            codes.append(code)
+            print(f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log", flush=True)
+    if any(codes) or not evaluate:
+        return int(any(codes))
+    words = [*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports]
+    return subprocess.run([sys.executable, str(HERE / "evaluate.py"), *words]).returncode
+
+
+def _train(folder: Path, words: list[str]) -> int:
+    """Train in one thread, with a log next to the folder; a finished run is kept. Returns the exit code."""
+    command = [sys.executable, str(HERE / "train.py"), *words, "--run-dir", str(folder), "--resume", "auto"]
+    with Path(f"{folder}.log").open("a") as log:
+        return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log).returncode
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train_seeds.py") -> int:

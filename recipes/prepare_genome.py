@@ -10,7 +10,6 @@ out in an order fixed by their names, until they hold --fraction of the known ba
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -23,7 +22,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
 
 from modalities.dna.composition import contig_statistics, total
@@ -60,12 +58,15 @@ def prepare_command(
         raise typer.BadParameter("give one of --bed, --hold-out and --fraction")
     if bed is not None and primary:
         raise typer.BadParameter("--bed itself says which contigs are used; leave --primary out")
-    source = ",".join(files)
-    found = find_source(source)
+    data = find_source(source := ",".join(files))
+    names = ["split.bed", "statistics.json", *(["bpe.json"] if bpe is not None else [])]
     if dry_run:
-        _show_plan(found.files, out, bpe)
+        size = sum(path.stat().st_size for path in data.files) / 1e6
+        _say(f"would index {len(data.files)} file(s), {size:,.1f} MB: {', '.join(map(str, data.files))}")
+        for name in names:
+            _say(f"would write {out / name}" + " (replacing the one there)" * (out / name).exists())
         return
-    genome = open_genome(found)
+    genome = open_genome(data)
     regions = (
         read_bed(bed, genome)
         if bed
@@ -73,32 +74,33 @@ def prepare_command(
     )
     train = select(regions, "train")
     select(regions, "heldout")
-    if not force:
-        _keep_split(regions, out / "split.bed", genome)
+    if not force and (out / "split.bed").exists():
+        _check_same(regions, out / "split.bed", genome)
     if bpe is not None:
         from modalities.dna.tokenizers import train_bpe
 
         train_bpe(genome, train, bpe, out / "bpe.json")
     write_bed(regions, out / "split.bed")
     parts = [contig_statistics(genome, contig) for contig in track(genome.contigs, "counting", transient=True)]
-    whole = total(parts)
-    about = {"source": source, "fingerprint": genome.fingerprint, "converted": genome.report}
-    facts = {"split": describe(regions), "total": whole.as_dict(), "contigs": [part.as_dict() for part in parts]}
-    write_json(out / "statistics.json", about | facts)
-    console.print(
-        f"{len(parts):,} contigs, {whole.length:,} bases, {share(whole.known / whole.length)} known, "
-        f"GC {share(whole.gc)}, masked {share(whole.soft_masked_share)}"
+    whole, split = total(parts), describe(regions)
+    facts = {"source": source, "fingerprint": genome.fingerprint, "converted": genome.report, "split": split}
+    counts = {"total": whole.as_dict(), "contigs": [part.as_dict() for part in parts]}
+    write_json(out / "statistics.json", facts | counts)
+    gc = "–" if whole.gc is None else f"{whole.gc:.1%}"
+    _say(
+        f"{len(parts):,} contigs, {whole.length:,} bases, {whole.known / whole.length:.1%} known, "
+        f"GC {gc}, masked {whole.soft_masked_share:.1%}"
     )
-    console.print(escape("\n".join(filter(None, [genome.report, describe(regions)]))), soft_wrap=True)
-    _next(source, out, bpe)
+    _say("\n".join(filter(None, [genome.report, split])))
+    _say(f"written: {', '.join(names)} in {out}")
+    settings = [f"data.source={source}", f"data.split={out / 'split.bed'}"]
+    settings += [f"data.tokenizer={out / 'bpe.json'}"] if bpe is not None else []
+    options = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    _say(f"train on it: {command_name('train')} {RECIPE} {options}")
 
 
-def _show_plan(found: tuple[Path, ...], out: Path, bpe: int | None) -> None:
-    size = sum(path.stat().st_size for path in found)
-    console.print(escape(f"would index {len(found)} file(s), {size / 1e6:,.1f} MB: {', '.join(map(str, found))}"))
-    for name in ("split.bed", "statistics.json", *(["bpe.json"] if bpe is not None else [])):
-        there = " (replacing the one there)" if (out / name).exists() else ""
-        console.print(escape(f"would write {out / name}{there}"), soft_wrap=True)
+def _say(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def _split(genome: Genome, hold_out: str | None, fraction: float, primary: bool) -> tuple[Region, ...]:
@@ -109,26 +111,21 @@ def _split(genome: Genome, hold_out: str | None, fraction: float, primary: bool)
     """
     contigs = [c for c in genome.contigs if not (primary and NOT_PRIMARY.search(c.name))]
     if not contigs:
-        raise ValueError(
-            f"--primary leaves none of the {len(genome.contigs)} contigs, such as {genome.contigs[0].name!r}"
-        )
+        raise ValueError(f"--primary leaves none of {len(genome.contigs)} contigs, such as {genome.contigs[0].name!r}")
     if hold_out is None:
         return split_contigs(contigs, fraction)
     names = [contig.name for contig in contigs]
-    wanted = [name.strip() for name in hold_out.split(",") if name.strip()]
-    for name in wanted:
-        if name not in names:
-            why = "--primary leaves it out" if name in genome else f"there are {len(names)}: {', '.join(names[:5])}, …"
-            raise ValueError(f"--hold-out: no contig {name!r}; {did_you_mean(name, names)}{why}")
-    if not 0 < len(set(wanted)) < len(names):
-        raise ValueError(f"--hold-out {hold_out!r} holds out {len(set(wanted))} of {len(names)} contigs")
+    wanted = {name.strip() for name in hold_out.split(",") if name.strip()}
+    for name in sorted(wanted - set(names)):
+        why = "--primary leaves it out" if name in genome else f"there are {len(names)}: {', '.join(names[:5])}, …"
+        raise ValueError(f"--hold-out: no contig {name!r}; {did_you_mean(name, names)}{why}")
+    if not 0 < len(wanted) < len(names):
+        raise ValueError(f"--hold-out {hold_out!r} holds out {len(wanted)} of {len(names)} contigs")
     return tuple(Region(c.name, 0, c.length, "heldout" if c.name in wanted else "train") for c in contigs)
 
 
-def _keep_split(regions: tuple[Region, ...], path: Path, genome: Genome) -> None:
-    """ValueError where another split is there: models may have been trained with it."""
-    if not path.exists():
-        return
+def _check_same(regions: tuple[Region, ...], path: Path, genome: Genome) -> None:
+    """ValueError where the file holds another split: models may have been trained with it."""
     try:
         same, why = read_bed(path, genome) == regions, ""
     except ValueError as error:  # of another genome
@@ -137,9 +134,8 @@ def _keep_split(regions: tuple[Region, ...], path: Path, genome: Genome) -> None
         raise ValueError(f"{path} holds another split{why}; --force replaces it, another --out keeps both")
 
 
-def describe(regions: Iterable[Region]) -> str:
+def describe(regions: Sequence[Region]) -> str:
     """Regions, contigs and bases of each split, in the order in which the splits appear."""
-    regions = tuple(regions)
     bases, parts = sum(map(len, regions)), []
     for split in dict.fromkeys(region.split for region in regions):
         chosen = [region for region in regions if region.split == split]
@@ -148,22 +144,9 @@ def describe(regions: Iterable[Region]) -> str:
     return "; ".join(parts)
 
 
-def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
+def write_bed(regions: Iterable[Region], path: Path) -> None:
     """Four columns with tabs; the file is complete or absent."""
     write_text(path, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
-
-
-def share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _next(source: str, out: Path, bpe: int | None) -> None:
-    options = {"data.source": source, "data.split": str(out / "split.bed")}
-    if bpe is not None:
-        options["data.tokenizer"] = str(out / "bpe.json")
-    settings = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in options.items())
-    console.print(escape(f"written: split.bed, statistics.json{', bpe.json' if bpe else ''} in {out}"), soft_wrap=True)
-    console.print(escape(f"train on it: {command_name('train')} {RECIPE} {settings}"), soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/prepare_genome.py") -> int:

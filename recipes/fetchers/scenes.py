@@ -143,7 +143,7 @@ class Shape:
 @dataclass(frozen=True)
 class Scene:
     """A letter, its ink box's `centre` (x, y) before it is tilted by `rotation` (degrees, counter-clockwise), and a background
-    that runs from paper[0] to paper[1] in the direction `slope` (degrees)."""
+    that runs from paper[0] to paper[1] in the direction `slope` (degrees). Drawn is a square of side 1/zoom about `view`."""
 
     font: str
     letter: str
@@ -154,6 +154,8 @@ class Scene:
     paper: tuple[Colour, Colour]
     slope: float
     clutter: tuple[Shape, ...] = ()
+    zoom: float = 1.0
+    view: Point = (0.5, 0.5)
 
     @property
     def extent(self) -> Point:
@@ -163,31 +165,23 @@ class Scene:
         return width * cos + height * sin, width * sin + height * cos
 
 
-@dataclass(frozen=True)
-class View:
-    """The window of a scene that is drawn: a square of side 1/zoom about `centre`."""
-
-    zoom: float = 1.0
-    centre: Point = (0.5, 0.5)
-
-
-def heldout_example(rng: np.random.Generator, font: str, letter: str) -> tuple[Scene, View]:
+def heldout_scene(rng: np.random.Generator, font: str, letter: str) -> Scene:
     """A scene with a cap height log-uniform in HELDOUT_CAP, seen whole."""
-    return _scene(rng, font, letter, _log_uniform(rng, *HELDOUT_CAP)), View()
+    return _scene(rng, font, letter, _log_uniform(rng, *HELDOUT_CAP))
 
 
-def training_example(rng: np.random.Generator, font: str, letter: str) -> tuple[Scene, View]:
-    """A scene and a window that holds its whole letter, with a cap height in the window log-uniform in TRAIN_CAP; wide and
-    long letters stop where they fill the window."""
+def training_scene(rng: np.random.Generator, font: str, letter: str) -> Scene:
+    """A scene seen through a window that holds its whole letter, with a cap height in the window log-uniform in TRAIN_CAP;
+    wide and long letters stop where they fill the window."""
     seen = _log_uniform(rng, *TRAIN_CAP)
     scene = _scene(rng, font, letter, _log_uniform(rng, HELDOUT_CAP[0], min(HELDOUT_CAP[1], seen)))
     zoom = min(max(seen / scene.cap_height, 1.0), (1 - 2 * MARGIN) / max(scene.extent))
-    half, centre = 0.5 / zoom, []
+    half, view = 0.5 / zoom, []
     for place, side in zip(scene.centre, scene.extent, strict=True):
         reach = side / 2 + MARGIN / zoom
         low, high = max(half, place + reach - half), min(1 - half, place - reach + half)
-        centre.append(float(rng.uniform(low, max(low, high))))  # equal, but for rounding, where the letter fills it
-    return scene, View(zoom, (centre[0], centre[1]))
+        view.append(float(rng.uniform(low, max(low, high))))  # equal, but for rounding, where the letter fills it
+    return replace(scene, zoom=zoom, view=(view[0], view[1]))
 
 
 def _scene(rng: np.random.Generator, font: str, letter: str, cap_height: float) -> Scene:
@@ -243,16 +237,16 @@ def _shape(rng: np.random.Generator, paper: tuple[Colour, Colour]) -> Shape:
 # ---- one letter: how it is drawn
 
 
-def draw_scene(scene: Scene, side: int, view: View = View()) -> Image.Image:
+def draw_scene(scene: Scene, side: int) -> Image.Image:
     """A square RGB picture of a scene's window; equal arguments give equal pixels. Small pictures are drawn at up to four
     times their size and averaged."""
     fine = max(2, min(4, round(384 / side)))
-    scale = view.zoom * side * fine  # fine pixels to a unit of the scene
+    scale = scene.zoom * side * fine  # fine pixels to a unit of the scene
 
     def place(x: float, y: float) -> Point:
-        return (x - view.centre[0]) * scale + side * fine / 2, (y - view.centre[1]) * scale + side * fine / 2
+        return (x - scene.view[0]) * scale + side * fine / 2, (y - scene.view[1]) * scale + side * fine / 2
 
-    picture = _paper(scene, side, view)
+    picture = _paper(scene, side)
     for shape in scene.clutter:
         mask = Image.new("L", (side * fine, side * fine))
         pen, corners = ImageDraw.Draw(mask), [*place(*shape.box[:2]), *place(*shape.box[2:])]
@@ -268,8 +262,8 @@ def draw_scene(scene: Scene, side: int, view: View = View()) -> Image.Image:
     return picture
 
 
-def _paper(scene: Scene, side: int, view: View) -> Image.Image:
-    x, y = ((np.arange(side) + 0.5 - side / 2) / (view.zoom * side) + centre - 0.5 for centre in view.centre)
+def _paper(scene: Scene, side: int) -> Image.Image:
+    x, y = ((np.arange(side) + 0.5 - side / 2) / (scene.zoom * side) + centre - 0.5 for centre in scene.view)
     cos, sin = math.cos(math.radians(scene.slope)), math.sin(math.radians(scene.slope))
     along = (x * cos + y[:, None] * sin) / (abs(cos) + abs(sin)) + 0.5  # 0 to 1, corner to corner
     shares = np.clip(along, 0, 1).astype(np.float32)[..., None]
@@ -340,24 +334,14 @@ class Stroke:
     colour: Colour
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """Letters and strokes on a canvas of (height, width) pixels."""
-
-    size: tuple[int, int]
-    letters: tuple[Letter, ...]
-    strokes: tuple[Stroke, ...]
-
-
 def crowd(
     rng: np.random.Generator,
     fonts: Sequence[str],
     size: tuple[int, int],
-    *,
     marked: Sequence[tuple[str, str]],
     within: int,
-) -> Crowd:
-    """Letters and clutter on a canvas of (height, width) pixels.
+) -> tuple[list[Letter], list[Stroke]]:
+    """Letters, and clutter and rings, on a canvas of (height, width) pixels.
 
     marked: (font, letter) of each marked one; the others are drawn from `fonts`. within: side of a square, in pixels, that
     holds all that are marked with their rings. Raises ValueError where they find no room.
@@ -375,17 +359,17 @@ def crowd(
             break
     else:
         raise ValueError(f"{len(marked)} marked letters find no room in {side} pixels; expected fewer")
-    strokes = []
-    for letter in letters:
-        radius = letter.radius + ROOM
-        strokes.append(Stroke(letter.at, (radius, radius), (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng)))
+    rings = [
+        Stroke(letter.at, (letter.radius + ROOM,) * 2, (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng))
+        for letter in letters
+    ]
     for _ in range(max(0, round(height * width / AREA) - len(marked))):
         font, name = fonts[int(rng.integers(len(fonts)))], CLASSES[int(rng.integers(len(CLASSES)))]
         if placed := _place(rng, font, name, letters, (0, 0, width, height)):
             letters.append(placed)
-    clutter = (_clutter(rng, size) for _ in range(round(height * width / AREA)))
     order = rng.permutation(len(letters)).tolist()  # so that the order of the list tells nothing
-    return Crowd(size, tuple(letters[n] for n in order), (*clutter, *strokes))
+    clutter = [_clutter(rng, size) for _ in range(round(height * width / AREA))]
+    return [letters[n] for n in order], [*clutter, *rings]
 
 
 def _place(
@@ -425,11 +409,11 @@ def _clutter(rng: np.random.Generator, size: tuple[int, int]) -> Stroke:
 # ---- crowds: how they are drawn
 
 
-def draw_crowd(what: Crowd, background: np.ndarray) -> tuple[Image.Image, list[Box]]:
+def draw_crowd(letters: list[Letter], strokes: list[Stroke], background: np.ndarray) -> tuple[Image.Image, list[Box]]:
     """The picture, and the box round the ink of each letter, over a background of uint8 (height, width, 3)."""
     dim = BRIGHTEST_DARK + (255 - BRIGHTEST_DARK) / 255 * background.astype(np.float32)
     picture = Image.fromarray(np.round(dim).astype(np.uint8))
-    for stroke in what.strokes:
+    for stroke in strokes:
         half = math.ceil(max(stroke.radii) + stroke.width)
         mask, middle = Image.new("L", (2 * half * FINE, 2 * half * FINE)), half * FINE
         across, down = (FINE * (radius + stroke.width / 2) for radius in stroke.radii)
@@ -437,7 +421,7 @@ def draw_crowd(what: Crowd, background: np.ndarray) -> tuple[Image.Image, list[B
         ImageDraw.Draw(mask).arc(box, *stroke.angles, fill=255, width=max(1, round(FINE * stroke.width)))
         picture.paste(stroke.colour, (stroke.at[0] - half, stroke.at[1] - half), mask.reduce(FINE))
     boxes = []
-    for letter in what.letters:
+    for letter in letters:
         # hinting moves outlines by up to one fine pixel
         glyph, (x, y) = _letter_mask(letter.font, letter.letter, round(FINE * letter.cap / cap_ratio(letter.font)))
         half = math.ceil((max(glyph.size) / 2 + 1) / FINE)
@@ -529,12 +513,12 @@ def _draw_sample(job: tuple[str, str, int, int, int]) -> Sample:
         label = number % (MOST_RINGS + 1)
         pairs = rng.integers([len(fonts), len(CLASSES)], size=(label, 2)).tolist()
         marked = [(fonts[font], CLASSES[letter]) for font, letter in pairs]
-    what = crowd(rng, fonts, (side, side), marked=marked, within=WITHIN)
-    picture, boxes = draw_crowd(what, background(rng, side, side))
+    letters, strokes = crowd(rng, fonts, (side, side), marked, WITHIN)
+    picture, boxes = draw_crowd(letters, strokes, background(rng, side, side))
     objects = {
         "bbox": boxes,
-        "category": [CLASSES.index(letter.letter) for letter in what.letters],
-        "marked": [letter.marked for letter in what.letters],
+        "category": [CLASSES.index(letter.letter) for letter in letters],
+        "marked": [letter.marked for letter in letters],
     }
     group = {"group": Path(marked[0][0]).name} if kind == "scenes" else {}
     return Sample(jpeg(picture), label, {"objects": objects, **group})

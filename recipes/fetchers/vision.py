@@ -121,11 +121,11 @@ def _training_pairs(fonts: Sequence[Font], per_letter: int) -> list[tuple[Font, 
 
 def _draw_glyph(job: Glyph) -> Sample:
     rng = np.random.default_rng([0, job.split == "heldout", job.number])
-    draw = scenes.training_example if job.split == "train" else scenes.heldout_example
-    scene, view = draw(rng, job.font.path, job.letter)
+    make = scenes.training_scene if job.split == "train" else scenes.heldout_scene
+    scene = make(rng, job.font.path, job.letter)
     about = {"letter": job.letter, "font": Path(job.font.path).name, "family": job.name, "package": job.font.package}
-    about |= {"cap_height": round(scene.cap_height * view.zoom, 4)}
-    picture = scenes.draw_scene(scene, SIZES[job.split], view)
+    about |= {"cap_height": round(scene.cap_height * scene.zoom, 4)}
+    picture = scenes.draw_scene(scene, SIZES[job.split])
     return Sample(scenes.jpeg(picture), CLASSES.index(job.letter), about)
 
 

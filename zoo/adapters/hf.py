@@ -6,6 +6,7 @@ A layer's prior is the module `position_bias` of its attention, a name that Trai
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, zero
+from zoo.inputs import read_object
 from zoo.naming import Options
 from zoo.offload import execution_device
 from zoo.positions import Positions, check_runs
@@ -26,6 +29,7 @@ from zoo.positions import Positions, check_runs
 __all__ = ["adapt", "load", "save"]
 
 NAME = "priorzoo"  # of the attention implementation
+LOADED_BY = " with priors, which zoo.load_adapted loads"  # behind the model type in config.json
 LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
 # Names of tokens before the patches.
 PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
@@ -61,6 +65,7 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     if grid is not None:
         _patches(model)[1].register_forward_hook(grid.read)
     setattr(config, RECORD, request.record)
+    config.__class__ = _adapted_config(type(config))
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
@@ -81,9 +86,11 @@ def attention_layers(model: nn.Module) -> list[Any]:
 
 def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     """As `zoo.load_adapted`, for a folder that `save_pretrained` wrote."""
-    config = AutoConfig.from_pretrained(folder)
-    request = Request(**config.__dict__.pop(RECORD))
-    [architecture] = config.architectures
+    entries = read_object(folder / "config.json")
+    request = Request(**entries.pop(RECORD))
+    entries["model_type"] = entries["model_type"].removesuffix(LOADED_BY)
+    config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
+    [architecture] = config.architectures or ()
     kind: Any = getattr(transformers, architecture)
 
     def init(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **more: Any) -> None:
@@ -97,6 +104,27 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     model = adapted.from_pretrained(folder, config=config, **kwargs)
     model.__class__ = kind
     return model
+
+
+def _adapted_config(base: type[PretrainedConfig]) -> type[PretrainedConfig]:
+    """A configuration that is saved under a model type of its own: without priors transformers would make another model of
+    the folder, and now says which function reads it."""
+
+    def to_json_string(self: PretrainedConfig, use_diff: bool = True) -> str:
+        entries = json.loads(base.to_json_string(self, use_diff))
+        return json.dumps(entries | {"model_type": base.model_type + LOADED_BY}, indent=2, sort_keys=True) + "\n"
+
+    def reduce(self: PretrainedConfig) -> tuple[Any, ...]:
+        return _restore_config, (base, self.__dict__)
+
+    return type(f"Adapted{base.__name__}", (base,), {"to_json_string": to_json_string, "__reduce__": reduce})
+
+
+def _restore_config(base: type[PretrainedConfig], entries: Options) -> PretrainedConfig:
+    """An adapted configuration as it was pickled or copied."""
+    config = object.__new__(_adapted_config(base))
+    config.__dict__.update(entries)
+    return config
 
 
 def _grid(model: PreTrainedModel) -> tuple[Grid | None, tuple[int, int] | None]:
@@ -136,9 +164,10 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
             if not isinstance(table, nn.Embedding | nn.Parameter):
                 continue
             learned = True
-            if type(table) is nn.Embedding and not images:
+            if isinstance(table, nn.Embedding) and not images:
                 setattr(owner, name, NoPositions(table.embedding_dim))
-            else:  # resized to other images, or called with more than positions
+                owner.register_forward_pre_hook(_lengthen_buffers, with_kwargs=True)
+            else:  # resized to other images
                 values = table.weight if isinstance(table, nn.Embedding) else table
                 zero(owner, values)
     if not rotations and not learned:
@@ -155,8 +184,21 @@ class NoPositions(nn.Module):
         self.dim = dim
         self.register_buffer("zero", torch.zeros(()))
 
-    def forward(self, position_ids: Tensor) -> Tensor:
-        return self.zero.expand(*position_ids.shape, self.dim)
+    def forward(self, ids: Tensor, past: int = 0, position_ids: Tensor | None = None) -> Tensor:
+        """(B, T, C) for (B, T) position_ids alone, or, as OPT calls it, for a mask (B, past + T)."""
+        return self.zero.expand(*ids[:, past:].shape, self.dim)
+
+
+def _lengthen_buffers(module: nn.Module, args: tuple[Any, ...], kwargs: Options) -> None:
+    """A forward pre-hook of embeddings without positions: BERT's buffers end where its table of positions ended."""
+    inputs = [x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None]
+    length = inputs[0].shape[1] + kwargs.get("past_key_values_length", 0)
+    length += getattr(module, "padding_idx", None) or 0  # from which RoBERTa counts
+    for name in ("position_ids", "token_type_ids"):
+        buffer = module._buffers.get(name)
+        if buffer is not None and buffer.shape[1] <= length:
+            index = torch.arange(2 * length, device=buffer.device)[None]
+            module._buffers[name] = index if name == "position_ids" else torch.zeros_like(index)
 
 
 def _no_rotation(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

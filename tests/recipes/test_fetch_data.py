@@ -9,23 +9,18 @@ import os
 import pickle
 import sys
 import tarfile
-import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-import zoo.download
 from recipes import fetch_data
 from recipes.fetchers import common, text, vision
 from recipes.fetchers.scenes import CLASSES, builtin_fonts
-
-ROOT = Path(__file__).resolve().parents[2]
+from zoo.download import DownloadError
 
 
 def invoke(*arguments: str, **environment: str):
@@ -40,74 +35,40 @@ def files_in(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def web(monkeypatch):
-    """Public addresses answered from a dictionary: URL → bytes, or a list of answers, one a request; an int is a status, and
-    what ends with SHORT lacks two bytes."""
-    pages: dict[str, object] = {}
+def web(monkeypatch) -> dict[str, bytes]:
+    """Public addresses answered from a dictionary: URL → bytes; what is missing breaks off."""
+    pages: dict[str, bytes] = {}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            answer = pages.get("https:/" + self.path, 404)
-            answer = answer.pop(0) if isinstance(answer, list) else answer
-            status = answer if isinstance(answer, int) else 200
-            body = b"" if isinstance(answer, int) else answer.removesuffix(b"SHORT")
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body) + 2 * (body != answer and status == 200)))
-            self.end_headers()
-            self.wfile.write(body)
+    def download(url: str, path: Path) -> None:
+        if url not in pages:
+            raise DownloadError(f"{url}: HTTP status 503, after 4 tries", tried_again=True)
+        path.write_bytes(pages[url])
 
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    here = f"http://127.0.0.1:{server.server_port}/"
-
-    def local(request, timeout):
-        return urlopen(here + request.full_url.removeprefix("https://"), timeout=timeout)
-
-    monkeypatch.setattr(zoo.download, "urlopen", local)
-    monkeypatch.setattr(zoo.download, "WAIT", 0.0)
-    yield pages
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_download_is_tried_again_and_verified(tmp_path, web):
-    digest = hashlib.sha256(b"content").hexdigest()
-    web["https://a.org/x.gz"] = [503, b"conteSHORT", b"content"]
-    path = common.download("https://a.org/x.gz", tmp_path, sha256=digest)
-    assert path.read_bytes() == b"content" and path.name == "x.gz"
-    web["https://a.org/y.gz"] = b"other"
-    with pytest.raises(common.FetchError, match=digest):
-        common.download("https://a.org/y.gz", tmp_path, sha256=digest)
-    web["https://a.org/z"] = [503] * 4
-    with pytest.raises(common.FetchError, match=r"https://a.org/z: .*503.*--offline"):
-        common.download("https://a.org/z", tmp_path)
-
-
-def archive_of(files: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()
+    monkeypatch.setattr(common, "download_file", download)
+    return pages
 
 
 def test_public_text(tmp_path, web, monkeypatch):
-    """Speeches and a tokenizer from their public addresses, through the command."""
+    """Speeches and a tokenizer from their public addresses, through the command; an other digest is refused."""
     monkeypatch.setattr(text, "GPT2_FILES", {name: hashlib.sha256(b"{}").hexdigest() for name in text.GPT2_FILES})
     monkeypatch.setattr(text, "SOTU_LEAST", (1, 1))
-    speech = json.dumps({"year": 1890, "name": "X", "party": "r", "text": " a\u0002b\n"}).encode()
-    web[text.SOTU] = archive_of({"datasets-sotu-0.2.3/data/1890_x.json": speech, "datasets-sotu-0.2.3/README.md": b""})
-    web |= {f"{text.GPT2}/{name}": b"{}" for name in text.GPT2_FILES}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        speech = json.dumps({"year": 1890, "name": "X", "party": "r", "text": " a\u0002b\n"}).encode()
+        entry = tarfile.TarInfo("datasets-sotu-0.2.3/data/1890_x.json")
+        entry.size = len(speech)
+        archive.addfile(entry, io.BytesIO(speech))
+    web |= {text.SOTU: stream.getvalue(), f"{text.GPT2}/encoder.json": b"{}", f"{text.GPT2}/vocab.bpe": b"[]"}
     done = invoke("text", "sotu", "gpt2", "--data", str(tmp_path))
-    assert done.exit_code == 0, done.output
     (line,) = (tmp_path / "sotu/sotu.jsonl").read_text().splitlines()
     assert json.loads(line) == {"id": "1890_x", "year": 1890, "president": "X", "text": "ab"}
+    assert done.exit_code == 1 and "vocab.bpe: SHA-256 is" in done.output and files_in(tmp_path) == ["sotu/sotu.jsonl"]
+    web[f"{text.GPT2}/vocab.bpe"] = b"{}"
+    assert invoke("text", "gpt2", "--data", str(tmp_path)).exit_code == 0
     assert files_in(tmp_path / "gpt2") == ["encoder.json", "vocab.bpe"]
+    web.clear()
+    done = invoke("text", "gpt2", "--data", str(tmp_path), "--force")
+    assert done.exit_code == 1 and "Try --offline" in done.output
 
 
 # ---- the command
@@ -274,14 +235,12 @@ def test_shards_are_counted_hashed_and_the_same_again(tmp_path):
     written = []
     for name in ("one", "two"):
         samples = (common.Sample(b"picture %d" % n, n % 3, {"number": n}) for n in range(7))
-        assert common.write_shards(tmp_path / name, samples, "x", 3, 7, {"classes": ["a", "b", "c"], "size": 9}) == 7
+        assert common.write_shards(tmp_path / name, samples, "x", 3, 7, {"classes": ["a", "b", "c"]}) == 7
         written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert written[0] == written[1]
     index = json.loads(written[0]["index.json"])
-    assert (index["classes"], index["size"], index["samples"]) == (["a", "b", "c"], 9, 7)
-    assert [(shard["file"], shard["samples"]) for shard in index["shards"]] == [
-        (f"x-{n:06d}.tar", count) for n, count in enumerate((3, 3, 1))
-    ]
+    assert (index["classes"], index["samples"]) == (["a", "b", "c"], 7)
+    assert [shard["samples"] for shard in index["shards"]] == [3, 3, 1]
     assert all(hashlib.sha256(written[0][s["file"]]).hexdigest() == s["sha256"] for s in index["shards"])
     assert [label for _, label, _ in read_samples(tmp_path / "one")] == [n % 3 for n in range(7)]
 

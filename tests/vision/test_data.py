@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import random
 from collections import Counter
@@ -25,18 +24,10 @@ from tests.vision.image_files import (
     take,
     write_folder,
     write_shards,
-)
+)  # fmt: skip
 
-IMAGENET = {
-    "augment": "imagenet",
-    "crop_scale": (0.08, 1.0),
-    "hflip": 0.5,
-    "rand_augment": "rand-m9-n2-mstd0.5",
-    "random_erasing": 0.5,
-    "mixup": 0.8,
-    "cutmix": 1.0,
-    "label_smoothing": 0.1,
-}
+IMAGENET = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "rand_augment": "rand-m9-n2-mstd0.5"}
+IMAGENET |= {"random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +39,6 @@ def sources(tmp_path_factory):
     return {"wds": f"wds:{write_shards(root / 'shards', [20, 7, 13, 1, 19])}", "folder": f"folder:{root / 'folder'}"}
 
 
-def read(source, count, *, rank=0, world=1, micro_batch=5, **options):
-    """The numbers in the first `count` batches."""
-    loader = build_loader(config(source, **options), rank=rank, world=world, micro_batch=micro_batch)
-    return [n for batch in take(loader, count) for n in numbers(batch)]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -61,79 +46,59 @@ def read(source, count, *, rank=0, world=1, micro_batch=5, **options):
         ({"image_size": 0}, "image_size=0"),
         ({"crop_scale": (0.7, 1.2)}, "crop_scale"),
         ({"std": (1, 0, 1)}, "std"),
-        ({"mixup": -1.0}, "mixup=-1.0"),
         ({"random_erasing": 0.25}, "no effect with augment='light'"),
-        ({"augment": "none", "hflip": 0.5}, "no effect with augment='none'"),
         ({"augment": "imagenet", "rand_augment": "m9-n2"}, "rand-m9-n2"),
         ({"target": "marks"}, "target 'marks'"),
         ({"target": "marked"}, "expected augment='window'"),
-        ({"augment": "window"}, "expected augment='window'"),
         ({"target": "marked", "augment": "window", "mixup": 0.1}, "mixup=0.1 with target='marked'"),
         ({"shapes": ("0x96",)}, "shapes: '0x96'"),
     ],
 )
-def test_the_config_refuses_what_it_cannot_do(options, message):
+def test_bad_configs(options, message):
     with pytest.raises(ValueError, match=message):
         VisionDataConfig(**options)
 
 
-# ---- order and coverage ----
+# ---- order, coverage, resume ----
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "workers"), [("wds", 1, 0), ("folder", 2, 2), ("wds", 2, 2), ("folder", 3, 0)]
+    ("kind", "world", "workers", "batches", "micro_batch", "times"),
+    [("wds", 2, 2, 6, 5, 1), ("folder", 3, 1, 4, 5, 1), ("wds", 2, 0, 15, 8, 4)],  # the last: batches over epochs' ends
 )
-def test_an_epoch_has_every_sample_once_over_ranks_and_workers(kind, world, workers, sources):
-    found = []
+def test_every_sample_once_an_epoch(kind, world, workers, batches, micro_batch, times, sources):
+    shown = []
     for rank in range(world):
-        found += read(sources[kind], 60 // world // 5, rank=rank, world=world, num_workers=workers)
-    assert sorted(found) == list(range(60)) != found
+        options = config(sources[kind], num_workers=workers)
+        for batch in take(build_loader(options, rank=rank, world=world, micro_batch=micro_batch), batches):
+            assert [n % 4 for n in numbers(batch)] == batch["targets"].tolist()
+            shown += numbers(batch)
+    assert Counter(shown) == Counter(list(range(60)) * times) and shown != list(range(60)) * times
 
 
-def test_batches_that_do_not_divide_an_epoch_run_over_into_the_next(sources):
-    """60 samples, batches of 8 on 2 ranks: 15 batches a rank are four epochs, every sample four times, nothing dropped."""
-    found = Counter(n for rank in (0, 1) for n in read(sources["wds"], 15, rank=rank, world=2, micro_batch=8))
-    assert set(found.values()) == {4} and len(found) == 60
+@pytest.mark.parametrize("kind", ["wds", "folder"])
+def test_heldout_is_one_pass_with_equally_many_batches(kind, sources):
+    count, options = (60, {"heldout_source": sources["wds"]}) if kind == "wds" else (10, {})
+    pairs = []
+    for rank in range(2):
+        loader = build_loader(config(sources[kind], **options), split="heldout", rank=rank, world=2, micro_batch=4)
+        batches = list(loader)
+        assert len(batches) == len(loader) == -(-count // 8)
+        pairs += [pair for batch in batches for pair in zip(numbers(batch), batch["targets"].tolist(), strict=True)]
+    assert len(pairs) == -(-count // 8) * 8  # filled up, with places that do not count
+    assert sorted(n for n, label in pairs if label >= 0) == list(range(count))
+    assert all(label == n % 4 for n, label in pairs if label >= 0)
 
 
-def test_labels_stay_with_their_images_and_epochs_differ(sources):
-    batches = take(build_loader(config(sources["wds"]), micro_batch=20), 6)
-    assert all([n % 4 for n in numbers(batch)] == batch["targets"].tolist() for batch in batches)
-    epochs = [list(itertools.chain(*map(numbers, batches[i : i + 3]))) for i in (0, 3)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) and epochs[0] != epochs[1]
-    assert read(sources["wds"], 1, micro_batch=20, seed=1) != numbers(batches[0])
-
-
-def test_heldout_is_one_pass_with_equally_many_batches(sources):
-    for kind, count in (("wds", 60), ("folder", 10)):
-        options = {"heldout_source": sources["wds"]} if kind == "wds" else {}
-        found = []
-        for rank in range(2):
-            loader = build_loader(config(sources[kind], **options), split="heldout", rank=rank, world=2, micro_batch=4)
-            batches = list(loader)
-            assert len(batches) == len(loader) == -(-count // 8)
-            found += [pair for batch in batches for pair in zip(numbers(batch), batch["targets"].tolist(), strict=True)]
-        assert len(found) == -(-count // 8) * 8 > count  # filled up, with places that do not count
-        assert sorted(n for n, label in found if label >= 0) == list(range(count))
-        assert all(label == n % 4 for n, label in found if label >= 0)
-        again = take(loader, 2)
-        state = loader.state_dict()
-        assert [numbers(b) for b in again] == [numbers(b) for b in batches[:2]]
-        assert [numbers(b) for b in loader] == [numbers(b) for b in batches]  # a pass begins anew, even a broken one
-        loader.load_state_dict(state)
-        assert [numbers(b) for b in loader] == [numbers(b) for b in batches[2:]]
-
-
-@pytest.mark.parametrize(("world", "workers", "buffer"), [(1, 0, 1), (2, 2, 8), (15, 0, 1)])
-def test_blocks_of_bad_images_alone_do_not_stop_training(world, workers, buffer, tmp_path):
+def test_blocks_of_bad_images_alone_do_not_stop_training(tmp_path):
     """One good image in ten; most blocks hold none. Every place is filled, and resuming stays exact."""
     damage = {n: {"png": b"", "cls": b"0"} for n in range(30) if n % 10}
     source = f"wds:{write_shards(tmp_path, [14, 16], damage=damage)}"
-    options = config(source, num_workers=workers, shuffle_buffer=buffer)
-    loaders = [build_loader(options, rank=world - 1, world=world, micro_batch=3) for _ in range(2)]
+    options = config(source, num_workers=2, shuffle_buffer=8)
+    loaders = [build_loader(options, rank=1, world=2, micro_batch=3) for _ in range(2)]
     batches = iter(loaders[0])
-    found = [n for batch in take(batches, 10) for n in numbers(batch)]
-    assert len(set(found)) > 1 and set(found) <= {0, 10, 20}
+    shown = [n for batch in take(batches, 10) for n in numbers(batch)]
+    assert len(set(shown)) > 1 and set(shown) <= {0, 10, 20}
     loaders[1].load_state_dict(loaders[0].state_dict())
     assert [numbers(b) for b in take(batches, 4)] == [numbers(b) for b in take(loaders[1], 4)]
     held = list(build_loader(config("wds:none", heldout_source=source), split="heldout", micro_batch=8))
@@ -141,10 +106,7 @@ def test_blocks_of_bad_images_alone_do_not_stop_training(world, workers, buffer,
     assert sorted(counted) == [0, 10, 20]  # what replaces a bad image does not count
 
 
-# ---- exact resume ----
-
-
-@pytest.mark.parametrize(("kind", "workers"), [("wds", 0), ("wds", 2), ("folder", 2)])
+@pytest.mark.parametrize(("kind", "workers"), [("wds", 2), ("folder", 0)])
 def test_resume_is_exact_to_the_byte(kind, workers, sources):
     options = config(sources[kind], **{**IMAGENET, "num_workers": workers, "shuffle_buffer": 7})
     loader, again = (build_loader(options, rank=1, world=2, micro_batch=4) for _ in range(2))
@@ -155,33 +117,6 @@ def test_resume_is_exact_to_the_byte(kind, workers, sources):
     again.load_state_dict(state)
     for one, other in zip(expected, again, strict=False):
         assert torch.equal(one["images"], other["images"]) and torch.equal(one["targets"], other["targets"])
-    assert len(pickle.dumps(state)) < 1000
-
-
-def test_the_state_is_equal_on_all_ranks_and_checked(sources):
-    for source in sources.values():
-        loaders = [build_loader(config(source), rank=rank, world=2, micro_batch=4) for rank in range(2)]
-        for loader in loaders:
-            take(loader, 3)
-        assert loaders[0].state_dict() == loaders[1].state_dict()
-        with pytest.raises(ValueError, match="seed"):
-            build_loader(config(source, seed=5), world=2, micro_batch=4).load_state_dict(loaders[0].state_dict())
-    two, three = (build_loader(config(sources["wds"]), world=world, micro_batch=4) for world in (2, 3))
-    with pytest.raises(ValueError, match="world=2, this loader 3"):
-        three.load_state_dict(two.state_dict())
-
-
-def test_an_indexed_loader_resumes_with_other_ranks_and_batches(sources):
-    one = build_loader(config(sources["folder"]), micro_batch=6)
-    batches = iter(one)
-    take(batches, 2)
-    state, found = one.state_dict(), []
-    expected = [n for batch in take(batches, 2) for n in numbers(batch)]
-    for rank in range(2):
-        two = build_loader(config(sources["folder"], num_workers=1), rank=rank, world=2, micro_batch=3)
-        two.load_state_dict(state)
-        found += [n for batch in take(two, 2) for n in numbers(batch)]
-    assert sorted(found) == sorted(expected)
 
 
 def test_batches_neither_use_nor_change_the_programs_generators(sources):
@@ -205,7 +140,7 @@ def test_targets_and_pixels_are_mixed_smoothed_and_normalised(sources):
     def first(**options):
         return take(build_loader(config(sources["folder"], **options), micro_batch=10), 1)[0]
 
-    plain, mixed, smooth, full = first(), first(mixup=1.0), first(label_smoothing=0.2), first(**IMAGENET)
+    plain, mixed, smooth = first(), first(mixup=1.0), first(label_smoothing=0.2)
     onehot = torch.nn.functional.one_hot(plain["targets"], 4).float()
     apart = (onehot != onehot.flip(0)).any(1)
     share = mixed["targets"][apart].gather(1, plain["targets"][apart][:, None]).mean()
@@ -213,8 +148,6 @@ def test_targets_and_pixels_are_mixed_smoothed_and_normalised(sources):
     torch.testing.assert_close(mixed["images"], share * plain["images"] + (1 - share) * plain["images"].flip(0))
     assert torch.equal(plain["images"], smooth["images"])
     torch.testing.assert_close(smooth["targets"], torch.full((10, 4), 0.05) + 0.8 * onehot)
-    assert full["images"].shape == (10, 3, 12, 12) and full["images"].dtype == full["targets"].dtype == torch.float32
-    torch.testing.assert_close(full["targets"].sum(1), torch.ones(10))
     mean, std = (0.5, 0.25, 0.0), (0.5, 0.25, 2.0)
     normal = (plain["images"] - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     torch.testing.assert_close(first(mean=mean, std=std)["images"], normal)
@@ -223,8 +156,7 @@ def test_targets_and_pixels_are_mixed_smoothed_and_normalised(sources):
 
 
 def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path):
-    data = encoded(picture(3))
-    write_shards(tmp_path, [2], damage={n: {"png": data, "cls": b"0"} for n in range(2)})
+    write_shards(tmp_path, [2], damage={n: {"png": encoded(picture(3)), "cls": b"0"} for n in range(2)})
     plain = {**PLAIN, "source": f"wds:{tmp_path}", "augment": "imagenet", "crop_scale": (1.0, 1.0), "image_size": 32}
     values = {"crop_scale": (0.3, 0.6), "hflip": 0.5, "color_jitter": 0.4, "random_erasing": 0.9}
     for name, value in (values | {"rand_augment": "rand-m9-n2-p1"}).items():
@@ -236,17 +168,12 @@ def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path)
 # ---- held-out images ----
 
 
-def test_held_out_shards_are_read_by_index(sources, tmp_path):
-    held, found = opened(sources["wds"]), list(stored(sources["wds"]))
-    assert len(held.items) == 60 and held.items.classes == list("abcd")
-    for n in (59, 0, 27, 41):
-        image, label = found[n]
-        assert image.getpixel((0, 0)) == (n, 0, 7) and label == n % 4 and image.size == (12, 12)
+def test_held_out_shards_are_read_by_index_in_workers(sources):
+    held, images = opened(sources["wds"]), list(stored(sources["wds"]))
+    assert [(image.getpixel((0, 0)), label) for image, label in images] == [((n, 0, 7), n % 4) for n in range(60)]
     places = torch.utils.data.DataLoader(held.items, sampler=range(60), batch_size=None, num_workers=2)
     colours = [image.getpixel((0, 0))[0] for image, _ in places]  # forked workers read the same open file
-    assert colours == held.items.order.tolist()
-    same = opened(config("wds:none", heldout_source=sources["wds"]))
-    assert held.fingerprint == same.fingerprint != opened(f"wds:{write_shards(tmp_path, [60])}").fingerprint
+    assert colours == held.items.order.tolist() != list(range(60))
 
 
 def test_a_training_decides_what_it_held_out():
@@ -254,25 +181,20 @@ def test_a_training_decides_what_it_held_out():
     data = {"source": "folder:a", "num_classes": 3, "image_size": 96, "seed": 1, "mixup": 0.2}
     one = heldout_by(data)
     assert one == heldout_by({**data, "seed": 2, "image_size": 48}) and heldout_name(one) == "folder:a"
-    assert one != heldout_by({**data, "heldout_source": "folder:b"})
     assert heldout_name(heldout_by({**data, "heldout_source": "folder:b"})) == "all of folder:b, classes of folder:a"
     with pytest.raises(ValueError, match="--source"):
         heldout_by({"source": "wds:x-{0..3}.tar"})
 
 
-@pytest.mark.parametrize(
-    ("split", "count", "image_size", "side"),
-    [("train", 1976, 48, 64), ("heldout", 416, 48, 64), ("heldout", 416, 96, 384)],
-)
-def test_the_built_in_letters(split, count, image_size, side):
+@pytest.mark.parametrize(("split", "count", "size", "side"), [("train", 1976, 48, 64), ("heldout", 416, 96, 384)])
+def test_the_built_in_letters(split, count, size, side):
     """A stored size with room for random crops; above the largest, pictures are enlarged."""
-    images = build_loader(VisionDataConfig(source="glyphs-builtin", image_size=image_size), split=split, micro_batch=2)
+    images = build_loader(VisionDataConfig(source="glyphs-builtin", image_size=size), split=split, micro_batch=2)
     images = images.source.images
     assert len(images) == count and images.classes == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     picture, label = images.read(27)
     assert picture.size == (side, side) and picture.mode == "RGB" and label == 1
     assert images.fingerprint == {"train": "5136a41ba6080f3e", "heldout": "23db3152d34eb315"}[split]  # of stored cells
-    assert opened("glyphs-builtin").items[1][0].size == (384, 384)
 
 
 def test_classes_are_those_of_the_config_and_the_same_in_both_splits(sources, tmp_path):
@@ -280,14 +202,12 @@ def test_classes_are_those_of_the_config_and_the_same_in_both_splits(sources, tm
     unknown = f"wds:{write_shards(tmp_path / 'unknown', [4], indexed=False)}/part-000.tar"
     for source in sources.values():
         for split in ("train", "heldout"):
-            other = config(source, num_classes=3, heldout_source=sources["wds"])
             with pytest.raises(ValueError, match=r"4 classes, num_classes is 3: --set data\.num_classes=4"):
+                other = config(source, num_classes=3, heldout_source=sources["wds"])
                 build_loader(other, split=split, micro_batch=2)
         pair = config(source, heldout_source=swapped)
-        for open_pair in (opened, lambda c: build_loader(c, split="heldout", micro_batch=2)):
-            with pytest.raises(ValueError, match="label 2 is 'c' in training and 'd' in held-out images"):
-                open_pair(pair)
+        with pytest.raises(ValueError, match="label 2 is 'c' in training and 'd' in held-out images"):
+            opened(pair)
         assert len(opened(replace(pair, heldout_source=unknown)).items) == 4
-    assert len(opened(config(unknown, heldout_source=swapped)).items) == 4
     with pytest.raises(ValueError, match="set heldout_source"):
         build_loader(config(sources["wds"]), split="heldout", micro_batch=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
 import logging
 import os
 import threading
@@ -33,29 +32,20 @@ from tests.vision.image_files import (
 )
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
+def test_unknown_sources(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
+    for spec, message in (
         ("glyps", "did you mean 'glyphs'"),
         ("", "non-empty string"),
         ("hf:", "expected 'hf:NAME"),
         ("hf:x?img=a", "unknown option 'img'"),
         ("folder:/no/such/place", "no folder"),
         (os.curdir, "did you mean 'folder:.'"),
-    ],
-)
-def test_unknown_sources(spec, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        open_images(spec, "train")
-
-
-def test_fetched_sources_name_the_command_that_fetches_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"fetch_data.py vision glyphs.*glyphs-builtin"):
-        build_loader(config("glyphs"), micro_batch=2)
-    write_shards(tmp_path / "vision/glyphs/train", [6])
+        ("glyphs", r"fetch_data.py vision glyphs.*glyphs-builtin"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            open_images(spec, "train")
     write_shards(tmp_path / "vision/glyphs/heldout", [5])
-    assert sorted(numbers(take(build_loader(config("glyphs"), micro_batch=6), 1)[0])) == list(range(6))
     assert len(opened("glyphs").items) == len(opened(config("glyphs")).items) == 5
 
 
@@ -67,12 +57,8 @@ def test_a_folder_without_split_holds_out_a_tenth_or_all_of_it(tmp_path):
     train, heldout = (open_images(spec, split) for split in ("train", "heldout"))
     assert len(train) + len(heldout) == 200 == heldout.among and 10 <= len(heldout) <= 32
     assert not set(train.paths.tolist()) & set(heldout.paths.tolist()) and train.fingerprint != heldout.fingerprint
-    assert [n for n in range(200) if is_heldout(f"row {n}")][:4] == [
-        0,
-        1,
-        5,
-        16,
-    ]  # never to change: weights depend on it
+    # Never to change: weights depend on it.
+    assert [n for n in range(17) if is_heldout(f"row {n}")] == [0, 1, 5, 16]
     assert len(open_images(spec, "all")) == len(open_images(spec, "train", hold_out=False)) == 200
     note = Resolution(ResolutionSettings(source=spec)).note
     whole = note.split("'")[1]
@@ -93,15 +79,12 @@ def test_a_folder_may_have_parts(tmp_path):
     with pytest.raises(ValueError, match="class 'e' that training does not have"):
         opened(ours)
     write_folder(tmp_path / "c/val", "ab", 6)
-    (tmp_path / "c/.cache").mkdir()
     assert len(open_images(f"folder:{tmp_path}/c", "heldout")) == 6
     with pytest.raises(ValueError, match="has val and no train"):
         open_images(f"folder:{tmp_path}/c", "train")
     write_folder(tmp_path / "d/train", "ab", 4)
     with pytest.raises(ValueError, match="set heldout_source"):
         opened(f"folder:{tmp_path}/d")
-    write_folder(tmp_path / "e", ["plane", "train"], 6)
-    assert open_images(f"folder:{tmp_path}/e", "all").classes == ("plane", "train")
 
 
 def test_what_is_wrong_in_a_folder_is_counted_and_passed_over(tmp_path, caplog):
@@ -154,52 +137,21 @@ def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
     for read in (lambda spec: take(build_loader(config(spec), micro_batch=4), 1), lambda spec: list(stored(spec))):
         with pytest.raises(ValueError, match=r"0002 has label 4, outside 0…3"):
             read(f"wds:{tmp_path}/b")
-    items = opened(f"wds:{write_shards(tmp_path / 'c', [3], damage={1: {'png': b'', 'cls': b'1'}})}").items
-    with pytest.raises(BadImage, match="empty"):
-        items[items.order.tolist().index(1)]
-    write_shards(tmp_path / "d", [5, 3], damage={n: {"png": b"", "cls": b"0"} for n in range(8)})
-    with pytest.raises(ValueError, match=r"8 images.* skipped \d+ × empty"):
-        take(build_loader(config(f"wds:{tmp_path}/d", shuffle_buffer=2), micro_batch=2), 1)
-
-
-def test_the_group_of_an_image_is_its_font_where_the_source_says_so(tmp_path):
-    about = ({"group": "g", "font": "f"}, {"font": "f"}, {}, [])
-    members = [{"png": encoded(picture(n)), "cls": b"0", "json": json.dumps(a).encode()} for n, a in enumerate(about)]
-    write_tar(tmp_path / "a.tar", [(f"{n}", one) for n, one in enumerate(members)])
-    items = opened(f"wds:{tmp_path}/a.tar").items
-    assert [items.group(place) for place in items.order.argsort()] == ["g", "f", "image 2", "image 3"]
-    fonts = open_images("glyphs-builtin", "heldout")
-    assert [fonts.group(n) for n in (0, 25, 26)] == ["STIXGeneral", "STIXGeneral", "STIXGeneralBol"]
 
 
 def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
     write_shards(tmp_path, [3, 5], indexed=False)
     pattern = f"{tmp_path}/part-{{000..001}}.tar"
     assert open_shards("x", pattern).counts == (3, 5) and open_shards("x", pattern).classes is None
-    shards = [{"file": f"part-00{n}.tar", "samples": count} for n, count in enumerate((3, 5))]
-    other = write_json(tmp_path / "other.json", {"shards": shards})
-    assert open_shards("x", f"{pattern}?index={other}").counts == (3, 5)
     with pytest.raises(ValueError, match="is no index of shards"):
         open_shards("x", f"{pattern}?index={write_json(tmp_path / 'z.json', {'a': 1})}")
-    with pytest.raises(FileNotFoundError, match="no shard"):
-        open_shards("x", f"{tmp_path}/part-{{000..002}}.tar")
-
-
-@pytest.mark.parametrize(
-    ("samples", "streamed", "indexed"),
-    [
-        (3, "ends after 3 samples; its index says 4", "3 samples found in .*part-000.tar, its index says 4"),
-        (6, "has more samples than the 4 that its index says", "6 samples found"),
-    ],
-)
-def test_an_index_that_is_wrong_is_an_error(samples, streamed, indexed, tmp_path):
-    write_shards(tmp_path, [4, 3])
-    tar = [(f"{n}", {"png": encoded(solid(n)), "cls": b"0"}) for n in range(samples)]
-    write_tar(tmp_path / "part-000.tar", tar)
-    with pytest.raises(ValueError, match=streamed):
-        take(build_loader(config(f"wds:{tmp_path}"), micro_batch=7), 1)
-    with pytest.raises(ValueError, match=indexed):
-        opened(f"wds:{tmp_path}")
+    for samples, streamed in ((4, "ends after 3 samples; its index says 4"), (2, "has more samples than the 2")):
+        rows = [{"file": "part-000.tar", "samples": samples}, {"file": "part-001.tar", "samples": 5}]
+        spec = f"wds:{pattern}?index={write_json(tmp_path / 'other.json', {'shards': rows})}"
+        with pytest.raises(ValueError, match=streamed):
+            take(build_loader(config(spec), micro_batch=9), 1)
+        with pytest.raises(ValueError, match=f"3 samples found in .*part-000.tar, its index says {samples}"):
+            opened(spec)
     whole = (tmp_path / "part-000.tar").read_bytes()
     write_index(tmp_path)
     (tmp_path / "part-000.tar").write_bytes(whole[:1800])
@@ -207,35 +159,33 @@ def test_an_index_that_is_wrong_is_an_error(samples, streamed, indexed, tmp_path
         take(build_loader(config(f"wds:{tmp_path}"), micro_batch=3), 2)
 
 
-def test_shards_run_no_command(tmp_path):
-    """Whatever way a command gets into a spec, an index's place or a list of shards."""
-    write_shards(tmp_path, [2])
-    ran, shard = tmp_path / "ran", tmp_path / "part-000.tar"
-    command = f"pipe:touch {ran}; cat {shard}"
-    for pattern in (
-        command,
-        f" {command}",
-        command.replace("pipe", "PIPE"),
-        f"{shard}?index={command}",
-        f"{shard}::{command}",
-        f"ftp://x/a.tar?index={tmp_path}/index.json",
-    ):
-        for read in (lambda spec: build_loader(config(spec), micro_batch=2), opened):
-            with pytest.raises(ValueError, match="cannot be opened; expected a path or http"):
-                read(f"wds:{pattern}")
-    assert not ran.exists()
-
-
 def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
     """Labels, masks and pictures that change may leave a tar's size as it was."""
-    prints, sizes, path = set(), set(), tmp_path / "a.tar"
+    prints, path = set(), tmp_path / "a.tar"
     for number, shade, label in ((1, 3, b"0"), (1, 4, b"0"), (2, 4, b"0"), (2, 4, b"1")):
         mask = encoded(Image.new("L", (4, 4), shade))
         write_tar(path, [("0000", {"png": encoded(solid(number)), "cls": label, "mask.png": mask})])
-        sizes.add(path.stat().st_size)
-        index = write_json(tmp_path / "other.json", {"shards": [{"file": "a.tar", "samples": 1}]})
-        prints |= {open_shards("x", spec).fingerprint for spec in (str(path), f"{path}?index={index}")}
-    assert len(sizes) == 1 and len(prints) == 4
+        prints.add(open_shards("x", str(path)).fingerprint)
+    assert len(prints) == 4
+
+
+def test_shards_run_no_command(tmp_path):
+    """Whatever way a command gets into a spec, an index's place or a list of shards."""
+    write_shards(tmp_path, [2])
+    shard, command = tmp_path / "part-000.tar", f"pipe:touch {tmp_path}/ran; cat {tmp_path}/part-000.tar"
+    forms = (
+        command,
+        f" {command}",
+        command.upper(),
+        f"{shard}?index={command}",
+        f"{shard}::{command}",
+        "ftp://x/a.tar",
+    )
+    for pattern in forms:
+        for read in (lambda spec: build_loader(config(spec), micro_batch=2), opened):
+            with pytest.raises(ValueError, match="cannot be opened; expected a path or http"):
+                read(f"wds:{pattern}")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_remote_shards_are_streamed_and_held_out_ones_copied(tmp_path, monkeypatch):
@@ -253,15 +203,6 @@ def test_remote_shards_are_streamed_and_held_out_ones_copied(tmp_path, monkeypat
         copies[0].write_bytes(copies[0].read_bytes().replace(b"\0\0\0\0\0\0\0\0", b"\0\0\0\0\0\0\0\1"))
         with pytest.raises(ValueError, match=f"{copies[0].name}.*http.*delete it"):
             opened(url)
-        copies[0].unlink()
-        (tmp_path / "part-000.tar").write_bytes((tmp_path / "part-001.tar").read_bytes())
-        (tmp_path / "part-001.tar").write_bytes(b"")
-        with pytest.raises(ValueError, match=f"to be copied to .*{copies[0].name}"):
-            opened(url)
-        assert sorted((tmp_path / "data" / "cache").iterdir()) == copies[1:]
-        (tmp_path / "index.json").unlink()
-        with pytest.raises(ValueError, match="is not known"):
-            build_loader(config(url), micro_batch=4)
         server.shutdown()
 
 
@@ -278,13 +219,11 @@ def _saved(folder, *names):
     import datasets
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])})
-    parts = {
-        name: datasets.Dataset.from_dict(
-            {"image": [solid(100 * p + n) for n in range(30)], "label": [n % 2 for n in range(30)]}, features=features
-        )
-        for p, name in enumerate(names)
-    }
-    datasets.DatasetDict(parts).save_to_disk(folder)
+    parts = datasets.DatasetDict()
+    for p, name in enumerate(names):
+        rows = {"image": [solid(100 * p + n) for n in range(30)], "label": [n % 2 for n in range(30)]}
+        parts[name] = datasets.Dataset.from_dict(rows, features=features)
+    parts.save_to_disk(folder)
     return f"hf:{folder}"
 
 
@@ -304,12 +243,9 @@ REFUSED = "held-out split: train on train"
     [
         (["test"], ":test", PART[0] - HASHED, HASHED, PART[0]),
         (["train"], ":train[:80%]", set(range(24)) - HASHED, set(range(24)) & HASHED, set(range(24))),
-        (["train"], "::train[3:-2]", None, None, set(range(3, 28))),
         (["validation", "test"], "", PART[0], PART[1], PART[1]),
-        (["validation", "test"], ":validation", PART[0], PART[1], PART[0]),
         (["train", "validation", "test"], ":train[50%:]", set(range(15, 30)), PART[1], set(range(15, 30))),
         (["train", "validation", "test"], ":validation", REFUSED, PART[1], PART[1]),
-        (["train", "validation", "test"], ":test[:10]", REFUSED, None, set(range(200, 210))),
     ],
 )
 def test_what_is_trained_on_is_never_held_out(parts, named, train, heldout, whole, tmp_path):

@@ -8,23 +8,22 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
-from tests.zoo.priors_table import GRID, WIDTH, make
+from tests.zoo.priors_table import make
+from tests.zoo.test_attention import CASES, build, evaluate, terms_of
 from zoo import Positions, prior_attention
 from zoo.attention import KERNELS, Kernel
-from zoo.attention.base import AttentionCall
+from zoo.attention.base import AttentionCall, needs_mask
 from zoo.attention.dispatch import MaskWarning, choose_kernel
-from zoo.attention.flash import FlashKernel, find_package
+from zoo.attention.flash import FlashKernel
 from zoo.attention.triton import TritonKernel
 from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.tables import _Sum
@@ -121,100 +120,6 @@ def test_choices_on_cuda(name: str) -> None:
         assert choose_kernel(call, kernels_on(missing=None)) == with_package
 
 
-SLOW = {
-    "plain-float64": ({"dtype": DOUBLE}, "float64"),
-    "table-float64": ({"table": True, "dtype": DOUBLE}, "float64"),
-    "table-wide": ({"table": True, "width": 256, "lanes": 8}, "256"),
-    "window-wide": ({"window": 5, "width": 264}, "256"),
-    "bias-by-blocks": ({"bias": "blocks"}, "relative table or lanes"),
-}
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str) -> None:
-    pytest.importorskip("triton")
-    options, words = SLOW[name]
-    kernels, warned = kernels_on(), set()
-    with FakeTensorMode():
-        call = cuda_call(**options)
-        with pytest.warns(MaskWarning, match=words) as heard:
-            assert choose_kernel(call, kernels, warned=warned) == "sdpa" == choose_kernel(call, kernels, warned=warned)
-        assert len(heard) == 1
-        kernels["triton"] = Refusing("the package triton is not installed")
-        with pytest.warns(MaskWarning, match="not installed"):  # another reason warns again
-            assert choose_kernel(cuda_call(table=True), kernels, warned=warned) == "sdpa"
-
-
-METHODS = [name for name in zoo.list_models("text_*_tiny") if "_ssmax" not in name]
-TINY = [*METHODS, "text_ggd_goat_ssmax_tiny", "dna_goat_tiny", *zoo.list_models("vision_*2d*_ssmax_tiny_patch8")]
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_models_make_all_they_need_where_their_input_is(name: str) -> None:
-    """On "meta", which is not the default device, as CUDA is not."""
-    model = zoo.create_model(name, num_layers=2).to("meta")  # terms of several layers are made together
-    shape = (2, 3, 48, 48) if name.startswith("vision") else (2, 40)
-    x = torch.empty(shape, device="meta") if len(shape) == 4 else torch.empty(shape, device="meta", dtype=torch.long)
-    assert model(x).is_meta
-
-
-@pytest.mark.parametrize(
-    "queries, options", [(40, {"lanes": 4}), (40, {"bias": "matrix"}), (1, {"lanes": 4}), (1, {"table": True})]
-)
-def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any]) -> None:
-    pytest.importorskip("triton")
-
-    def see(device: str, dtype: torch.dtype) -> str:
-        raise AssertionError("a self-check needs values")
-
-    with FakeTensorMode():
-        call = cuda_call(queries=queries, keys=40, **options)
-        kernel = TritonKernel(capability=hopper, distrust=see)
-        out = prior_attention(call.q, call.k, call.v, call.terms, causal=True, kernel=kernel)
-        assert out.shape == call.q.shape and out.device.type == "cuda" and out.dtype == call.q.dtype
-        # Without CUDA torch has no thread for the gradients of its tensors.
-        q, k, v = (torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in (call.q, call.k, call.v))
-        kernel = TritonKernel(interpreted=lambda: True, decode_queries=0)
-        out = prior_attention(q, k, v, causal=True, kernel=kernel)
-        assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [x.shape for x in (q, k, v)]
-
-
-class StaysOnTheDevice(TorchDispatchMode):
-    """Raises where a tensor comes from another device or goes to one: either waits."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        tensors = [t for t in (*args, out) if isinstance(t, Tensor)]
-        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.lift_fresh.default):
-            assert {t.device.type for t in tensors} == {"meta"}, func
-        return out
-
-
-@pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "ggd", "goat", "cable", *GRID])
-def test_priors_do_not_wait_for_a_device(name: str, monkeypatch) -> None:
-    """A tensor on "meta" has no data: reading a number back raises."""
-    monkeypatch.setattr(torch, "autocast", lambda *given, **options: nullcontext())  # it knows no "meta"
-    options = {"learnable": False} if name.startswith("alibi") else {}
-    prior = make(name, num_heads=4, **options).to("meta")
-    pos = Positions.grid(3, 4, num_prefix=1) if name in GRID else Positions.line(13)
-    x = torch.empty(1, 13, WIDTH, device="meta")
-    with StaysOnTheDevice():
-        terms = prior(pos, pos, causal=name not in GRID, x=x)
-    found = [terms.q_lanes, terms.k_lanes, None if terms.table is None else terms.table.table]
-    assert {t.device.type for t in found if t is not None} == {"meta"}
-
-
-def test_ids_are_not_read_back_from_a_device() -> None:
-    """A fake tensor has no data: looking at it raises. So the ids reach the kernel even if they hide nothing."""
-    seen = []
-    kernel = SimpleNamespace(refuses=lambda call: None, run=lambda call: seen.append(call.segments) or call.q)
-    with FakeTensorMode():
-        q = torch.empty(1, 2, 8, 16, device="cuda")
-        ids = torch.empty(1, 8, dtype=torch.long, device="cuda")
-        prior_attention(q, q, q, causal=True, segments=ids, kernel=kernel)
-    assert seen[0] is ids
-
-
 def test_what_flash_refuses(claimed, monkeypatch) -> None:
     half = torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16)
     table = PriorTerms(table=RelativeTable.line(torch.zeros(2, 15), *(Positions.line(8),) * 2, center=7))
@@ -271,118 +176,101 @@ def package(claimed, monkeypatch) -> ModuleType:
     return made
 
 
-# q heads are 4; k and v heads, T, S, widths of content and values, and what differs from a causal call without a mask
-CALLS = {
-    "plain": {},
-    "grouped": {"groups": 2},
-    "grouped-apart": {"groups": 2, "value_groups": 1},
-    "odd-width": {"width": 10, "value_width": 13},
-    "wide-values": {"value_width": 24},
-    "lanes": {"lanes": 3},
-    "lanes-of-heads": {"lanes": 3, "lane_heads": 4, "groups": 2},
-    "bidirectional": {"causal": False},
-    "more-keys": {"causal": False, "queries": 5},
-    "more-queries": {"causal": False, "keys": 5},
-    "decode": {"queries": 1, "groups": 2},
-    "scale": {"scale": True, "lanes": 3},
-}
-MASKED = {
-    "offset": {"queries": 5, "groups": 2},
-    "window": {"window": 3},
-    "window-of-one": {"window": 1},
-    "window-offset": {"queries": 5, "window": 4},
-    "window-bidirectional": {"causal": False, "window": 3, "groups": 2},
-    "documents": {"ids": ((0, 0, 0, 1, 1, 1, 1, 1, 1, 2, -1), (7,) * 11)},
-    "documents-groups": {"ids": ((0,) * 4 + (5,) * 7, (3,) * 10 + (1,)), "groups": 2, "lanes": 3},
-    "documents-offset": {"ids": ((0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3), (7,) * 11), "queries": 6},
-    "documents-decode": {"ids": ((0,) * 4 + (5,) * 7, (3,) * 10 + (1,)), "queries": 1, "groups": 2},
-    "documents-window": {"ids": ((0,) * 4 + (5,) * 7, (3,) * 10 + (1,)), "window": 2, "causal": False},
-}
+# Of the oracle's cases: those without a table, by package (with masks) and by torch (without).
+FLASH = [(name, how) for n, name in enumerate(CASES) for how in [("none", "lanes")[n % 2]]]
 
 
-def call_of(
-    *, groups=4, value_groups=0, queries=11, keys=11, width=16, value_width=0, lanes=0, lane_heads=1, scale=False,
-    causal=True, window=None, ids=None,
-) -> tuple[list[Tensor], dict]:  # fmt: skip
-    """Float64 leaves q, k, v, lanes, scale, and the options that are none."""
-    generator = torch.Generator().manual_seed(2)
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
-
-    leaves = [leaf(2, 4, queries, width), leaf(2, groups, keys, width)]
-    leaves.append(leaf(2, value_groups or groups, keys, value_width or width))
-    leaves += [leaf(1, lane_heads, queries, lanes), leaf(1, lane_heads, keys, lanes)] if lanes else []
-    leaves += [leaf(4, queries)] if scale else []
-    return leaves, {"causal": causal, "window": window, "segments": None if ids is None else torch.tensor(ids)}
-
-
-def evaluate(case: dict, kernel: str | Kernel) -> list[Tensor]:
-    """The output and the gradient of every leaf."""
-    leaves, options = call_of(**case)
-    lanes = leaves[3:5] if case.get("lanes") else (None, None)
-    scale = leaves[-1] if case.get("scale") else None
-    out = prior_attention(*leaves[:3], PriorTerms(*lanes), query_scale=scale, kernel=kernel, **options)
-    return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
-
-
-@pytest.mark.parametrize("name", CALLS | MASKED)
-def test_the_package_is_called_so_that_it_computes_the_oracle(name: str, package) -> None:
-    case = (CALLS | MASKED)[name]
-    kernel = flash(dtypes=(torch.float64,), package=find_package)
-    for got, want in zip(evaluate(case, kernel), evaluate(case, "reference"), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_without_the_package_torch_computes_the_oracle(name: str, claimed) -> None:
-    kernel = flash(dtypes=(torch.float64,))
-    for got, want in zip(evaluate(CALLS[name], kernel), evaluate(CALLS[name], "reference"), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
+@pytest.mark.parametrize(("name", "realised"), FLASH)
+def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, package) -> None:
+    """flash-attn by its documentation, and torch's kernels without it; odd widths are padded."""
+    case = CASES[name]
+    leaves, options = build(case, realised)
+    leaves["v"] = torch.cat([leaves["v"], leaves["v"][..., :5]], -1).detach().requires_grad_()
+    expected = evaluate(leaves, options, "reference", case.grid)
+    for kernel in (flash(None, dtypes=(DOUBLE,)), flash(dtypes=(DOUBLE,))):
+        call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), **options)
+        if kernel.refuses(call):
+            assert kernel.without_package() and needs_mask(call)
+            continue
+        for key, value in evaluate(leaves, options, kernel, case.grid).items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-10, atol=1e-11)
 
 
 def test_documents_choose_the_package_and_are_found_once(package) -> None:
     """All layers share the ids: they are read back from the device once, and again when they changed."""
-    kernel = flash(None, dtypes=(torch.float64,))
+    kernel = flash(None, dtypes=(DOUBLE,))
     kernels = KERNELS | {"flash": kernel, "triton": Refusing(None)}
-    heads = torch.randn(1, 2, 6, 8, dtype=torch.float64)
-    ids = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    heads, ids = torch.randn(1, 2, 6, 8, dtype=DOUBLE), torch.tensor([[0, 0, 0, 1, 1, 1]])
     call = AttentionCall(heads, heads, heads, PriorTerms(), True, None, ids)
     assert choose_kernel(call, kernels) == "flash"
-    found = kernel.runs_of(ids, 0)
-    for _ in range(3):
-        prior_attention(heads, heads, heads, causal=True, segments=ids, kernel=kernel)
-    assert kernel.runs_of(ids, 0) is found
+    runs = kernel.runs_of(ids, 0)
+    assert kernel.runs_of(ids, 0) is runs
     ids[0, 2] = 1
-    got = prior_attention(heads, heads, heads, causal=True, segments=ids, kernel=kernel)
-    assert kernel.runs_of(ids, 0) is not found
-    torch.testing.assert_close(got, prior_attention(heads, heads, heads, causal=True, segments=ids, kernel="reference"))
+    assert kernel.runs_of(ids, 0) is not runs
     ids[0] = torch.tensor([0, 1, 0, 2, 2, 2])
     assert choose_kernel(call, kernels) == "triton"
 
 
-def compiled(function, *given):
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend="aot_eager")(*given)
+SLOW = {
+    "float64": {"table": True, "dtype": DOUBLE},
+    "256": {"window": 5, "width": 264},
+    "relative table or lanes": {"bias": "blocks"},
+}
+
+
+@pytest.mark.parametrize("words", SLOW)
+def test_a_mask_on_cuda_is_said_once_with_its_reason(words: str) -> None:
+    pytest.importorskip("triton")
+    kernels, warned = kernels_on(), set()
+    with FakeTensorMode():
+        call = cuda_call(**SLOW[words])
+        with pytest.warns(MaskWarning, match=words) as warnings_:
+            assert choose_kernel(call, kernels, warned=warned) == "sdpa" == choose_kernel(call, kernels, warned=warned)
+        assert len(warnings_) == 1
+
+
+@pytest.mark.parametrize(
+    "queries, options", [(40, {"lanes": 4}), (40, {"bias": "matrix"}), (1, {"lanes": 4}), (1, {"table": True})]
+)
+def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any]) -> None:
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        call = cuda_call(queries=queries, keys=40, **options)
+        kernel = TritonKernel(capability=hopper, distrust=lambda device, dtype: 1 / 0)  # a self-check needs values
+        out = prior_attention(call.q, call.k, call.v, call.terms, causal=True, kernel=kernel)
+        assert (out.shape, out.device.type, out.dtype) == (call.q.shape, "cuda", call.q.dtype)
+        # Without CUDA torch has no thread for the gradients of its tensors.
+        q, k, v = (torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in (call.q, call.k, call.v))
+        kernel = TritonKernel(interpreted=lambda: True, decode_queries=0)
+        out = prior_attention(q, k, v, causal=True, kernel=kernel)
+        assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [x.shape for x in (q, k, v)]
+
+
+@pytest.mark.parametrize(
+    "name", ["text_ggd_goat_ssmax_tiny", "text_cable_tiny", "text_t5_tiny", "text_fire_tiny", "vision_goat_tiny_patch8"]
+)
+def test_nothing_is_made_elsewhere_or_read_back(name: str) -> None:
+    """On "meta", which is not the default device, as CUDA is not, and whose tensors have no numbers to read."""
+    model = zoo.create_model(name, num_layers=2).to("meta")
+    shape, dtype = ((2, 3, 48, 48), torch.float32) if name.startswith("vision") else ((2, 40), torch.long)
+    assert model(torch.empty(shape, device="meta", dtype=dtype)).is_meta
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernel"), [("ggd", "auto"), ("goat", "reference")])
-def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> None:
-    prior = make(name)
-    x, ids = (
-        torch.randn(2, 3, 300, 8, dtype=torch.float64),
-        torch.arange(300).div(170, rounding_mode="floor").expand(2, -1),
-    )
-    line = Positions.line(300)
+def test_a_call_with_documents_and_a_mask_compiles_to_one_graph(name: str, kernel: str) -> None:
+    prior, line = make(name), Positions.line(300)
+    x = torch.randn(2, 3, 300, 8, dtype=DOUBLE, requires_grad=True)
+    ids, mask = (torch.arange(300) // 170).expand(2, -1), torch.rand(2, 1, 300, 300) < 0.9
 
-    def attention(x: Tensor, ids: Tensor) -> Tensor:
+    def attention(x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         terms = prior(line, line, causal=True)
-        return prior_attention(x, x, x, terms, causal=True, segments=ids, window=90, kernel=kernel)
+        return prior_attention(x, x, x, terms, causal=True, segments=ids, window=90, mask=mask, kernel=kernel)
 
-    leaf = x.clone().requires_grad_()
-    numbers = [p for p in prior.parameters() if p.requires_grad]
-    results = [run(leaf, ids) for run in (attention, lambda *given: compiled(attention, *given))]
-    grads = [torch.autograd.grad(out.sin().sum(), [leaf, *numbers]) for out in results]
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    results = [run(x, ids, mask) for run in (attention, compiled)]
+    leaves = [x, *(p for p in prior.parameters() if p.requires_grad)]
+    grads = [torch.autograd.grad(out.sin().sum(), leaves) for out in results]
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)

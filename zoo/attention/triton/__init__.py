@@ -26,7 +26,7 @@ from zoo.attention.base import (
     refuses_mask_and_dropout,
     repeat_heads,
     traced_as_constant,
-)
+)  # fmt: skip
 from zoo.attention.reach import SKIPS
 from zoo.priors import alibi
 from zoo.priors.tables import BlockedBias
@@ -81,9 +81,8 @@ class TritonKernel:
 
     def refuses(self, call: AttentionCall) -> str | None:
         why = self._cannot_serve(call)
-        if (
-            why is not None or not call.on_cuda or not has_values(call.q)
-        ):  # a self-check would compute with fake tensors
+        # A self-check would compute with fake tensors.
+        if why is not None or not call.on_cuda or not has_values(call.q):
             return why
         return self.distrust(str(call.q.device), call.q.dtype)
 
@@ -146,12 +145,8 @@ TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
 
 def ramp_kernel(ramp: Tensor) -> alibi.RampKernel | None:
     """What makes a ramp's lanes in one launch, where kernels run and are trusted; torch.compile fuses torch's own by itself."""
-    if (
-        torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
-        or ramp.device.type != "cuda"
-        or type(ramp) is not Tensor
-    ):
+    tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    if tracing or ramp.device.type != "cuda" or type(ramp) is not Tensor:
         return None
     if TRITON.cannot_run_on(ramp.device) or TRITON.distrust(str(ramp.device), torch.bfloat16):
         return None
@@ -165,10 +160,7 @@ alibi.ramp_kernel = ramp_kernel
 
 @contextmanager
 def skipping(enabled: bool) -> Iterator[None]:
-    """Enable or disable skipping of tiles with provably negligible weight inside the context. Default: enabled.
-
-    Other threads are not affected; what torch.compile traced keeps what held then.
-    """
+    """Enable or disable skipping of tiles in this thread; what torch.compile traced keeps what held then."""
     token = SKIPS.set(enabled)
     try:
         yield
@@ -190,16 +182,15 @@ def skipped_share(call: AttentionCall) -> float:
         return 0.0
     q, k, v, row_scale, segments = _operands(call)
     table = None if call.table is None else call.table.table.float()
-    given = operands(q, k, v, table, row_scale, segments, None, *_scalars(call))
-    return plan.skipped_share(plan.make_plan(given), given.geometry)
+    inputs = operands(q, k, v, table, row_scale, segments, None, *_scalars(call))
+    return plan.skipped_share(plan.make_plan(inputs), inputs.geometry)
 
 
 def _may_skip(call: AttentionCall) -> bool:
     """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance. Of a bias the plan
     would have to read all pairs, as much as the kernel itself reads."""
-    if call.terms.bias is not None:
-        return False
-    return call.table is not None or call.terms.q_lanes is not None or call.segments is not None
+    parts = (call.table, call.terms.q_lanes, call.segments)
+    return call.terms.bias is None and any(x is not None for x in parts)
 
 
 def _constant_from(call: AttentionCall) -> int:
@@ -224,11 +215,11 @@ def _operands(
     without the lanes that the terms hold."""
     q, k, v = (call.q, call.k, call.v) if apart else (call.unscaled, call.keys, call.v)
     k_lanes = call.terms.k_lanes if apart else None
-    held = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
-    if held != v.shape[1]:
-        groups = max(held, v.shape[1])
-        groups = groups if groups % min(held, v.shape[1]) == 0 else q.shape[1]
-        k, v = k if held == groups else repeat_heads(k, groups), repeat_heads(v, groups)
+    k_heads = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
+    if k_heads != v.shape[1]:
+        groups = max(k_heads, v.shape[1])
+        groups = groups if groups % min(k_heads, v.shape[1]) == 0 else q.shape[1]
+        k, v = k if k_heads == groups else repeat_heads(k, groups), repeat_heads(v, groups)
     # A tensor with one column may report any stride as contiguous.
     q, k, v = (x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     row_scale = None if call.query_scale is None else call.query_scale.float().contiguous()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.attention.base import has_values
+from zoo.attention.triton import common
 from zoo.attention.triton.backward import attention_backward, output_gradient
 from zoo.attention.triton.bias_grad import bias_gradient
 from zoo.attention.triton.common import Geometry, Operands, cdiv, last_axis_contiguous
@@ -160,44 +161,18 @@ def _backward_op(
     return dq, dk, dv, d_table, d_scale, d_bias, d_params
 
 
-def _tiles(length: int) -> int:
-    from zoo.attention.triton import common
-
-    return cdiv(length, common.TILE)
-
-
 # The operator is for torch.compile; an eager call takes `_Attention`: the operator's bookkeeping takes the host longer than all
 # that it launches.
 attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_attention)
 
 
 @attention_op.register_fake
-def _(
-    q,
-    k,
-    v,
-    table,
-    row_scale,
-    segments,
-    bias,
-    params,
-    jacobian,
-    table2,
-    q_lanes,
-    k_lanes,
-    causal,
-    window,
-    origin,
-    grid,
-    lanes,
-    scale,
-    constant,
-    skip,
-):
+def _(q, k, v, table, row_scale, segments, bias, params, jacobian, table2, q_lanes, k_lanes, *scalars):
+    lanes, skip = scalars[4], scalars[-1]
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
-    rows = q.new_empty((2, heads, _tiles(q.shape[2])) if skip else (2, 0, 0), dtype=torch.int32)
+    rows = q.new_empty((2, heads, cdiv(q.shape[2], common.TILE)) if skip else (2, 0, 0), dtype=torch.int32)
     wide_q = q.new_empty(0 if q_lanes is None else (*q.shape[:3], q.shape[3] + lanes))
     groups = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
     wide_k = k.new_empty(0 if k_lanes is None else (k.shape[0], groups, k.shape[2], k.shape[3] + lanes))
@@ -226,24 +201,21 @@ def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _of_shared(grad: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The gradient of lanes that batch rows or heads share, from those of each."""
-    return grad.sum_to_size(shape).to(dtype)
-
-
 def _gradients(ctx, grad_out, *_):
     needs, lanes = ctx.needs_input_grad, ctx.scalars[4]
     dq, dk, dv, *grads = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3], needs[6])
     of = (needs[3], needs[4], needs[6], needs[7])
     d_table, d_scale, d_bias, d_params = (g if need else None for g, need in zip(grads, of, strict=True))
-    of_lanes: list[Tensor | None] = [None, None]
+    lane_grads: list[Tensor | None] = [None, None]
     if ctx.apart[0] is not None:
-        dq, found = unfold_queries(dq, lanes)
-        of_lanes[0] = _of_shared(found, *ctx.apart[0]) if needs[10] else None
+        dq, lane_grads[0] = unfold_queries(dq, lanes)
     if ctx.apart[1] is not None:
-        dk, found = unfold_keys(dk, lanes, ctx.groups)
-        of_lanes[1] = _of_shared(found, *ctx.apart[1]) if needs[11] else None
-    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, None, *of_lanes, *[None] * 8)
+        dk, lane_grads[1] = unfold_keys(dk, lanes, ctx.groups)
+    for n, grad in enumerate(lane_grads):
+        if grad is not None:  # summed over batch rows or heads that share lanes
+            shape, dtype = ctx.apart[n]
+            lane_grads[n] = grad.sum_to_size(shape).to(dtype) if needs[10 + n] else None
+    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, None, *lane_grads, *[None] * 8)
 
 
 def _no_second_derivative(ctx, *_):

@@ -34,136 +34,122 @@ def good(prior: str | None, kernel: str, *, causal: bool = True) -> Call:
     return call
 
 
-def of(name: str, change: Callable[[Any], Any]) -> Callable[[Call], Any]:
+def of(name: str, *changes: Callable[[Any], Any]) -> list[Callable[[Call], Any]]:
     """What a call has under a name, changed."""
-    return lambda call: change(call[name])
+    return [lambda call, change=change: change(call[name]) for change in changes]
 
 
-def part(name: str, change: Callable[[Any], Any]) -> Callable[[Call], Any]:
-    """The call's terms with a part changed."""
-    return lambda call: replace(call["terms"], **{name: change(getattr(call["terms"], name))})
+def part(name: str, *changes: Callable[[Any], Any]) -> list[Callable[[Call], Any]]:
+    """The call's terms with a part changed; a bias is a matrix then."""
+    dense = whole_bias if name == "bias" else lambda x: x
+    return [
+        lambda call, change=change: replace(call["terms"], **{name: change(dense(getattr(call["terms"], name)))})
+        for change in changes
+    ]
 
 
-def matrix(change: Callable[[Any], Any]) -> Callable[[Call], Any]:
-    """The call's terms with their bias as a matrix, changed."""
-    return part("bias", lambda bias: change(whole_bias(bias)))
+def table(field: str, *changes: Callable[[Any], Any]) -> list[Callable[[Call], Any]]:
+    return part("table", *(lambda t, c=c: replace(t, **{field: c(getattr(t, field))}) for c in changes))
 
 
-def told(
+def terms_of(
     prior: str, queries: int, keys: int, *, offset: int = 0, causal: bool = True, heads: int = HEADS
-) -> Callable[[Call], Any]:
+) -> list[Callable[[Call], Any]]:
     """Terms of other positions or heads."""
-    made = create_prior(prior, num_heads=heads, **PRIORS[prior])
-    return lambda call: made(Positions.line(queries, offset=offset), Positions.line(keys), causal=causal)
+    module = create_prior(prior, num_heads=heads, **PRIORS[prior])
+    return [lambda call: module(Positions.line(queries, offset=offset), Positions.line(keys), causal=causal)]
 
 
-def table(**changes: Callable[[Any], Any]) -> Callable[[Call], Any]:
-    return part("table", lambda t: replace(t, **{name: change(getattr(t, name)) for name, change in changes.items()}))
+def constants(*values: Any) -> list[Callable[[Call], Any]]:
+    return [lambda call, value=value: value for value in values]
 
 
-def constant(value: Any) -> Callable[[Call], Any]:
-    return lambda call: value
+def meta(x: Tensor) -> Tensor:
+    return x.to("meta")
 
 
-def whole(x: Tensor) -> Tensor:
-    return x.long()
-
-
-LATE = QUERIES + 1
-LANES = ("q_lanes", "k_lanes")
-TWO_WAYS = ("ggd", "goat")  # whose terms for bidirectional attention are for that alone
-# (prior or None for any), argument, its wrong value, what the message says
-WRONG: list[tuple[str | None, str, Callable[[Call], Any], str]] = [
-    *((None, name, of(name, whole), "one dtype of") for name in ("q", "k", "v")),
-    *((None, name, of(name, lambda x: x[0]), "axes") for name in ("q", "k", "v")),
-    *((None, name, of(name, lambda x: x[:1]), "disagree") for name in ("q", "k", "v")),
-    *((None, name, of(name, lambda x: x[:, :0]), "at least one head") for name in ("q", "k", "v")),
-    *((None, name, of(name, lambda x: x[..., :0]), "at least one head") for name in ("q", "k", "v")),
-    *((None, name, of(name, lambda x: x.numpy()), "must be tensors") for name in ("q", "k", "v")),
-    *((None, name, of(name, lambda x: x.to("meta")), "q is") for name in ("k", "v")),
-    *((None, name, of(name, lambda x: x[:, :3]), "must divide 4 query heads") for name in ("k", "v")),
-    *((None, name, of(name, lambda x: x[:, :, :-1]), "disagree") for name in ("k", "v")),
+LATE, AFTER = QUERIES + 1, KEYS - QUERIES
+PER_PRIOR = [
+    entry
+    for prior in PRIORS
+    for entry in (
+        (prior, "terms", terms_of(prior, QUERIES, KEYS, heads=3, offset=AFTER), "head|must be"),
+        (prior, "terms", terms_of(prior, QUERIES, KEYS), "the first query 0 rows after"),
+        (prior, "terms", terms_of(prior, LATE, KEYS, offset=KEYS - LATE), "position|must be"),
+        (prior, "terms", terms_of(prior, QUERIES, KEYS + 1, offset=AFTER + 1), "position|must be"),
+        (prior, "causal", constants(False), "are for causal=True and the call has causal=False"),
+    )
+]
+LANES = [
+    ("goat", "terms", part(lanes, *changes), words)
+    for lanes in ("q_lanes", "k_lanes")
+    for changes, words in (
+        ([lambda x: x[:, :3].expand(-1, 3, -1, -1), lambda x: x[:, :, :-1], Tensor.long], "lanes must be"),
+        ([lambda x: x[0, 0, 0, 0], lambda x: x[..., 1:]], "expected as many"),
+        ([meta], "on the device of x"),
+    )
+]
+# (prior or None for any), argument, its wrong values, what the message says
+WRONG: list[tuple[str | None, str, list[Callable[[Call], Any]], str]] = [
+    *((None, name, of(name, Tensor.long), "one dtype of") for name in "qkv"),
+    *((None, name, of(name, lambda x: x[0]), "axes") for name in "qkv"),
+    *((None, name, of(name, lambda x: x[:1]), "disagree") for name in "qkv"),
+    *((None, name, of(name, lambda x: x[:, :0], lambda x: x[..., :0]), "at least one head") for name in "qkv"),
+    *((None, name, of(name, Tensor.numpy), "must be tensors") for name in "qkv"),
+    *((None, name, of(name, meta), "q is") for name in "kv"),
+    *((None, name, of(name, lambda x: x[:, :3]), "must divide 4 query heads") for name in "kv"),
+    *((None, name, of(name, lambda x: x[:, :, :-1]), "disagree") for name in "kv"),
     (None, "k", of("k", lambda x: x[..., :-1]), "wide"),
     (None, "q", of("k", lambda x: x.repeat(1, 1, 2, 1)), "needs as many keys"),
-    *((None, "causal", constant(value), "causal must be") for value in ("yes", 2, None, math.nan)),
-    *((None, "window", constant(value), "window must be") for value in (2.5, True, 0, -3, math.nan, "4", torch.tensor(3))),
-    *((None, "dropout", constant(value), "dropout must be") for value in (1.0, -0.1, math.nan, math.inf, True)),
-    *((None, "kernel", constant(value), "kernel") for value in ("spda", "", None, 3)),
-    *((None, "terms", constant(value), "PriorTerms") for value in (3, "ggd", (), torch.zeros(1))),
-    ("ggd", "terms", lambda call: call["terms"].table, r"PriorTerms\(table="),
-    (None, "query_scale", of("query_scale", lambda x: x[None, None]), "query_scale must be"),
-    (None, "query_scale", of("query_scale", lambda x: x.expand(3, -1, -1)), "query_scale must be"),
-    (None, "query_scale", of("query_scale", lambda x: x[:2]), "query_scale must be"),
-    (None, "query_scale", of("query_scale", lambda x: x[:, :1]), "query_scale must be"),
-    (None, "query_scale", of("query_scale", lambda x: x[0]), "query_scale must be"),
-    (None, "query_scale", of("query_scale", whole), "floating numbers"),
-    (None, "query_scale", of("query_scale", lambda x: x.to("meta")), "query_scale must be on cpu"),
-    (None, "query_scale", constant(2.0), "query_scale must be a tensor"),
-    (None, "segments", of("segments", Tensor.float), "segments must be whole numbers"),
-    (None, "segments", of("segments", Tensor.bool), "segments must be whole numbers"),
-    (None, "segments", of("segments", lambda x: x[:1]), "segments must be"),
-    (None, "segments", of("segments", lambda x: x[:, :-1]), "segments must be"),
-    (None, "segments", of("segments", lambda x: x[0]), "segments must be"),
-    (None, "segments", of("segments", lambda x: x.to("meta")), "segments must be on cpu"),
-    (None, "segments", of("segments", lambda x: x.tolist()), "segments must be a tensor"),
-    (None, "mask", constant(torch.ones(QUERIES, KEYS, dtype=torch.bool)), "mask must be"),
-    (None, "mask", constant(torch.ones(1, 3, QUERIES, KEYS, dtype=torch.bool)), "mask must be"),
-    (None, "mask", constant(torch.ones(1, 1, QUERIES, KEYS)), "mask must be bool"),
-    (None, "mask", constant(np.ones((1, 1, QUERIES, KEYS), dtype=bool)), "mask must be a tensor"),
-    ("fire", "terms", matrix(lambda x: x[:, :3]), "bias must be"),
-    ("fire", "terms", matrix(lambda x: x[:, :2]), "bias must be"),
-    ("fire", "terms", matrix(lambda x: x.expand(3, -1, -1, -1)), "bias must be"),
-    ("fire", "terms", matrix(lambda x: x[:, :, 1:]), "bias must be"),
-    ("fire", "terms", matrix(lambda x: x[..., 1:]), "bias must be"),
-    ("fire", "terms", matrix(lambda x: x[0]), "bias must be"),
-    ("fire", "terms", matrix(whole), "bias must be floating"),
-    ("fire", "terms", matrix(lambda x: x.to("meta")), "on the device of x"),
-    *(("goat", "terms", part(lanes, lambda x: x[:, :3].expand(-1, 3, -1, -1)), "lanes must be") for lanes in LANES),
-    *(("goat", "terms", part(lanes, lambda x: x[:, :, :-1]), "lanes must be") for lanes in LANES),
-    *(("goat", "terms", part(lanes, lambda x: x.expand(3, -1, -1, -1)), "lanes must be") for lanes in LANES),
-    *(("goat", "terms", part(lanes, whole), "lanes must be floating") for lanes in LANES),
-    *(("goat", "terms", part(lanes, lambda x: x[0, 0, 0, 0]), "expected as many") for lanes in LANES),
-    *(("goat", "terms", part(lanes, lambda x: x.to("meta")), "on the device of x") for lanes in LANES),
-    *(("goat", "terms", part(lanes, lambda x: x[..., 1:]), "expected as many") for lanes in LANES),
+    (None, "causal", constants("yes", 2, None, math.nan), "causal must be"),
+    (None, "window", constants(2.5, True, 0, -3, math.nan, "4", torch.tensor(3)), "window must be"),
+    (None, "dropout", constants(1.0, -0.1, math.nan, math.inf, True), "dropout must be"),
+    (None, "kernel", constants("spda", "", None, 3), "kernel"),
+    (None, "terms", constants(3, "ggd", (), torch.zeros(1)), "PriorTerms"),
+    ("ggd", "terms", [lambda call: call["terms"].table], r"PriorTerms\(table="),
+    (None, "query_scale", of("query_scale", lambda x: x[None, None], lambda x: x.expand(3, -1, -1)), "scale must be"),
+    (None, "query_scale", of("query_scale", lambda x: x[:2], lambda x: x[:, :1], lambda x: x[0]), "scale must be"),
+    (None, "query_scale", of("query_scale", Tensor.long, meta, lambda x: 2.0), "query_scale must be"),
+    (None, "segments", of("segments", Tensor.float, Tensor.bool), "segments must be whole numbers"),
+    (None, "segments", of("segments", lambda x: x[:1], lambda x: x[:, :-1], lambda x: x[0]), "segments must be"),
+    (None, "segments", of("segments", meta, Tensor.tolist), "segments must be"),
+    (None, "mask", constants(torch.ones(QUERIES, KEYS).bool(), torch.ones(1, 3, QUERIES, KEYS).bool()), "mask must be"),
+    (None, "mask", constants(torch.ones(1, 1, QUERIES, KEYS)), "mask must be bool"),
+    (None, "mask", constants(np.ones((1, 1, QUERIES, KEYS), dtype=bool)), "mask must be a tensor"),
+    ("fire", "terms", part("bias", lambda x: x[:, :3], lambda x: x.expand(3, -1, -1, -1)), "bias must be"),
+    ("fire", "terms", part("bias", lambda x: x[:, :, 1:], lambda x: x[..., 1:], lambda x: x[0]), "bias must be"),
+    ("fire", "terms", part("bias", Tensor.long), "bias must be floating"),
+    ("fire", "terms", part("bias", meta), "on the device of x"),
     ("goat", "terms", part("q_lanes", lambda x: None), "expected as many"),
     ("goat", "terms", part("k_lanes", lambda x: None), "wide"),
-    ("ggd", "terms", table(table=lambda x: x[:3]), "3 heads, q has 4"),
-    ("ggd", "terms", table(table=lambda x: x[0]), "heads, q has 4"),
-    ("ggd", "terms", table(table=lambda x: x[:, 1:]), "columns"),
-    ("ggd", "terms", table(table=lambda x: x.long()), "table must be floating"),
-    ("ggd", "terms", table(table=lambda x: x.to("meta")), "on the device of x"),
-    ("ggd", "terms", table(q_code=lambda x: x[1:]), "of 4 positions, the call has 5"),
-    ("ggd", "terms", table(k_code=lambda x: x[1:]), "of 8 positions, the call has 9"),
-    *((prior, "terms", told(prior, QUERIES, KEYS, heads=3, offset=KEYS - QUERIES), "head|must be") for prior in PRIORS),
-    *((prior, "terms", told(prior, QUERIES, KEYS), "the first query 0 rows after") for prior in PRIORS),
-    *((prior, "terms", told(prior, QUERIES, KEYS, offset=2), "the first query 2 rows after") for prior in PRIORS),
-    *((prior, "terms", told(prior, LATE, KEYS, offset=KEYS - LATE), "position|must be") for prior in PRIORS),
-    *((prior, "terms", told(prior, QUERIES, KEYS + 1, offset=KEYS + 1 - QUERIES), "position|must be") for prior in PRIORS),
-    *((prior, "causal", constant(False), "are for causal=True and the call has causal=False") for prior in PRIORS),
-    *((prior, "terms", told(prior, QUERIES, KEYS, offset=4, causal=False), "are for causal=False") for prior in TWO_WAYS),
-]  # fmt: skip
-CASES = [(entry, seed) for entry in range(len(WRONG)) for seed in range(2)]
+    ("ggd", "terms", table("table", lambda x: x[:3], lambda x: x[0]), "heads, q has 4"),
+    ("ggd", "terms", table("table", lambda x: x[:, 1:]), "columns"),
+    ("ggd", "terms", table("table", Tensor.long, meta), "table must be"),
+    ("ggd", "terms", table("q_code", lambda x: x[1:]), "of 4 positions, the call has 5"),
+    ("ggd", "terms", table("k_code", lambda x: x[1:]), "of 8 positions, the call has 9"),
+    ("ggd", "terms", terms_of("ggd", QUERIES, KEYS, offset=AFTER, causal=False), "are for causal=False"),
+    *PER_PRIOR,
+    *LANES,
+]
 
 
 def test_a_call_with_one_thing_wrong_is_refused() -> None:
-    served = {
-        prior: ["reference", "sdpa", "auto", *(["toeplitz"] if prior != "fire" else [])] for prior in (None, *PRIORS)
-    }
-    for prior, kernels in served.items():
-        for kernel in kernels:
+    kernels = {prior: ["reference", "sdpa", "auto", *["toeplitz"] * (prior != "fire")] for prior in PRIORS}
+    for prior, names in kernels.items():
+        for kernel in names:
             assert prior_attention(**good(prior, kernel)).isfinite().all()
-    for entry, seed in CASES:
-        prior, argument, change, words = WRONG[entry]
-        draw = random.Random(1000 * entry + seed)
-        prior = draw.choice(sorted(PRIORS)) if prior is None else prior
-        call = good(prior, draw.choice(served[prior]))
-        for unneeded in {"query_scale", "segments", "window"} - {argument}:
-            if draw.random() < 0.5:
-                del call[unneeded]
-        call[argument] = change(call)
-        with pytest.raises(ValueError, match=words) as raised:
-            prior_attention(**call)
-        assert "\n" not in str(raised.value) and len(str(raised.value)) < 300, raised.value
+    draw = random.Random(0)
+    for prior, argument, changes, words in WRONG:
+        for change in changes:
+            name = draw.choice(sorted(PRIORS)) if prior is None else prior
+            call = good(name, draw.choice(kernels[name]))
+            for unneeded in {"query_scale", "segments", "window"} - {argument}:
+                if draw.random() < 0.5:
+                    del call[unneeded]
+            call[argument] = change(call)
+            with pytest.raises(ValueError, match=words) as raised:
+                prior_attention(**call)
+            assert "\n" not in str(raised.value) and len(str(raised.value)) < 300, raised.value
 
 
 def test_a_mask_may_make_a_bidirectional_call_causal() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import re
 import subprocess
@@ -10,16 +11,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from zoo.registry import SHIPPED
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ["zoo", "modalities", "recipes", "tools", "tests"]  # each may import itself and what is left of it
-MODALITIES = set(SHIPPED)
 # What importing the core needs; its command line needs more, and the fused kernels' files, which the first call that needs
 # them reads, need Triton; so do the adapters' files need the library whose models they adapt.
 CORE = {"torch", "numpy", "safetensors", "zoo", *sys.stdlib_module_names}
-COMMAND_LINE = {"zoo/cli.py", "zoo/__main__.py", "zoo/doctor.py"}
-ADAPTED = {"zoo/adapters/hf.py": {"transformers"}, "zoo/adapters/timm.py": {"timm"}}
+MORE = {f"zoo/{name}.py": {"typer", "rich"} for name in ("cli", "__main__", "doctor")}
+MORE |= {f"zoo/adapters/{name}.py": {library} for name, library in {"hf": "transformers", "timm": "timm"}.items()}
 
 
 def files(*layers: str) -> list[Path]:
@@ -60,20 +62,18 @@ def inside(name: str, package: str) -> bool:
 
 def why_not(path: Path, name: str) -> str:
     """What is wrong with a file's import of a module; empty where nothing is."""
-    place, layer, wanted = path.relative_to(ROOT), path.relative_to(ROOT).parts[0], name.partition(".")[0]
-    if wanted in LAYERS and LAYERS.index(wanted) > LAYERS.index(layer):
-        return f"{layer} is below {wanted}"
-    own = place.parts[1] if layer == "modalities" else ""
-    for other in MODALITIES - {own}:
-        if own and inside(name, f"modalities.{other}"):
-            return "modalities know nothing of each other"
+    place, layer, target = path.relative_to(ROOT), path.relative_to(ROOT).parts[0], name.partition(".")[0]
+    if target in LAYERS and LAYERS.index(target) > LAYERS.index(layer):
+        return f"{layer} is below {target}"
+    if layer == "modalities" and any(inside(name, f"modalities.{other}") for other in set(SHIPPED) - {place.parts[1]}):
+        return "modalities know nothing of each other"
     if place.is_relative_to("zoo/attention") and inside(name, "zoo.decoding"):
         return "attention is below decoding"
     if place.is_relative_to("zoo/priors") and inside(name, "zoo.attention"):
         return "a prior knows no kernel"
     kernels = ("reference", "sdpa", "toeplitz", "flash", "triton")
-    mine = place.parts[2].removesuffix(".py") if place.is_relative_to("zoo/attention") else ""
-    if mine in kernels and any(inside(name, f"zoo.attention.{other}") for other in kernels if other != mine):
+    kernel = place.parts[2].removesuffix(".py") if place.is_relative_to("zoo/attention") else ""
+    if kernel in kernels and any(inside(name, f"zoo.attention.{other}") for other in kernels if other != kernel):
         return "kernels know nothing of each other"
     return ""
 
@@ -87,12 +87,7 @@ def test_imports_point_down() -> None:
     ]
     for path in files("zoo"):
         kernel = path.parent.name == "triton" and path.name != "__init__.py"
-        allowed = (
-            CORE
-            | ({"triton"} if kernel else set())
-            | ({"typer", "rich"} if str(path.relative_to(ROOT)) in COMMAND_LINE else set())
-            | ADAPTED.get(str(path.relative_to(ROOT)), set())
-        )
+        allowed = CORE | ({"triton"} if kernel else set()) | MORE.get(str(path.relative_to(ROOT)), set())
         offenders += [
             f"{path.relative_to(ROOT)}:{line} imports {name}: the core is light"
             for line, name in imports(path, at_load=True)
@@ -107,31 +102,14 @@ def test_imports_point_down() -> None:
 def test_no_file_imports_itself_by_way_of_others() -> None:
     """Imports inside functions count: they only hide a circle."""
     above = {
-        name: {found for _, found in imports(path) if found in MODULES and found != name}
+        name: {other for _, other in imports(path) if other in MODULES and other != name}
         for name, path in MODULES.items()
         if not inside(name, "tests")
     }
-    circles = [" → ".join([*circle, circle[0]]) for circle in _circles(above)]
-    assert not circles, "\n" + "\n".join(circles)
-
-
-def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """A shortest circle through each node that is in one, each circle once."""
-    found: dict[frozenset[str], list[str]] = {}
-    for start in sorted(graph):
-        before: dict[str, str] = {}
-        todo = [start]
-        for node in todo:
-            for following in sorted(graph.get(node, ())):
-                if following == start:
-                    circle = [node]
-                    while circle[-1] != start:
-                        circle.append(before[circle[-1]])
-                    found.setdefault(frozenset(circle), circle[::-1])
-                elif following not in before:
-                    before[following] = node
-                    todo.append(following)
-    return list(found.values())
+    try:
+        graphlib.TopologicalSorter(above).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
 
 
 FORBIDDEN = {
@@ -144,11 +122,11 @@ MAY = {"zoo/registry.py", "zoo/model.py"}  # they filter names by modality, and 
 
 def test_a_modality_is_asked_and_never_named() -> None:
     offenders = [
-        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}: {what}: {found[0]}"
+        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {what}: {match[0]}"
         for path in files("zoo", "modalities", "recipes")
         if str(path.relative_to(ROOT)) not in MAY
         for text in [path.read_text()]
         for pattern, what in FORBIDDEN.items()
-        for found in re.finditer(pattern, text)
+        for match in re.finditer(pattern, text)
     ]
     assert not offenders, "\n" + "\n".join(offenders)

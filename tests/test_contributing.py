@@ -13,10 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import command
+from tests.launching import ROOT, command
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+# Command lines, in one process.
+COMMANDS = """
+import json, sys
+from recipes import evaluate, train
+from zoo.cli import app, call
+mains = {"recipes/train.py": train.main, "recipes/evaluate.py": evaluate.main}
+for program, *words in json.loads(sys.argv[1]):
+    code = call(app, words[1:], prog="zoo") if program == "-m" else mains[program](words)
+    assert code == 0, words
+"""
+# Tests of a prior and of a kernel that take their names from the registries.
+TESTS = ["tests/zoo/test_priors.py", "tests/zoo/test_attention.py", "tests/text/test_model.py"]
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +47,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def write(project: Path, source: str) -> str:
-    """A block whose first line names its file, which is linted; returns that path."""
+    """Write a block into the file that its first line names; returns that path."""
     path = source.splitlines()[0].removeprefix("# ")
     (project / path).write_text(source)
-    run(project, "-m", "ruff", "check", path)
     return path
 
 
@@ -50,67 +60,50 @@ def run(project: Path, *words: str) -> str:
     return result.stdout
 
 
-def apply(project: Path, diff: str) -> None:
-    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=project, check=True)
-
-
-def passed(output: str) -> int:
-    (count,) = re.findall(r"(\d+) passed", output)
-    return int(count)
-
-
-def test_a_prior(project: Path) -> None:
-    (_, source), *diffs = section("Adding a prior")
-    write(project, source)
-    for kind, diff in diffs:
-        assert kind == "diff"
-        apply(project, diff)
-    tests = ["tests/zoo/test_priors.py", "tests/zoo/test_attention.py", "tests/text/test_model.py"]
-    assert passed(run(project, "-m", "pytest", "-n0", *tests, "-k", "gaussian or every_prior_has_a_row")) >= 6
+def test_a_prior_and_a_kernel(project: Path) -> None:
+    blocks = section("Adding a prior") + section("Adding a kernel")
+    files = [write(project, source) for kind, source in blocks if kind == "python"]
+    for kind, diff in blocks:
+        if kind == "diff":
+            subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=project, check=True)
+    run(project, "-m", "ruff", "check", *files)
+    chosen = ("-k", "gaussian or every_prior_has_a_row or blockwise", "-rA")
+    lines = run(project, "-m", "pytest", "-n0", *TESTS, *chosen).splitlines()
+    passed = [line for line in lines if line.startswith("PASSED")]
+    assert sum("blockwise" in line for line in passed) >= 30 and sum("blockwise" not in line for line in passed) >= 6
     code = "import zoo; print(zoo.create_model('vision_gaussian_tiny_patch8').config.position)"
     assert run(project, "-c", code).split()[-1] == "gaussian"
 
 
-def test_a_prior_from_outside(project: Path) -> None:
-    (_, source), (_, commands), _ = section("A prior from outside")
-    write(project, source)
+def test_a_prior_from_outside_an_evaluator_and_a_recipe(project: Path) -> None:
+    (_, hyperbola), (_, commands), _ = section("A prior from outside")
+    files = [write(project, source) for source in (hyperbola, section("Adding an evaluator")[0][1])]
+    [(_, recipe)] = section("Adding a recipe")
+    with open(project / "recipes" / "text.py", "a") as file:
+        file.write("\n\n" + recipe.partition("\n")[2])
+    run(project, "-m", "ruff", "check", *files, "recipes/text.py")
+
+    def with_settings(words: list[str], *pairs: str) -> list[str]:
+        pairs = ("train.steps=2", "train.batch=2", "evaluate.every=0", *pairs)
+        return [*words, *(word for pair in pairs for word in ("--set", pair))]
+
     train, evaluate, plot = (shlex.split(line)[1:] for line in commands.splitlines())
-    few = ("train.steps=2", "train.batch=2", "evaluate.every=0", "data.facts_fraction=0", "data.copies_fraction=0")
-    run(project, *train, *(word for setting in few for word in ("--set", setting)))
-    run(project, *evaluate, "--lengths", "128", "--samples", "1")
-    run(project, *plot)
+    models = ["text_ggd_tiny.facts", "text_rope_tiny.facts"]
+    options = ["--letters", "10", "--lengths", "64,128", "--samples", "2", "--out", "out"]
+    during = 'evaluate.during={"repeat": {"every": 2, "lengths": [16], "samples": 1}}'
+    lines = [
+        with_settings(train, "data.facts_fraction=0", "data.copies_fraction=0"),
+        [*evaluate, "--lengths", "128", "--samples", "1"],
+        plot,
+        ["recipes/evaluate.py", *models, "repeat", *options],
+        with_settings(["recipes/train.py", "text.ggd_tiny", "--run-dir", "run"], during),
+        ["recipes/train.py", "text.ggd_long_tiny", "--dry-run"],
+    ]
+    assert "256" in run(project, "-c", COMMANDS, json.dumps(lines))
     assert (project / "results" / "passkey.csv").exists() and (project / "hyperbola.prior.png").exists()
-
-
-def test_an_evaluator(project: Path) -> None:
-    blocks = section("Adding an evaluator")
-    write(project, blocks[0][1])
-    models = ("text_ggd_tiny.facts", "text_rope_tiny.facts")
-    options = ("--letters", "10", "--lengths", "64,128", "--samples", "2", "--out", "out")
-    run(project, "recipes/evaluate.py", *models, "repeat", *options)
     with open(project / "out" / "repeat.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 and all(0 <= float(row["accuracy"]) <= 1 for row in rows)
     (stored, _) = (json.loads(path.read_text()) for path in (project / "out" / "repeat").iterdir())
-    assert stored["settings"]["letters"] == 10
-    assert (project / "out" / "repeat.png").stat().st_size > 10_000
-    during = 'evaluate.during={"repeat": {"every": 2, "lengths": [16], "samples": 1}}'
-    sets = ("train.steps=2", "train.batch=2", "evaluate.every=0", during)
-    run(project, "recipes/train.py", "text.ggd_tiny", "--run-dir", "run", *(w for s in sets for w in ("--set", s)))
+    assert stored["settings"]["letters"] == 10 and (project / "out" / "repeat.png").stat().st_size > 10_000
     assert '"repeat/accuracy@16"' in (project / "run" / "metrics.jsonl").read_text()
-
-
-def test_a_kernel(project: Path) -> None:
-    (_, source), (_, diff) = section("Adding a kernel")
-    write(project, source)
-    apply(project, diff)
-    assert passed(run(project, "-m", "pytest", "-n0", "tests/zoo/test_attention.py", "-k", "blockwise")) >= 30
-
-
-def test_a_recipe(project: Path) -> None:
-    [(_, source)] = section("Adding a recipe")
-    file = project / "recipes" / "text.py"
-    file.write_text(file.read_text() + "\n\n" + source.partition("\n")[2])
-    run(project, "-m", "ruff", "check", "recipes/text.py")
-    assert "text.ggd_long_tiny" in run(project, "recipes/train.py", "--list").split()
-    assert "256" in run(project, "recipes/train.py", "text.ggd_long_tiny", "--dry-run")

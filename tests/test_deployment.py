@@ -1,4 +1,4 @@
-"""What leaves Python: every position method as an exported program, as ONNX and in int8, at sizes other than the example's.
+"""What leaves Python: position methods as exported programs, as ONNX and in int8, at sizes other than the example's.
 
 A few of them here; with PRIORZOO_TEST_DEVICE=cuda every method in every form, and a compiled library.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from tests.device import DEVICE
 from zoo import create_model
 from zoo.methods import list_grid_positions, list_positions
 
-LINE, GRID = list_positions(), list_grid_positions()
 TINY = dict(num_layers=1, dim=32, num_heads=2, hidden_dim=32)
 CONTEXT = 64
 
-Inputs = tuple[Tensor, Tensor]  # the example, and one of another size
+Shapes = tuple[dict[int, Any]]
+Call = Callable[[Tensor], Tensor]
 
 
 def line_model(method: str, *, modality: str = "text", **options: Any) -> nn.Module:
@@ -41,35 +42,29 @@ def moved(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-            if name.endswith("norm.weight"):
-                parameter += 1
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + name.endswith("norm.weight"))
     return model.eval()
 
 
-def tokens() -> Inputs:
+def inputs(side: str) -> tuple[Tensor, Tensor]:
+    """The example, and an input of another size."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(0, 4, (2, 40), generator=generator), torch.randint(0, 4, (3, 57), generator=generator)
-
-
-def images() -> Inputs:
-    generator = torch.Generator().manual_seed(1)
+    if side == "line":
+        return torch.randint(0, 4, (2, 40), generator=generator), torch.randint(0, 4, (3, 57), generator=generator)
     return torch.randn(2, 3, 48, 64, generator=generator), torch.randn(3, 3, 80, 40, generator=generator)
 
 
-def line_shapes() -> Any:
-    return ({0: Dim("batch", max=64), 1: Dim("length", min=2, max=CONTEXT)},)
-
-
-def grid_shapes() -> Any:
+def shapes(side: str) -> Shapes:
+    if side == "line":
+        return ({0: Dim("batch", max=64), 1: Dim("length", min=2, max=CONTEXT)},)
     return ({0: Dim("batch", max=64), 2: 8 * Dim("rows", min=2, max=64), 3: 8 * Dim("columns", min=2, max=64)},)
 
 
-def exported(model: nn.Module, example: Tensor, shapes: Any) -> Any:
+def exported(model: nn.Module, example: Tensor, shapes: Shapes) -> Call:
     return torch.export.export(model, (example,), dynamic_shapes=shapes).module()
 
 
-def onnx(model: nn.Module, example: Tensor, shapes: Any) -> Any:
+def onnx(model: nn.Module, example: Tensor, shapes: Shapes) -> Call:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     with warnings.catch_warnings():
@@ -79,49 +74,45 @@ def onnx(model: nn.Module, example: Tensor, shapes: Any) -> Any:
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(program.model_proto.SerializeToString(), options)
     name = session.get_inputs()[0].name
-    return lambda given: torch.from_numpy(session.run(None, {name: given.numpy()})[0])
+    return lambda tokens: torch.from_numpy(session.run(None, {name: tokens.numpy()})[0])
 
 
-def int8(model: nn.Module, example: Tensor, shapes: Any) -> Any:
+def int8(model: nn.Module, example: Tensor, shapes: Shapes) -> Call:
     quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         smaller = quantize(model, {nn.Linear}, dtype=torch.qint8)
     assert not any(type(layer) is nn.Linear for layer in smaller.modules())  # those inside priors too
-    return torch.no_grad()(smaller)
+    return smaller
 
 
 # A form, and the norm of the difference to the model beside that of the logits.
 FORMS = {"export": (exported, 1e-5), "onnx": (onnx, 1e-4), "int8": (int8, 0.15)}
-CASES = [
-    (form, side, method) for form in FORMS for side, methods in (("line", LINE), ("grid", GRID)) for method in methods
-]
+METHODS = {"line": list_positions(), "grid": list_grid_positions()}
+CASES = [(form, side, method) for form in FORMS for side, methods in METHODS.items() for method in methods]
 if DEVICE.type == "cpu":  # an export takes a second, ONNX several
-    CASES = [("export", "line", "goat"), ("export", "grid", "ggd2d"), ("onnx", "line", "ggd"), ("int8", "grid", "goat")]
+    CASES = [("export", "grid", "ggd2d"), ("onnx", "line", "ggd"), ("int8", "grid", "goat")]
 
 
-def agree(run: Any, model: nn.Module, inputs: Inputs, tolerance: float) -> None:
-    for given in inputs:
-        with torch.no_grad():
-            expected, found = model(given), run(given)
-        expected, found = (x.masked_fill(x == -torch.inf, 0) for x in (expected, found))
-        assert found.shape == expected.shape
-        assert (found - expected).norm() <= tolerance * expected.norm()
+@torch.no_grad()
+def agree(run: Call, model: nn.Module, side: str, tolerance: float) -> None:
+    for batch in inputs(side):
+        expected, output = (x.masked_fill(x == -torch.inf, 0) for x in (model(batch), run(batch)))
+        assert output.shape == expected.shape and (output - expected).norm() <= tolerance * expected.norm()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "side", "method"), CASES)
-def test_every_method_in_every_form(form: str, side: str, method: str) -> None:
+def test_methods_in_every_form(form: str, side: str, method: str) -> None:
     """The same logits at the example's size and at another one; eager calls take the kernels they took before."""
     make, tolerance = FORMS[form]
     model = line_model(method) if side == "line" else grid_model(method, ssmax=True)
-    inputs, shapes = (tokens(), line_shapes()) if side == "line" else (images(), grid_shapes())
+    example, other = inputs(side)
     with torch.no_grad():
-        before = model(inputs[1])
-    agree(make(model, inputs[0], shapes), model, inputs, tolerance)
-    assert not torch.compiler.is_exporting()
+        before = model(other)
+    agree(make(model, example, shapes(side)), model, side, tolerance)
     with torch.no_grad():
-        assert torch.equal(model(inputs[1]), before)
+        assert torch.equal(model(other), before)
 
 
 @pytest.mark.slow
@@ -130,34 +121,20 @@ def test_dna_grouped_keys_and_gates_leave_too() -> None:
     options = {"prior_gate": True, "temperature": 2.0}
     names = dict(modality="dna", num_kv_heads=1, logit_options=options, ssmax=True, scale_prior=False, tied=False)
     model = line_model("ggd", **names)
-    agree(exported(model, tokens()[0], line_shapes()), model, tokens(), 1e-5)
+    agree(exported(model, inputs("line")[0], shapes("line")), model, "line", 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("make", "shapes", "message"),
-    [
-        (lambda: (grid_model("goat"), images()[0]), ({2: Dim("h", max=512)},), r"8\*_h|8 \* _h|% 8"),
-        (
-            lambda: (line_model("learned"), tokens()[0]),
-            ({1: Dim("n", min=2, max=4096)},),
-            rf"n <= {CONTEXT}|max={CONTEXT}",
-        ),
-    ],
-    ids=["sides that are no multiple of the patch", "learned positions beyond their number"],
-)
-def test_what_cannot_be_exported_names_the_size(make: Any, shapes: Any, message: str) -> None:
-    model, example = make()
-    with pytest.raises(Exception, match=message):
-        torch.export.export(model, (example,), dynamic_shapes=shapes)
+def test_a_size_that_cannot_be_exported_is_named() -> None:
+    with pytest.raises(Exception, match=rf"n <= {CONTEXT}|max={CONTEXT}"):  # learned positions beyond their number
+        exported(line_model("learned"), inputs("line")[0], ({1: Dim("n", min=2, max=4096)},))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cpu" or shutil.which("g++") is None, reason="it compiles for a minute")
 def test_a_compiled_library_of_an_exported_program(tmp_path: Path) -> None:
     model = grid_model("ggd2d")
-    program = torch.export.export(model, (images()[0],), dynamic_shapes=grid_shapes())
-    with torch._inductor.config.patch(
-        {"aot_inductor.compile_wrapper_opt_level": "O0"}
-    ):  # compiles in a third of the time
+    program = torch.export.export(model, (inputs("grid")[0],), dynamic_shapes=shapes("grid"))
+    # Compiles in a third of the time.
+    with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
         package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    agree(torch._inductor.aoti_load_package(package), model, images(), 1e-5)
+    agree(torch._inductor.aoti_load_package(package), model, "grid", 1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 import shlex
 import sys
@@ -25,6 +26,16 @@ SHORTER = {  # of the first guide, for the test
     "train.steps=300": "train.steps=2",
     "--lengths 256,1024,4096": "--lengths 256,512 --samples 2",
 }
+# Command lines of a guide, in one process, which training would end.
+COMMANDS = """
+import json, sys
+from pathlib import Path
+from priorzoo.__main__ import main
+from recipes import train
+train.run = train.main
+for program, *words in json.loads(sys.argv[1]):
+    assert Path(words[0]).read_text() if program == "cat" else main(words) == 0, words
+"""
 
 
 def test_the_readme_s_example_runs() -> None:
@@ -87,15 +98,8 @@ def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
     assert blocks
     for kind, group in groupby(blocks, key=lambda block: block[0]):
         code = "".join(part for _, part in group)
-        for words in [["-c", code]] if kind == "python" else map(python_words, code.replace("\\\n", " ").splitlines()):
-            done = command([sys.executable, *words], folder=tmp_path, PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-
-
-def python_words(line: str) -> list[str]:
-    """What `python` runs for a line of a guide: the console command, or a look at a file."""
-    program, *words = shlex.split(line)
-    if program == "priorzoo":
-        return [str(ROOT / "priorzoo/__main__.py"), *words]
-    assert program == "cat", line
-    return ["-c", "import pathlib, sys; assert pathlib.Path(sys.argv[1]).read_text()", *words]
+        words = [code]
+        if kind == "bash":
+            words = [COMMANDS, json.dumps([shlex.split(line) for line in code.replace("\\\n", " ").splitlines()])]
+        done = command([sys.executable, "-c", *words], folder=tmp_path, PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

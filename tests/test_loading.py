@@ -33,10 +33,10 @@ class Numbers:
 
 
 class Rows:
-    """Row n is [n, n + 1], as `Rows` have it."""
+    """Row n is [n, n + 1], as `Rows` have it; reads: the numbers of those that were read together."""
 
     def __init__(self, size=None):
-        self.size = size
+        self.size, self.reads = size, []
 
     def __getitem__(self, index):
         tokens = torch.tensor([index, index + 1])
@@ -48,6 +48,12 @@ class Rows:
 
     def identity(self):
         return {"kind": "rows"}
+
+
+class TogetherRows(Rows):
+    def __getitems__(self, numbers):
+        self.reads.append(list(numbers))
+        return [self[n] for n in numbers]
 
 
 class Counting:
@@ -83,16 +89,8 @@ def streamed(seeks=False, micro_batch=1, **share):
     return StreamLoader(Counting(seeks), micro_batch, **share)
 
 
-# ------------------------------------------------------------------------------------------------ samples with numbers
-
-
-def test_ranks_take_consecutive_samples_in_turn():
-    batches = [take(indexed(rank=rank, world=2), 2) for rank in range(2)]
-    assert batches == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_handed_out_has_the_same_types_and_events(workers):
+def test_batches(workers):
     loader = indexed(num_workers=workers)
     assert take(loader, 6) == [[n, n + 1] for n in range(0, 12, 2)]
     assert loader.report == [0, 5, 10] and str(loader.report) == "3 strange"  # of what was handed out, not fetched
@@ -101,7 +99,7 @@ def test_what_is_handed_out_has_the_same_types_and_events(workers):
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
-def test_samples_go_on_with_another_number_of_workers_and_ranks(before, after):
+def test_resume_with_other_workers_and_ranks(before, after):
     first = indexed(micro_batch=4, num_workers=before)
     take(first, 3)
     state = saved(first)
@@ -121,36 +119,30 @@ def test_a_pass_ends_alike_on_all_ranks_and_starts_over():
     assert passes == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]] and {len(loader) for loader in loaders} == {2}
     assert [b["weights"].tolist() for b in loaders[1]] == [[1, 1], [1, 0]]  # sample 7 is padding; the pass started over
     interrupted = indexed(size=7)
-    take(interrupted, 2)
-    assert take(interrupted, 1) == [[0, 1]]
     interrupted.load_state_dict(saved(interrupted) | {"next_sample": 4})
-    assert take(interrupted, 9) == [[4, 5], [6, 7]]
-    assert take(interrupted, 1) == [[0, 1]]
-    with pytest.raises(TypeError):
-        len(indexed())
+    assert take(interrupted, 9) == [[4, 5], [6, 7]] and take(interrupted, 1) == [[0, 1]]
+    for rank, workers in ((0, 0), (1, 2)):
+        heldout = FirstBatches(indexed(size=100, rank=rank, world=2, num_workers=workers), samples=9)
+        passes = [[batch["n"].tolist() for batch in heldout] for _ in range(3)]
+        assert passes[0] == passes[1] == passes[2] == [[n + rank, n + 2 + rank] for n in (0, 4, 8)]
+    assert len(list(FirstBatches(indexed(size=3), samples=50))) == 2  # more than there are
 
 
-def test_wrong_shares_and_foreign_states_are_refused():
+def test_wrong_shares_and_foreign_states():
     for share in ({"micro_batch": 0}, {"rank": 2, "world": 2}, {"rank": -1}):
         for make in (indexed, streamed):
             with pytest.raises(ValueError, match=" ".join(map(str, next(iter(share.items()))))):
                 make(**share)
     with pytest.raises(ValueError, match=r"size=7\b.*\b9\b"):
         indexed(size=9).load_state_dict(saved(indexed(size=7)))
-    with pytest.raises(ValueError, match="kind='counting'"):
-        indexed().load_state_dict(saved(streamed()))
-
-
-def test_first_batches_are_the_same_in_every_iteration():
-    for rank, workers in ((0, 0), (1, 2)):
-        held = FirstBatches(indexed(size=100, rank=rank, world=2, num_workers=workers), samples=9)
-        passes = [[batch["n"].tolist() for batch in held] for _ in range(3)]
-        assert passes[0] == passes[1] == passes[2] == [[n + rank, n + 2 + rank] for n in (0, 4, 8)]
-    few = FirstBatches(indexed(size=3), samples=50)  # more than there are
-    assert [len(list(few)) for _ in range(2)] == [2, 2]
-
-
-# ------------------------------------------------------------------------------------------------ rows of tokens
+    states = [saved(loader) for loader in [streamed(rank=rank, world=2) for rank in range(2)] if take(loader, 1)]
+    for share, word in (
+        ({"rank": 1, "world": 2}, r"rank=0\b.*\b1\b"),  # batches that carry states have one a rank
+        ({"world": 3}, "world=2"),
+        ({"num_workers": 3, "world": 2}, "workers=1"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            streamed(**share).load_state_dict(states[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -159,33 +151,20 @@ def test_rows_are_stacked_padded_and_weighed(workers):
     first, second = IndexedLoader(RowBatches(Rows(3)), 2, num_workers=workers)
     assert first["tokens"].tolist() == [[0, 1], [1, 2]] and first["weights"].tolist() == [[1, 1], [3, 3]]
     assert second["tokens"].tolist() == [[2, 3], [0, 0]] and second["segments"].tolist() == [[0, 0], [-1, -1]]
-    assert "weights" not in second
-    assert {first[name].dtype for name in ("tokens", "segments")} == {torch.int64}
-
-
-def test_rows_that_can_be_read_together_are():
-    reads = []
-
-    class Together(Rows):
-        def __getitems__(self, numbers):
-            reads.append(list(numbers))
-            return [self[n] for n in numbers]
-
-    first, second = IndexedLoader(RowBatches(Together(5)), 4)
+    assert "weights" not in second and {first[name].dtype for name in ("tokens", "segments")} == {torch.int64}
+    together = TogetherRows(5)
+    first, second = IndexedLoader(RowBatches(together), 4)
     assert first["tokens"][:, 0].tolist() == [0, 1, 2, 3] and second["tokens"][:, 0].tolist() == [4, 0, 0, 0]
-    assert reads == [[0, 1, 2, 3], [4]] and IndexedLoader(RowBatches(Rows(5)), 4).report == ""
-
-
-# ------------------------------------------------------------------------------------------------ streams
+    assert together.reads == [[0, 1, 2, 3], [4]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeks", [False, True])
-def test_workers_take_turns_and_resuming_is_exact(seeks):
+def test_streams_resume_exactly(seeks):
     share = {"rank": 1, "world": 2, "num_workers": 2}
     whole = take(streamed(seeks, **share), 9)
     assert whole[:4] == [[2000], [3000], [2001], [3001]]  # slots 2 and 3 of 4
-    for stop in range(5):
+    for stop in (0, 1, 4):
         first = streamed(seeks, **share)
         take(first, stop)
         second = streamed(seeks, **share)
@@ -194,24 +173,8 @@ def test_workers_take_turns_and_resuming_is_exact(seeks):
     assert list(first.report) == [1, 1, 2, 2]
 
 
-def test_states_of_batches_are_their_ranks_own():
-    """Where batches carry none, the state is the same on all ranks."""
-    for seeks in (False, True):
-        loaders = [streamed(seeks, rank=rank, world=2) for rank in range(2)]
-        for loader in loaders:
-            take(loader, 3)
-        states = [saved(loader) for loader in loaders]
-        assert (states[0] == states[1]) == seeks
-    states = [saved(loader) for loader in [streamed(rank=0, world=2), streamed(rank=1, world=2)] if take(loader, 1)]
-    with pytest.raises(ValueError, match=r"rank=0\b.*\b1\b"):
-        streamed(rank=1, world=2).load_state_dict(states[0])
-    for share, word in ({"world": 3}, "world=2"), ({"num_workers": 3, "world": 2}, "workers=1"):
-        with pytest.raises(ValueError, match=word):
-            streamed(**share).load_state_dict(states[0])
-
-
-def test_saved_states_stay_and_those_of_before_0_5_go_on():
-    """What shards of images saved: batches handed out, and the set-up."""
+def test_states_of_streams():
+    """Of streams that seek batches handed out and the set-up, as before 0.5; a state is not changed by later batches."""
     old = {"batches": 3, "kind": "shards", "seed": 0, "world": 1, "workers": 1, "micro_batch": 1}
     loader = streamed(seeks=True)
     loader.load_state_dict(old)
@@ -224,10 +187,7 @@ def test_saved_states_stay_and_those_of_before_0_5_go_on():
     assert state == before
 
 
-# ------------------------------------------------------------------------------------------------ random order
-
-
-def test_permuted_is_a_permutation_for_every_key():
+def test_permutations():
     for size in (1, 2, 3, 64, 1000):
         index = np.arange(size)
         orders = [permuted(index, size, seed, 7) for seed in range(3)]

@@ -14,6 +14,7 @@ from modalities.vision import MODALITY
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.model import VisionTransformer
 from modalities.vision.outside import OutsideClassifier
+from tests.recipes.test_evaluate import invoke
 
 VIT = "vit_tiny_patch16_224"
 OUTSIDE = MODALITY.outside["timm"]
@@ -90,3 +91,10 @@ def test_what_cannot_be_loaded_is_one_line(files):
             OUTSIDE.load(word.format(files))
         assert "\n" not in str(error.value)
     assert isinstance(OUTSIDE.load("vision_goat_tiny_patch8")[0], VisionTransformer)  # registered with timm by the zoo
+
+
+def test_the_command_measures_timm_s_models(files, tmp_path):
+    words = (f"timm:{VIT}@{files}/vit.pth", "resolution", "--source", f"folder:{files}/images")
+    done = invoke(*words, "--sizes", "224", "--samples", 3, "--out", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "resolution.png").exists() and "top1" in done.output and "untrained" not in done.output

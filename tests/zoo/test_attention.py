@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.pairs import pairs
-from tests.zoo.priors_table import LINE, WIDTH, causal_modes, make
+from tests.zoo.priors_table import CASES as PRIOR_CASES
+from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, create_prior
 from zoo.attention import KERNELS, prior_attention
 from zoo.attention.base import AttentionCall, Kernel, visible
@@ -78,6 +79,7 @@ CASES = {
     "grid-documents": on_grid(4, 3, 2, documents=(5, 9), window=8),
     "everything": Case(19, 45, 2, None, True, (30, 11), 9, "batch", 5, False),
 }
+UNUSED = dict(allow_unused=True, materialize_grads=True)
 REALISED = ["none", "lanes", "table", "both"]
 LOW_PRECISION = ["odd", "odd-recomputed", "offset", "documents", "window", "scale", "bidirectional", "grid-prefix"]
 
@@ -143,17 +145,15 @@ def evaluate(
         **options,
     )
     weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(out)
-    grads = torch.autograd.grad((out * weight).sum(), list(leaves.values()), allow_unused=True)
-    result = {
-        name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), grads, strict=True)
-    }
-    return {"out": out.detach(), **result}
+    grads = torch.autograd.grad((out * weight).sum(), list(leaves.values()), **UNUSED)
+    return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
 def of_small_blocks(kernel: str, case: Case) -> Kernel:
     """The kernel, so that it cuts short sequences into many blocks, as it does long ones."""
     if kernel == "sdpa":
-        return SdpaKernel(small_limit=200, block_rows=4)  # on a grid 5 queries of 2 heads: cuts inside its rows
+        # On a grid 5 queries of 2 heads: cuts inside its rows.
+        return SdpaKernel(mask_limit=16 * 45, small_limit=200, block_rows=4)
     if kernel != "toeplitz":
         return KERNELS[kernel]
     rows = dict.fromkeys(("forward_rows", "backward_rows", "short_rows", "least_rows"), case.block)
@@ -246,34 +246,29 @@ def eager_in(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name", "causal"),
-    [
-        (FAST[n % len(FAST)], name, causal)
-        for n, (name, causal) in enumerate((n, c) for n in LINE for c in causal_modes(n))
-    ],
+    ("kernel", "name", "causal"), [(FAST[n % len(FAST)], *case) for n, case in enumerate(PRIOR_CASES)]
 )
-def test_every_prior_on_a_line(kernel, name, causal):
-    """A prior registered today is covered today: the kernel and `auto` against the oracle, with parameter gradients."""
+def test_every_prior(kernel, name, causal):
+    """A prior registered today is covered today: a kernel in blocks and `auto` against the oracle, with every gradient."""
     prior = make(name, num_heads=HEADS)
-    length = 29
+    pos = Positions.grid(3, 5, num_prefix=2) if name in GRID else Positions.line(29)
     torch.manual_seed(3)
-    q, k, v = (torch.randn(2, HEADS, length, HEAD_WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    x = torch.randn(2, length, WIDTH, dtype=torch.float64)
-    terms = prior(Positions.line(length), Positions.line(length), causal=causal, x=x)
+    q, k, v = (torch.randn(2, HEADS, pos.length, HEAD_WIDTH).double().requires_grad_() for _ in range(3))
+    x = torch.randn(2, pos.length, WIDTH, dtype=torch.float64)
+    scale = torch.linspace(0.5, 2, HEADS * pos.length, dtype=torch.float64).view(HEADS, -1)
+    terms = prior(pos, pos, causal=causal, x=x)
+    if KERNELS[kernel].refuses(AttentionCall(q, k, v, terms, causal)):
+        kernel = "sdpa"
     leaves = [q, k, v, *(p for p in prior.parameters() if p.requires_grad)]
-    results = {}
-    for which in ("reference", kernel, "auto"):
-        call = AttentionCall(q, k, v, terms, causal)
-        if which != "auto" and KERNELS[which].refuses(call):
-            with pytest.raises(ValueError, match="cannot serve"):
-                prior_attention(q, k, v, terms, causal=causal, kernel=which)
-            continue
-        out = prior_attention(q, k, v, terms, causal=causal, kernel=which)
-        grads = torch.autograd.grad(out.sin().sum(), leaves, allow_unused=True, retain_graph=True)
-        results[which] = [out, *(torch.zeros(()) if g is None else g for g in grads)]
-    for which in results:
-        for got, expected in zip(results[which], results["reference"], strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10, check_dtype=False)
+    results = []
+    for which in ("reference", of_small_blocks(kernel, Case()), "auto"):
+        out = prior_attention(q, k, v, terms, causal=causal, query_scale=scale, kernel=which)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True, **UNUSED)])
+        with torch.no_grad():
+            again = prior_attention(q, k, v, terms, causal=causal, query_scale=scale, kernel=which)
+        torch.testing.assert_close(again, out, rtol=1e-9, atol=1e-11)
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-8, atol=1e-10)
 
 
 def test_second_derivatives_are_refused():
@@ -295,12 +290,11 @@ def test_auto_never_takes_a_mask_where_the_table_has_a_linear_kernel():
 @pytest.mark.parametrize(
     ("kernel", "name", "queries", "keys", "window"),
     [
-        (*first, *shape)
-        for first, shape in zip(
-            pairs(["sdpa", "toeplitz"], ["alibi", "alibi+spectral", "alibi+ggd"]),
-            [(1, 45, None), (2, 67, None), (3, 517, None), (37, 514, None), (259, 261, None), (35, 300, 66)],
-            strict=True,
-        )
+        ("sdpa", "alibi", 1, 45, None),
+        ("toeplitz", "alibi+spectral", 2, 67, None),
+        ("sdpa", "alibi+ggd", 3, 517, None),
+        ("toeplitz", "alibi", 259, 261, None),
+        ("toeplitz", "alibi+ggd", 35, 300, 66),
     ],
 )
 def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
@@ -312,14 +306,24 @@ def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
 
     def error(queries: int, keys: int) -> float:
         torch.manual_seed(0)
-        given = [torch.randn(1, 2, n, 16) for n in (queries, keys, keys)]
+        inputs = [torch.randn(1, 2, n, 16) for n in (queries, keys, keys)]
         places = Positions.line(queries, offset=far - queries), Positions.line(keys, offset=far - keys)
-        found = []
+        results = []
         for dtype, used in ((torch.float64, "reference"), (torch.float32, kernel)):
-            q, k, v = (t.to(dtype).requires_grad_() for t in given)
+            q, k, v = (t.to(dtype).requires_grad_() for t in inputs)
             terms = copy.deepcopy(prior).to(dtype)(*places, causal=True)
             out = prior_attention(q, k, v, terms, causal=True, window=window, kernel=used)
-            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))])
-        return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+            results.append([out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))])
+        return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
 
     assert error(queries, keys) < 1e-5 + 10 * error(-(-queries // 16) * 16, -(-keys // 16) * 16)
+
+
+def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
+    """FIRE makes its bias a block of rows at a time."""
+    prior, line = create_prior("fire", num_heads=4, train_context=9), Positions.line(37)
+    terms, dense = prior(line, line, causal=True), torch.randn(1, 4, 37, 37)
+    for both in (terms + PriorTerms(bias=dense), PriorTerms(bias=dense) + terms):
+        torch.testing.assert_close(both.dense(), terms.dense() + dense)
+        torch.testing.assert_close(both.of_heads(slice(1, 3)).dense(), (terms.dense() + dense)[:, 1:3])
+        assert both.bias.shape == (1, 4, 37, 37) and both.bias.requires_grad

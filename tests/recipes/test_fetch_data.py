@@ -231,20 +231,6 @@ def read_samples(folder: Path) -> list[tuple[bytes, int, dict]]:
     return [(s.get("jpg") or s.get("png"), int(s["cls"]), json.loads(s["json"])) for s in samples.values()]
 
 
-def test_shards_are_counted_hashed_and_the_same_again(tmp_path):
-    written = []
-    for name in ("one", "two"):
-        samples = (common.Sample(b"picture %d" % n, n % 3, {"number": n}) for n in range(7))
-        assert common.write_shards(tmp_path / name, samples, "x", 3, 7, {"classes": ["a", "b", "c"]}) == 7
-        written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert written[0] == written[1]
-    index = json.loads(written[0]["index.json"])
-    assert (index["classes"], index["samples"]) == (["a", "b", "c"], 7)
-    assert [shard["samples"] for shard in index["shards"]] == [3, 3, 1]
-    assert all(hashlib.sha256(written[0][s["file"]]).hexdigest() == s["sha256"] for s in index["shards"])
-    assert [label for _, label, _ in read_samples(tmp_path / "one")] == [n % 3 for n in range(7)]
-
-
 def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
     parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     kinds = ["Pear", "Apple", "Apple", "Apple", "Pear"]
@@ -260,6 +246,9 @@ def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
     assert invoke("vision", "photos", "--data", str(tmp_path / "data")).exit_code == 0
     assert sorted(path.name for path in place.iterdir()) == ["heldout", "train", "val"]
     assert {s[:2] for s in read_samples(place / "train")} == {(b"a1", 0), (b"p1", 1)}
+    index = json.loads((place / "train/index.json").read_text())
+    digest = hashlib.sha256((place / "train/photos-000000.tar").read_bytes()).hexdigest()
+    assert index["samples"] == 2 and [shard["sha256"] for shard in index["shards"]] == [digest]
     assert [len(read_samples(place / split)) for split in ("val", "heldout")] == [1, 1]
 
 
@@ -277,7 +266,6 @@ def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path
         assert label == (about["probability"] > 0.5) and picture == f"picture {about['file']}".encode()
 
 
-@pytest.mark.slow
 def test_glyphs_are_written_for_both_splits(tmp_path):
     fonts = {split: [vision.Font(path, "x") for path in builtin_fonts(split)[:2]] for split in vision.SIZES}
     assert vision.write_glyphs(tmp_path, fonts, per_letter=3) == {"train": 78, "heldout": 52}
@@ -286,6 +274,4 @@ def test_glyphs_are_written_for_both_splits(tmp_path):
         assert [CLASSES[label] for _, label, _ in samples] == [about["letter"] for *_, about in samples]
         assert np.bincount([label for _, label, _ in samples]).tolist() == [len(samples) // 26] * 26
         assert {about["font"] for *_, about in samples} == {Path(font.path).name for font in fonts[split]}
-        picture = Image.open(io.BytesIO(samples[0][0]))
-        assert (picture.size, picture.mode, picture.format) == ((size, size), "RGB", "JPEG")
-    assert len({about["letter"] for *_, about in read_samples(tmp_path / "train")[:26]}) < 26  # in random order
+        assert Image.open(io.BytesIO(samples[0][0])).size == (size, size)

@@ -14,8 +14,7 @@ from safetensors import safe_open
 
 import zoo
 from modalities.contract import Classifier, Embedder
-from modalities.vision import MODALITY, VisionDataConfig
-from modalities.vision.sources import class_names, open_images
+from modalities.vision.sources import open_images
 from recipes.cli import main
 
 GLYPHS = "vision_goat_ssmax_tiny_patch8.glyphs"
@@ -44,30 +43,6 @@ def test_predict_prints_names_and_probabilities(letters, capsys):
         assert sum(share for _, share in classes) == pytest.approx(1) and len(classes) == 26
         assert all(f"{share:.4f}" in printed for _, share in classes[:2])
         assert classes[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
-
-
-def test_class_names_go_from_the_data_into_the_saved_model(tmp_path):
-    data = VisionDataConfig(source="glyphs-builtin")
-    model = MODALITY.build("vision_nope_tiny_patch8", SMALL, data)
-    assert model.class_names == class_names("glyphs") == open_images("glyphs-builtin", "train").classes
-    model.save_pretrained(tmp_path / "m")
-    assert json.loads((tmp_path / "m" / "config.json").read_text())["class_names"][:2] == ["A", "B"]
-    again = zoo.load_model(tmp_path / "m")
-    assert again.class_names == model.class_names and again.config == model.config
-    again.reset_classifier(26)
-    assert again.class_names == ()
-    again.save_pretrained(tmp_path / "n")
-    assert "class_names" not in json.loads((tmp_path / "n" / "config.json").read_text())
-
-
-def test_features_of_images(letters, tmp_path, capsys):
-    assert main(["embed", GLYPHS, *letters.values(), "--out", str(tmp_path / "f.npy")]) == 0
-    found = np.load(tmp_path / "f.npy")
-    model = zoo.create_model(GLYPHS).eval()
-    with torch.no_grad():
-        features = model.forward_features(model.read(letters["B"]))
-        expected = model.forward_head(features, pre_logits=True)[0]
-    assert found.shape == (2, 96) and np.array_equal(found[1], expected.numpy())
 
 
 @pytest.mark.parametrize(("name", "given"), [(TEXT, ["The people", "é"]), (DNA, ["ACGTTGCA", "GATTACA"])])

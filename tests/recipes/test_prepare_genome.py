@@ -102,13 +102,3 @@ def test_what_cannot_be_done_is_said(fasta, tmp_path, options, message):
     done = prepare(fasta, "--out", tmp_path / "out", *options)
     assert done.exit_code == 2 and message in " ".join(done.stderr.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
-
-
-def test_which_contigs_are_primary():
-    primary = "chr1 chrX chrM 1 X MT NC_000001.11 NC_012920.1 CM000663.2"
-    others = (
-        "chrUn_GL000195v1 chr4_GL383527v1_alt KI270728.1 GL000009.2 NT_113793.3 NW_003571030.1 chrEBV hs37d5 NC_007605"
-    )
-    others += " HLA-A*01:01:01:01 chr22_x_decoy"
-    assert not [name for name in primary.split() if prepare_genome.NOT_PRIMARY.search(name)]
-    assert not [name for name in others.split() if not prepare_genome.NOT_PRIMARY.search(name)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,44 +16,23 @@ from recipes.fetchers import scenes
 from recipes.fetchers.scenes import CLASSES, Photographs, builtin_fonts, crowd, draw_crowd, draw_scene, texture
 
 FONTS = {split: builtin_fonts(split) for split in ("train", "heldout")}
-MAKERS = [scenes.training_scene, scenes.heldout_scene]
-
-
-def examples(count: int, make, fonts=FONTS["train"]):
-    return [make(np.random.default_rng(n), fonts[n % len(fonts)], CLASSES[n % 26]) for n in range(count)]
-
-
-def pixels(picture: Image.Image) -> np.ndarray:
-    return np.asarray(picture, np.float32)
 
 
 def test_equal_seeds_give_the_pixels_of_the_shipped_data() -> None:
     if json.loads((BUILTIN / "index.json").read_text())["made_with"]["pillow"] != scenes.versions()["pillow"]:
         pytest.skip("another Pillow draws other pixels")
     digest = hashlib.sha256()
-    for make in MAKERS:
-        for scene in examples(6, make):
+    for make in (scenes.training_scene, scenes.heldout_scene):
+        for n in range(6):
+            scene = make(np.random.default_rng(n), FONTS["train"][n], CLASSES[n])
             digest.update(draw_scene(scene, 48).tobytes())
+            small, large = (np.asarray(draw_scene(scene, side), np.float32) for side in (96, 384))
+            assert np.abs(small - large.reshape(96, 4, 96, 4, 3).mean((1, 3))).mean() < 0.5  # of one composition
     assert digest.hexdigest()[:16] == "dde2ebba22cb7528"
     rng = np.random.default_rng(0)
     what = crowd(rng, FONTS["train"], (160, 224), [(FONTS["train"][0], "Q")], 96)
     picture, _ = draw_crowd(*what, texture(rng, 160, 224))
     assert hashlib.sha256(picture.tobytes()).hexdigest()[:16] == "ba0ffc7180a96c95"
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_every_size_shows_the_same_letter_whole(make) -> None:
-    low, high = scenes.TRAIN_CAP if make is scenes.training_scene else scenes.HELDOUT_CAP
-    for scene in examples(8, make):
-        small, large = draw_scene(scene, 96), draw_scene(scene, 384)
-        assert np.abs(pixels(small) - pixels(large.reduce(4))).mean() < 0.5
-        half = 0.5 / scene.zoom
-        assert all(half - 1e-9 <= place <= 1 - half + 1e-9 for place in scene.view)
-        assert low <= scene.cap_height * scene.zoom <= high
-        assert min(scenes.contrast(scene.ink, side) for side in scene.paper) >= scenes.MIN_CONTRAST
-        ink = replace(scene, clutter=(), ink=(0, 0, 0), paper=((255, 255, 255),) * 2)
-        dark = pixels(draw_scene(ink, 96)).min(-1) < 128
-        assert dark.any() and not dark[[0, -1]].any() and not dark[:, [0, -1]].any()
 
 
 @pytest.mark.parametrize(("size", "marked"), [((96, 96), 1), ((384, 384), 4), ((96, 384), 0)])

@@ -23,7 +23,6 @@ from torch import nn
 import zoo
 from modalities.text.config import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
-from recipes.registry import Recipes
 
 class Fading(zoo.priors.TablePrior):
     def __init__(self, num_heads):
@@ -49,11 +48,10 @@ GIVEN = """
 import torch
 
 from recipes import find_recipe
-from recipes.config import apply_overrides
 
 def recipe(position, options):
-    table, _ = apply_overrides(find_recipe("text.table_tiny"), ["model.options.dim=32", "model.options.num_heads=2"])
-    table.model.options.update(hidden_dim=32, num_layers=2, position=position, position_options=options)
+    table = find_recipe("text.table_tiny")
+    table.model.options.update(dim=32, num_heads=2, hidden_dim=32, position=position, position_options=options)
     return table
 
 def function():
@@ -69,21 +67,6 @@ def unknown():
 
 RECIPES = {"function": function, "summed": summed, "unknown": unknown}
 """
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    (folder / "own.py").write_text(OWN)
-    (folder / "given.py").write_text(GIVEN)
-    (folder / "wrong.py").write_text("import nowhere_to_be_found")
-    (folder / "empty.py").write_text("def f(): return 3")
-    (folder / "returns.py").write_text(
-        "from recipes.config import Recipe\ndef f() -> Recipe: return 3\ndef g(x) -> Recipe: return x"
-    )
-    return folder
-
-
 ALL = """
 import sys
 from recipes import evaluate, train
@@ -95,13 +78,23 @@ assert evaluate.main([f"{folder}/whole", *words]) == 0
 """
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "own.py").write_text(OWN)
+    (folder / "given.py").write_text(GIVEN)
+    (folder / "wrong.py").write_text("import nowhere_to_be_found")
+    (folder / "empty.py").write_text("def f(): return 3")
+    (folder / "returns.py").write_text("from recipes.config import Recipe\ndef f() -> Recipe: return 3")
+    return folder
+
+
 @pytest.mark.slow
 def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp_path) -> None:
     done = command([sys.executable, "-c", ALL, str(files / "own.py"), str(tmp_path)])
     assert done.returncode == 0 and (tmp_path / "out" / "perplexity.csv").exists(), done.stderr
     whole, parts = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
     assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
-    assert json.loads((tmp_path / "whole" / "recipe.json").read_text())["name"] == "text.mine"
     words = [tmp_path / "whole", "perplexity", "--lengths", "32", "--out", tmp_path / "no"]
     done = command([sys.executable, str(ROOT / "recipes/evaluate.py"), *map(str, words)])
     assert done.returncode == 2 and "unknown part 'fading'" in done.stderr and "--import FILE.py" in done.stderr
@@ -112,57 +105,48 @@ def test_options_that_are_no_json_become_numbers(files) -> None:
     for name in ("function", "summed"):
         recipe = recipe_named(f"{files}/given.py:{name}")
         settled = json.loads(json.dumps(resolve(recipe, world=1).to_dict()))["model"]["options"]
-        made, expected = (
-            create_model("text_table_tiny", **options, train_context=256).state_dict()
-            for options in (settled, recipe.model.options)
-        )
-        priors = [key for key in made if ".prior." in key]
-        assert priors and all(torch.equal(made[key], expected[key]) for key in priors)
-        assert callable(recipe.model.options["position_options"].get("values")) == (name == "function")  # not changed
+        states = [
+            create_model("text_table_tiny", **o, train_context=256).state_dict()
+            for o in (settled, recipe.model.options)
+        ]
+        priors = [key for key in states[0] if ".prior." in key]
+        assert priors and all(torch.equal(states[0][key], states[1][key]) for key in priors)
     with pytest.raises(ConfigError, match=r"position_options: .* is not JSON"):
         resolve(recipe_named(f"{files}/given.py:unknown"), world=1)
 
 
-def test_recipes_in_files_are_chosen_by_name(files) -> None:
-    assert recipe_named("text.ggd_tiny").name == "text.ggd_tiny"
+def test_recipes_are_found_by_name(files) -> None:
+    assert find_recipe("dna.alibi+spectral_ssmax_tiny").model.name == "dna_alibi+spectral_ssmax_tiny"
     for name, message in (
-        ("given.py", r"has 3 recipes \(function, summed, unknown\).*given\.py:FUNCTION"),
-        ("given.py:sumed", "has no recipe 'sumed'; did you mean 'summed'"),
-        ("empty.py", r"has 0 recipes \(none\)"),
-        ("returns.py", "returns int, expected"),
-        ("none.py", r"no file '.*none\.py'"),
-        ("wrong.py", r"importing .*wrong\.py fails: ModuleNotFoundError.*nowhere_to_be_found"),
+        ("text.alibbi+spectral_tiny", r"unknown part 'alibbi'.*did you mean 'alibi'"),
+        (f"{files}/given.py", r"has 3 recipes \(function, summed, unknown\).*given\.py:FUNCTION"),
+        (f"{files}/given.py:sumed", "has no recipe 'sumed'; did you mean 'summed'"),
+        (f"{files}/empty.py", r"has 0 recipes \(none\)"),
+        (f"{files}/returns.py", "returns int, expected"),
+        (f"{files}/none.py", r"no file '.*none\.py'"),
+        (f"{files}/wrong.py", r"importing .*wrong\.py fails: ModuleNotFoundError.*nowhere_to_be_found"),
     ):
         with pytest.raises(ConfigError, match=message):
-            recipe_named(f"{files}/{name}")
+            recipe_named(name)
 
 
 def changed(name: str, *settings: str) -> dict:
-    return apply_overrides(find_recipe(name), settings)[0].model.options
+    return apply_overrides(find_recipe(name), [f"model.options.{setting}" for setting in settings])[0].model.options
 
 
 def test_options_inside_options_are_set_one_by_one() -> None:
-    name = "text.ggd+spectral+key_bias_tiny"
-    settings = ["model.options.position_options.spectral.rank=4", "model.options.position_options.ggd.init=alibi"]
-    assert changed(name, *settings) == {"position_options": {"spectral": {"rank": 4}, "ggd": {"init": "alibi"}}}
-    assert changed("text.ggd_tiny", 'model.options.position=["ggd","rope"]') == {"position": ["ggd", "rope"]}
-    # What the registered model has stays.
-    inside = "model.options.position_options.init=uniform"
+    options = changed(
+        "text.ggd+spectral+key_bias_tiny", "position_options.spectral.rank=4", "position_options.ggd.init=alibi"
+    )
+    assert options == {"position_options": {"spectral": {"rank": 4}, "ggd": {"init": "alibi"}}}
+    assert changed("text.ggd_tiny", 'position=["ggd","rope"]') == {"position": ["ggd", "rope"]}
+    # What the registered model has stays, unless it is replaced.
+    inside = "position_options.init=uniform"
     assert changed("vision.goat_tiny", inside) == {"position_options": {"rank": 2, "init": "uniform"}}
-    assert changed("vision.goat_tiny", inside, "model.options.position_options={}") == {
-        "position_options": {"init": "uniform"}
-    }
-
+    assert changed("vision.goat_tiny", inside, "position_options={}") == {"position_options": {"init": "uniform"}}
     for setting, words in (
         ("positon_options.rank=4", "no option 'positon_options'; did you mean 'position_options'"),
         ("dim.x=4", "dim is 128, which has no entries"),
     ):
         with pytest.raises(ConfigError, match=words):
-            changed("text.ggd_tiny", f"model.options.{setting}")
-
-
-def test_recipes_of_sums_are_found_by_name() -> None:
-    assert find_recipe("dna.alibi+spectral_ssmax_tiny").model.name == "dna_alibi+spectral_ssmax_tiny"
-    assert find_recipe("vision.ggd+key_bias_tiny").model.name == "vision_ggd+key_bias_tiny_patch8"
-    with pytest.raises(ConfigError, match=r"unknown part 'alibbi'.*did you mean 'alibi'"):
-        find_recipe("text.alibbi+spectral_tiny")
+            changed("text.ggd_tiny", setting)

@@ -1,4 +1,4 @@
-"""`priorzoo predict` and `priorzoo embed`: names of classes from training to the table, features, and errors of one line."""
+"""`priorzoo predict` and `priorzoo embed`: names of classes, features, and errors of one line."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import io
 import json
 import sys
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors import safe_open
 
 import zoo
-from modalities.contract import Classifier, Embedder
 from modalities.vision.sources import open_images
 from recipes.cli import main
 
-GLYPHS = "vision_goat_ssmax_tiny_patch8.glyphs"
-TEXT = "text_ggd_tiny.facts"
-DNA = "dna_goat_tiny.genomes"
-SMALL = dict(num_layers=1, dim=32, num_heads=2, hidden_dim=32)
+GLYPHS, TEXT, DNA = "vision_goat_ssmax_tiny_patch8.glyphs", "text_ggd_tiny.facts", "dna_goat_tiny.genomes"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +22,7 @@ def letters(tmp_path_factory) -> dict[str, str]:
     """Held-out pictures of A and B."""
     folder, images = tmp_path_factory.mktemp("letters"), open_images("glyphs-builtin", "heldout", size=64)
     for label, name in enumerate("AB"):
-        stored, _ = images.read(label)
-        assert isinstance(stored, Image.Image)
-        stored.save(folder / f"{name}.png")
+        images.read(label)[0].save(folder / f"{name}.png")
     return {name: str(folder / f"{name}.png") for name in "AB"}
 
 
@@ -45,43 +37,38 @@ def test_predict_prints_names_and_probabilities(letters, capsys):
         assert classes[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
 
 
-@pytest.mark.parametrize(("name", "given"), [(TEXT, ["The people", "é"]), (DNA, ["ACGTTGCA", "GATTACA"])])
-def test_features_of_sequences(name, given, tmp_path, monkeypatch):
+def embed(folder, *words: str) -> tuple[list[str], torch.Tensor]:
+    """(names of the inputs, features) that the command writes."""
+    assert main(["embed", *words, "--out", str(folder / "f.safetensors")]) == 0
+    with safe_open(folder / "f.safetensors", "pt") as file:
+        assert file.metadata()["model"] == words[0]
+        return json.loads(file.metadata()["inputs"]), file.get_tensor("features")
+
+
+@pytest.mark.parametrize(("name", "inputs"), [(TEXT, ["The people", "é"]), (DNA, ["ACGTTGCA", "GATTACA"])])
+def test_features_of_sequences(name, inputs, tmp_path, monkeypatch):
     """The mean over the tokens, or the last one; "-" reads an input a line."""
-    out = tmp_path / "f.safetensors"
     model = zoo.create_model(name).eval()
     with torch.no_grad():
-        tokens = [model.forward_features(model.read(one))[0] for one in given]
-    assert main(["embed", name, *given, "--out", str(out)]) == 0
-    with safe_open(out, "pt") as file:
-        assert json.loads(file.metadata()["inputs"]) == given and file.metadata()["model"] == name
-        torch.testing.assert_close(file.get_tensor("features"), torch.stack([x[1:].mean(0) for x in tokens]))
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(given) + "\n"))
-    assert main(["embed", name, "-", "--pool", "last", "--out", str(out)]) == 0
-    with safe_open(out, "pt") as file:
-        torch.testing.assert_close(file.get_tensor("features"), torch.stack([x[-1] for x in tokens]))
-    assert isinstance(model, Embedder) and not isinstance(model, Classifier)
+        tokens = [model.forward_features(model.read(one))[0] for one in inputs]
+    names, features = embed(tmp_path, name, *inputs)
+    torch.testing.assert_close(features, torch.stack([x[1:].mean(0) for x in tokens]))
+    assert names == inputs
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(inputs) + "\n"))
+    torch.testing.assert_close(embed(tmp_path, name, "-", "--pool", "last")[1], torch.stack([x[-1] for x in tokens]))
 
 
 def test_features_of_files_and_regions(tmp_path):
     """Records of a sequence file, rows of a BED file, and bases beside them, with their names."""
     (tmp_path / "g.fa").write_text(">one\nACGTTGCA\nGATTACA\n>two\nTTTT\n")
     (tmp_path / "r.bed").write_text("one\t2\t9\tgene\none\t2\t9\ntwo\t0\t4\n")
-    model, out, fasta = zoo.create_model(DNA).eval(), tmp_path / "f.safetensors", str(tmp_path / "g.fa")
-
-    def read(*words):
-        assert main(["embed", DNA, *words, "--out", str(out)]) == 0
-        with safe_open(out, "np") as file:
-            assert file.metadata()["model"] == DNA
-            return json.loads(file.metadata()["inputs"]), file.get_tensor("features")
-
+    model, fasta = zoo.create_model(DNA).eval(), str(tmp_path / "g.fa")
     for words, names, bases in (
         ([fasta, "GATT"], ["one", "two", "GATT"], ["ACGTTGCAGATTACA", "TTTT", "GATT"]),
         ([fasta, "--regions", str(tmp_path / "r.bed")], ["gene", "one:3-9", "two:1-4"], ["GTTGCAG", "GTTGCAG", "TTTT"]),
     ):
-        found, features = read(*words)
-        assert found == names and features.dtype == np.float32
-        np.testing.assert_array_equal(features, np.stack([model.represent(one).numpy() for one in bases]))
+        labels, features = embed(tmp_path, DNA, *words)
+        assert labels == names and torch.equal(features, torch.stack([model.represent(one) for one in bases]))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +79,6 @@ def test_features_of_files_and_regions(tmp_path):
         (["predict", GLYPHS, "none.png"], "none.png"),
         (["predict", GLYPHS, "A", "--size", "50"], "nearest sizes are 48 and 56"),
         (["embed", TEXT, "a", "--pool", "first"], "valid: last, mean"),
-        (["embed", DNA, "g.faa"], "neither bases nor a sequence file"),
         (["embed", GLYPHS, "A", "--out", "f.txt"], ".npy or .safetensors"),
         (["embed", DNA, "none.fa"], "no file 'none.fa'"),
         (["embed", TEXT, "a", "--regions", "r.bed"], "reads no sequence files"),

@@ -85,6 +85,29 @@ def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(kernel: str, call: str
             sees &= (i - column < options.get("window", length)) & (i // document == column // document)
             out = torch.tensor(nan_rows(tensors, kernel, **options))
             assert out[sees].all(), (length, column)
+            if what == 1:  # a value of NaN reaches rows that do not see it, in torch's attention too: 0 · NaN is NaN
+                assert torch.equal(out, sees), (length, column)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(("kernel", "call"), [c for c in COMBINED if isinstance(c, tuple)])
+def test_no_earlier_row_changes_by_a_later_key(kernel: str, call: str, bad: float) -> None:
+    """Rows before a bad key are equal to those without it, in short and long rows."""
+    options = CALLS[call] | {"causal": True}
+    for length, column in ((9, 4), (40, 30), (700, 300)):
+        clean = heads(length)
+        dirty = [x.clone() for x in clean]
+        dirty[1][:, :, column, 2] = bad
+        prior = None
+        line = Positions.line(length)
+        if "prior" in options:
+            made = create_prior(options["prior"], num_heads=HEADS, **({"train_context": 8} if call == "goat" else {}))
+            prior = made(line, line, causal=True)
+        given = {name: value for name, value in options.items() if name not in ("prior", "segments")}
+        if "segments" in options:
+            given["segments"] = (torch.arange(length) // options["segments"])[None]
+        outs = [prior_attention(*x, prior, kernel=kernel, **given)[:, :, :column] for x in (clean, dirty)]
+        torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])

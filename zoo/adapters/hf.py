@@ -90,7 +90,7 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     request = Request(**entries.pop(RECORD))
     entries["model_type"] = entries["model_type"].removesuffix(LOADED_BY)
     config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
-    [architecture] = config.architectures or ()
+    architecture = (config.architectures or [""])[0]
     kind: Any = getattr(transformers, architecture)
 
     def init(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **more: Any) -> None:

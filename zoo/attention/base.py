@@ -17,7 +17,7 @@ from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.tables import BlockedBias, padded_bias
 
 __all__ = [
-    "AttentionCall", "Kernel", "Workspace", "aligned", "cuda_capability", "fold_lanes", "has_values", "needs_grad",
+    "AttentionCall", "Kernel", "Workspace", "aligned", "bad_keys", "cuda_capability", "fold_lanes", "has_values", "needs_grad",
     "needs_mask", "pad_heads", "refuses_mask_and_dropout", "repeat_heads", "single_documents", "traced_as_constant", "visible",
 ]  # fmt: skip
 
@@ -198,6 +198,23 @@ def needs_grad(*tensors: Tensor | BlockedBias | None) -> bool:
 def has_values(x: Tensor) -> bool:
     """Whether the values of a tensor can be read: torch's fake tensors, and those on "meta", have shapes alone."""
     return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def bad_keys(call: AttentionCall) -> Tensor | None:
+    """(B, Gk, S) bool: keys with a NaN or an infinity; None where there are none, or every row sees every key.
+
+    Hidden keys must not reach a row, and torch adds −∞ to their logits, which leaves NaN. On the CPU alone: elsewhere the
+    question synchronises.
+    """
+    shows_all = call.num_queries == 1 and call.segments is None and call.window is None and call.mask is None
+    hides = call.causal or any(x is not None for x in (call.segments, call.window, call.mask))
+    if shows_all or not hides or call.k.device.type != "cpu" or torch.compiler.is_compiling() or not has_values(call.k):
+        return None
+    parts = [call.k] if call.terms.k_lanes is None else [call.k, call.terms.k_lanes]
+    if torch._C._functorch.peek_interpreter_stack() or all(bool(part.detach().sum().isfinite()) for part in parts):
+        return None
+    bad = ~call.keys.detach().isfinite().all(-1)
+    return bad if bool(bad.any()) else None
 
 
 def single_documents(segments: Tensor) -> Tensor:

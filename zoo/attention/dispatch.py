@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from zoo.attention import triton
-from zoo.attention.base import AttentionCall, Kernel, has_values, needs_mask, single_documents, traced_as_constant
+from zoo.attention.base import (
+    AttentionCall,
+    Kernel,
+    bad_keys,
+    has_values,
+    needs_mask,
+    single_documents,
+    traced_as_constant,
+)
 from zoo.attention.checks import check_call
 from zoo.attention.flash import FlashKernel
 from zoo.attention.reach import TALLY, Tally
@@ -101,7 +109,7 @@ class Observer:
 
     def run(self, call: AttentionCall) -> Tensor:
         self.see(call)
-        return KERNELS[choose_kernel(call)].run(call)
+        return _without_bad_keys(KERNELS[choose_kernel(call)], call).run(call)
 
 
 def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: MutableSet[str]) -> str:
@@ -194,7 +202,12 @@ def prior_attention(
             raise ValueError(f"kernel must be a name or a zoo.attention.Kernel, got {kernel!r}")
     if reason := kernel.refuses(call):
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
-    return kernel.run(call)
+    return _without_bad_keys(kernel, call).run(call)
+
+
+def _without_bad_keys(kernel: Kernel, call: AttentionCall) -> Kernel:
+    """`kernel`, or `sdpa` in place of `toeplitz` where a key has a NaN or an infinity, which only rows that see it may get."""
+    return KERNELS["sdpa"] if kernel is TOEPLITZ and bad_keys(call) is not None else kernel
 
 
 def _hides_nothing(segments: Tensor) -> bool:

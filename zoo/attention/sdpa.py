@@ -16,6 +16,7 @@ from zoo.attention.base import (
     AttentionCall,
     Workspace,
     aligned,
+    bad_keys,
     needs_grad,
     needs_mask,
     pad_heads,
@@ -65,7 +66,8 @@ class SdpaKernel:
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`run` of a call's queries, keys and values, which may be wider than its own."""
         num_heads, width = call.q.shape[1], call.v.shape[-1]
-        masked, exporting = needs_mask(call), torch.compiler.is_exporting()
+        bad, exporting = bad_keys(call), torch.compiler.is_exporting()
+        masked = bad is not None or needs_mask(call)
         short = not exporting and k.shape[2] < FEWEST_KEYS and call.q.device.type == "cpu" and not call.dropout
         if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
             # One query: the heads of a group become rows that share its keys, which then need no copies.
@@ -76,7 +78,9 @@ class SdpaKernel:
             return out.flatten(1, 2)[:, :, None, :width]
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
         if masked:
-            return self._masked(call, q, k, v)[..., :width]
+            if bad is not None:
+                bad, k = repeat_heads(bad, num_heads), k.nan_to_num(0.0, 0.0, 0.0)
+            return self._masked(call, q, k, v, bad)[..., :width]
         # Causal without a mask is one query, which sees all keys, or as many queries as keys.
         is_causal = call.causal and bool(call.num_queries == call.num_keys)
         shown = None
@@ -89,8 +93,11 @@ class SdpaKernel:
         )
         return (_of_one_layout(out) if exporting else out)[..., :width]
 
-    def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention in blocks of queries and heads; without gradients only one block's mask is in memory."""
+    def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, bad: Tensor | None) -> Tensor:
+        """Attention in blocks of queries and heads; without gradients only one block's mask is in memory.
+
+        bad: (B, H, S) bool, keys that make the logits of rows that see them NaN, as in `bad_keys`.
+        """
         dtype = wide = q.dtype
         if call.table is not None or call.terms.bias is not None:
             # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
@@ -107,14 +114,14 @@ class SdpaKernel:
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
         remade = tracked and isinstance(call.terms.bias, BlockedBias) and rows < call.num_queries
-        columns = []
+        columns: list[Tensor] = []
         for group in slices(q.shape[1], heads):
             kg, vg = k[:, group].to(wide), v[:, group].to(wide)
             table = None if call.table is None else call.table.of_heads(group).unroll(wide)
-            parts = []
+            parts: list[Tensor] = []
             for block in slices(q.shape[2], rows):
                 last = block.stop + call.offset if call.causal else call.num_keys
-                mask = partial(_mask, call, table, block, group, last, space)
+                mask = partial(_mask, call, table, block, group, last, space, bad)
                 inputs = q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], mask, call.dropout
                 # A bias made by blocks is made again in the backward pass, and so are the weights.
                 part = checkpoint(_one_block, *inputs, use_reentrant=False) if remade else _one_block(*inputs)
@@ -163,7 +170,13 @@ def _sums_in_rows(call: AttentionCall) -> bool:
 
 
 def _mask(
-    call: AttentionCall, table: UnrolledTable | None, block: slice, heads: slice, last: int, space: Workspace | None
+    call: AttentionCall,
+    table: UnrolledTable | None,
+    block: slice,
+    heads: slice,
+    last: int,
+    space: Workspace | None,
+    bad: Tensor | None,
 ) -> Tensor | None:
     """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias. `table` holds only `heads`."""
     shown = visible(call, block.start, block.stop, last)
@@ -177,12 +190,16 @@ def _mask(
     if call.terms.bias is not None:
         dense = bias_block(call.terms.bias, heads, block, last)
         bias = dense if bias is None else bias + dense
-    if bias is None:
+    if bias is None and bad is None:
         return shown
-    if call.query_scale is not None:
+    if bias is not None and call.query_scale is not None:
         scale = call.query_scale[:, heads, block, None]
         owned = out is not None and call.terms.bias is None and scale.shape[0] == 1
         bias = bias.mul_(scale) if owned else bias * scale
+    if bad is not None:
+        column = torch.zeros_like(bad, dtype=torch.float32).masked_fill(bad, torch.nan)[:, heads, None, :last]
+        bias = column if bias is None else bias + column
+    assert bias is not None
     if shown is not None:
         bias = bias.masked_fill(~shown, -torch.inf)
     return bias.to(torch.promote_types(call.q.dtype, torch.float32))

@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +26,8 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 
 import torch
 import typer
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
 from rich.console import Console
 
 from recipes.commands import CommandError, call
@@ -41,10 +42,6 @@ ERROR = "_standard_error"
 SHARES = ("accuracy", "free_generation", "top1")  # their intervals end at 0 and 1
 FACTS = ("position", "steps", "seed", "tokens", "images", "train_context", "image_size", "data", "license")
 KINDS = {"model": "shipped", "seed": "another seed", "baseline": "baseline"}  # in the order of tables
-SVG = '<svg viewBox="0 0 340 170" role="img" aria-label="{}" {}></svg>'
-LEGEND = (
-    '<li><svg viewBox="0 0 32 10" aria-hidden="true"><line class="s{}" x1="0" x2="32" y1="5" y2="5"/></svg>head {}</li>'
-)
 Place = int | float | str  # along an axis: a length, a size, a name
 Cell = tuple[float, float | None, float | None]  # a score and the ends of its 95% interval
 Entry = Mapping[str, Any]  # of the manifest
@@ -225,118 +222,48 @@ def prior_curves(model: Any) -> dict[str, Any]:
 
 def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
     """The HTML of the page, from score tables and the weights that ship; measured: the tables have intervals."""
-    priors: dict[str, Any] = {}
-    cards: dict[str, list[str]] = {}
-    listing: list[str] = []
+    models: list[dict[str, Any]] = []
     for name, entry in manifest().items():
-        model, reason = create_model(name), ""
+        model, prior, reason = create_model(name), None, ""
         try:
-            priors[name] = prior_curves(model)
+            prior = prior_curves(model)
         except ValueError as error:
             reason = str(error)
-        listing.append(_model_row(name, entry, sum(parameter.numel() for parameter in model.parameters())))
-        cards.setdefault(_modality(entry), []).append(_card(name, entry, priors.get(name), reason, tables))
-    groups = (
-        f'<h3 class="group">{escape(kind)}</h3>\n<div class="cards">\n{"".join(group)}</div>'
-        for kind, group in cards.items()
-    )
+        trained = entry.get("train_context") or entry.get("image_size") or 0
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        cells = [_modality(entry), f"{parameters / 1e6:.1f}M", str(trained or ""), *_first_scores(entry)]
+        listed = [n for n, table in enumerate(tables) if name in table.rows]
+        table = max(listed, key=lambda n: len(tables[n].rows[name]), default=None)  # the longest curve
+        facts = {"name": name, "entry": entry, "modality": _modality(entry), "trained": trained, "cells": cells}
+        models.append(facts | {"table": table, "prior": prior, "reason": reason})
+    priors = {model["name"]: model["prior"] for model in models if model["prior"]}
     data = {"tables": [table.curves() for table in tables], "priors": priors}
-    intervals = "Under each score is its 95% interval, ±1.96 standard errors; where all samples agree it has no width."
-    parts = {
-        "style": (PAGE / "page.css").read_text(encoding="utf-8"),
-        "script": (PAGE / "page.js").read_text(encoding="utf-8"),
-        "count": str(len(manifest())),
-        "listing": "\n".join(listing),
-        "models": "\n".join(groups),
-        "intervals": intervals if measured else "The scores are those of the models' cards, which have no intervals.",
-        "tables": "\n".join(_table(n, table) for n, table in enumerate(tables)),
-        "version": version("priorzoo"),
-        "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-    }
-    page = (PAGE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True)
+    environment.filters["prose"] = _prose
+    return environment.get_template("page.html").render(
+        models=models,
+        tables=tables,
+        facts=FACTS,
+        kinds=KINDS,
+        measured=measured,
+        version=version("priorzoo"),
+        data=Markup(text),
+    )
 
 
-def _model_row(name: str, entry: Entry, parameters: int) -> str:
-    """A row of the first table: name, modality, parameters, place of training, the card's first score there and beyond."""
+def _first_scores(entry: Entry) -> list[str]:
+    """A card's first score at the first and the last place that was measured, and its name."""
     rows = entry.get("measured", [])
     axis, score, *_ = [*(rows[0] if rows else {}), "", ""]
     scored = [row for row in rows if score in row]
-    cells = [_modality(entry), f"{parameters / 1e6:.1f}M", str(_trained(entry) or "")]
-    cells += [f"{row[score]:.3f} at {row[axis]}" for row in scored[:1] + scored[-1:]]
-    cells += [""] * (5 - len(cells)) + [score]
-    link = f'<a href="#{escape(name)}">{_breakable(name)}</a>'
-    return f'<tr><th scope="row">{link}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+    cells = [f"{row[score]:.3f} at {row[axis]}" for row in scored[:1] + scored[-1:]]
+    return [*cells, *[""] * (2 - len(cells)), score]
 
 
-def _card(name: str, entry: Entry, prior: Entry | None, reason: str, tables: Sequence[ScoreTable]) -> str:
-    """One model: its longest curve of a score, facts, and its prior by layer and head, or the reason why it has none."""
-    lines = [f'<article class="card" id="{escape(name)}">', f"<h4>{_breakable(name)}</h4>"]
-    if listed := [n for n, table in enumerate(tables) if name in table.rows]:
-        n = max(listed, key=lambda n: len(tables[n].rows[name]))
-        table, row = tables[n], tables[n].rows[name]
-        last = row[max(row, key=table.places.index)][0]
-        label = escape(f"{table.score} of {name} over {table.axis}; the last value is {last:.3f}")
-        data = f'data-model="{escape(name)}" data-table="{n}" data-trained="{_trained(entry)}"'
-        caption = f"{escape(table.score)} ({escape(table.title)}) over {escape(table.axis)}"
-        lines.append(f"<figure>{SVG.format(label, data)}\n<figcaption>{caption}</figcaption></figure>")
-    facts = "".join(
-        f"<div><dt>{escape(fact.replace('_', ' '))}</dt><dd>{_prose(str(entry[fact]))}</dd></div>"
-        for fact in FACTS
-        if fact in entry
-    )
-    lines.append(f"<dl>{facts}</dl>")
-    if prior is None:
-        lines.append(f'<p class="soft">{escape(reason[0].upper() + reason[1:])}.</p>')
-        return "\n".join([*lines, "</article>"])
-    heads = "".join(LEGEND.format(head % 4, head) for head in range(len(prior["layers"][0])))
-    lines += ["<details><summary>Prior by head</summary>", f'<ul class="legend">{heads}</ul>']
-    over = f"the distance in {prior['unit']}" + ", the mean over all patches at it" * (prior["unit"] == "patches")
-    for layer in range(len(prior["layers"])):
-        label = f"Log-prior of the heads of layer {layer} of {escape(name)} over distance"
-        svg = SVG.format(label, f'data-prior="{escape(name)}" data-layer="{layer}"')
-        caption = f"layer {layer}: K − max K in nats, over {over}"
-        lines.append(f"<figure>{svg}\n<figcaption>{caption}</figcaption>\n</figure>")
-    return "\n".join([*lines, "</details>", "</article>"])
-
-
-def _trained(entry: Entry) -> int:
-    """The place of training; 0 where the card names none."""
-    return entry.get("train_context") or entry.get("image_size") or 0
-
-
-def _table(n: int, table: ScoreTable) -> str:
-    title = f"{table.modality}: {table.title}, {table.score} over {table.axis}"
-    heads = ["model", "kind", *(f"{place:,}" if isinstance(place, int) else str(place) for place in table.places)]
-    buttons = "".join(f'<th scope="col"><button type="button">{escape(head)}</button></th>' for head in heads)
-    lines = [
-        f'<h3 id="table-{n}">{escape(title)}</h3><p class="soft">{escape(table.note)}</p>',
-        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="table-{n}"><table aria-labelledby="table-{n}">',
-        f"<thead><tr>{buttons}</tr></thead><tbody>",
-    ]
-    for label, row in table.rows.items():
-        kind = table.kinds[label]
-        cells = "".join(_cell(row.get(place)) for place in table.places)
-        name = f'<th scope="row">{_breakable(label)}</th>'
-        lines.append(f'<tr class="{kind}">{name}<td class="kind">{KINDS[kind]}</td>{cells}</tr>')
-    return "\n".join([*lines, "</tbody></table></div>"])
-
-
-def _cell(cell: Cell | None) -> str:
-    if cell is None:
-        return '<td data-value="">–</td>'
-    value, low, high = cell
-    interval = f"<small>{low:.3f} to {high:.3f}</small>" if low is not None and high is not None else ""
-    return f'<td data-value="{value:.6g}">{value:.3f}{interval}</td>'
-
-
-def _breakable(name: str) -> str:
-    """A name that may be cut into lines behind its underscores."""
-    return escape(name).replace("_", "_<wbr>")
-
-
-def _prose(text: str) -> str:
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+def _prose(text: object) -> Markup:
+    """HTML of a text with `code`."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/gallery.py") -> int:

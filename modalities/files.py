@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import gzip
 import os
 import shutil
@@ -21,6 +22,7 @@ __all__ = [
     "data_folder",
     "fetch_command",
     "file_safe",
+    "matching_files",
     "near_file",
     "new_folder",
     "opened",
@@ -62,6 +64,12 @@ def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
         return ""
     escaped = str(folder).replace("{", "{{").replace("}", "}}")
     return did_you_mean(Path(place).name, names, form=str(Path(escaped, "{}")))
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a glob matches, sorted, each once: links to a folder above make a file match many times."""
+    first = {os.path.realpath(path): Path(path) for path in sorted(glob.glob(pattern, recursive=True), reverse=True)}
+    return sorted(path for path in first.values() if path.is_file())
 
 
 @contextmanager

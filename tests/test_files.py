@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from modalities import files
-from modalities.files import data_folder, fetch_command, file_safe, near_file, new_folder, write_table
+from modalities.files import data_folder, fetch_command, file_safe, matching_files, near_file, new_folder, write_table
 from zoo.files import ABANDONED, replacing, replacing_path, write_json, write_text
 
 
@@ -103,3 +103,13 @@ def test_the_nearest_file(tmp_path):
     assert near_file(folder / "calls.vfc") == f"did you mean {str(folder / 'calls.vcf')!r}? "
     assert near_file(folder / "calls.vfc", lambda name: name.endswith(".gb")) == near_file(folder / "x") == ""
     assert near_file(tmp_path / "none" / "calls.vcf") == near_file(f"{'n' * 300}/x") == near_file("absent.vcf") == ""
+
+
+def test_a_glob_matches_each_file_once(tmp_path: Path) -> None:
+    for name in ("b/x.txt", "a/x.txt", ".hidden/x.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "b/up").symlink_to(tmp_path)
+    (tmp_path / "a/again.txt").symlink_to(tmp_path / "b/x.txt")
+    paths = matching_files(f"{tmp_path}/**/*.txt")
+    assert [str(path.relative_to(tmp_path)) for path in paths] == ["a/again.txt", "a/x.txt"]

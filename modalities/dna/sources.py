@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.formats import SUFFIXES, is_sequence_file
-from modalities.files import data_folder, fetch_command, near_file
+from modalities.files import data_folder, fetch_command, matching_files, near_file
 from zoo.naming import did_you_mean
 
 __all__ = ["DnaSource", "find_source"]
@@ -89,7 +88,7 @@ def _find_files(spec: str, place: str) -> list[Path]:
     if path.is_file():  # a name may have brackets in it
         return [_sequence_file(spec, path)]
     if any(mark in place for mark in "*?["):
-        found = sorted(Path(path) for path in glob.glob(place, recursive=True) if os.path.isfile(path))
+        found = matching_files(place)
         if not found:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
         return [_sequence_file(spec, path) for path in found]

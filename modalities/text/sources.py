@@ -23,7 +23,6 @@ The data folder: `modalities.files.data_folder`.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import itertools
 import json
@@ -35,7 +34,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
-from modalities.files import data_folder, fetch_command, near_file, opened
+from modalities.files import data_folder, fetch_command, matching_files, near_file, opened
 from zoo.inputs import parse_json
 from zoo.naming import did_you_mean, nearest
 
@@ -165,7 +164,7 @@ class HFSource(Source):
         """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
         extra: dict[str, Any] = {name: value for name, value in self.options.items() if name in _HUB_OPTIONS}
         if files := extra.get("data_files"):
-            extra["data_files"] = sorted(glob.glob(files)) or files
+            extra["data_files"] = [str(path) for path in matching_files(files)] or files
         datasets = _import_datasets(f"source {self.spec!r}")
         return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True, **extra)
 
@@ -245,7 +244,7 @@ def _hf_source(spec: str, rest: str, options: dict[str, str]) -> HFSource:
 
 def _find_files(spec: str, place: str) -> tuple[Path, ...]:
     if any(mark in place for mark in "*?["):
-        paths = sorted(Path(p) for p in glob.glob(place, recursive=True) if os.path.isfile(p))
+        paths = matching_files(place)
         if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
     else:

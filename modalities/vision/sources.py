@@ -21,16 +21,16 @@ out nothing. The data folder is `modalities.files.data_folder`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import find_classes
 
 from modalities.files import data_folder, fetch_command
 from modalities.vision.hf import HFImages
@@ -120,12 +120,12 @@ def class_names(spec: str) -> tuple[str, ...]:
         path = Path(spec[len("folder:") :]).expanduser()
         for folder in (path / "train", path):
             if _has_folders(folder):
-                return tuple(find_classes(folder)[0])
+                return tuple(_class_folders(folder))
     return ()
 
 
 def _has_folders(path: Path) -> bool:
-    return path.is_dir() and any(child.is_dir() for child in path.iterdir())
+    return path.is_dir() and any(e.is_dir() and not e.name.startswith(".") for e in os.scandir(path))
 
 
 class BuiltinImages(ImageSet):
@@ -164,29 +164,72 @@ class BuiltinImages(ImageSet):
 
 
 class _ListedFolder(ImageFolder):
-    """ImageFolder that may be given its classes, admits empty ones, and lists the files it leaves out."""
+    """ImageFolder without hidden names and links to a folder above, that may be given its classes, admits empty ones, and
+    lists the files it leaves out, with the reason."""
 
     def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
         self.known_classes = classes
-        self.left_out: list[str] = []
-        super().__init__(str(root), is_valid_file=self._is_image, allow_empty=True)
+        self.left_out: list[tuple[str, str]] = []
+        super().__init__(str(root), is_valid_file=lambda name: name.lower().endswith(EXTENSIONS), allow_empty=True)
 
-    def _is_image(self, path: str) -> bool:
-        valid = path.lower().endswith(EXTENSIONS)
-        if not valid:
-            self.left_out.append(path)
-        return valid
+    def make_dataset(
+        self,
+        directory: str,
+        class_to_idx: dict[str, int],
+        extensions: object = None,
+        is_valid_file: Callable[[str], bool] = bool,
+        allow_empty: bool = True,
+    ) -> list[tuple[str, int]]:
+        """(path, label) of the files of every class, sorted by class, folder and name."""
+        samples, seen = [], set()
+        for name, label in sorted(class_to_idx.items()):
+            for folder, _, files in sorted(_walk(os.path.join(directory, name))):
+                for path in (os.path.join(folder, file) for file in sorted(files)):
+                    if not is_valid_file(path):
+                        self.left_out.append(("unknown extension", path))
+                        continue
+                    link = os.path.realpath(path) if os.path.islink(path) or os.path.islink(folder) else path
+                    if link in seen:
+                        self.left_out.append(("seen twice, by a link", path))
+                        continue
+                    seen |= {path, link}
+                    samples.append((path, label))
+        return samples
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        names, numbers = super().find_classes(directory)
-        known = self.known_classes
+        names, known = _class_folders(directory), self.known_classes
         if known is None:
-            return names, numbers
+            return names, {name: number for number, name in enumerate(names)}
         for name in names:
             if name not in known:
                 hint = did_you_mean(name, known)
                 raise ValueError(f"{directory} has a class {name!r} that training does not have; {hint}".rstrip("; "))
         return list(known), {name: number for number, name in enumerate(known)}
+
+
+def _class_folders(folder: str | Path) -> list[str]:
+    """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's checkpoints.
+
+    Raises:
+        FileNotFoundError: where there is none.
+    """
+    names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    if not names:
+        raise FileNotFoundError(f"no class folder in {folder}: expected {folder}/CLASS/IMAGE")
+    return names
+
+
+def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` through links, without hidden names and without links to a folder that is being walked."""
+    for place, folders, files in os.walk(folder, followlinks=True):
+        above = os.path.realpath(place) + os.sep
+        paths = {name: os.path.join(place, name) for name in folders if not name.startswith(".")}
+        folders[:] = [
+            name
+            for name, path in paths.items()
+            if not (os.path.islink(path) and above.startswith(os.path.realpath(path) + os.sep))
+        ]
+        yield place, folders, [name for name in files if not name.startswith(".")]
 
 
 class FolderImages(ImageSet):
@@ -205,7 +248,7 @@ class FolderImages(ImageSet):
         if parts and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
         if parts and classes is None:
-            classes = find_classes(train)[0]
+            classes = _class_folders(train)
         root = path
         if heldout is not None and (alone or (parts and split != "train")):
             root = heldout
@@ -214,11 +257,11 @@ class FolderImages(ImageSet):
         listed = _ListedFolder(root, classes)
         samples = listed.samples
         names = [os.path.relpath(file, root).replace(os.sep, "/") for file, _ in samples]
-        self.problems: list[Event] = [("skipped", "unknown extension", name) for name in listed.left_out]
+        self.problems: list[Event] = [("skipped", reason, name) for reason, name in listed.left_out]
         for label in sorted(set(range(len(listed.classes))) - {label for _, label in samples}):
             self.problems.append(("skipped", "empty class", str(root / listed.classes[label])))
         if root == path and hold_out and split != "all":
-            self.among, places = len(samples), heldout_places(names, split)
+            self.among, places = len(samples), heldout_places(_named_once(names, samples), split)
             samples, names = [samples[n] for n in places], [names[n] for n in places]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
@@ -238,6 +281,20 @@ class FolderImages(ImageSet):
 
     def name(self, index: int) -> str:
         return os.fsdecode(self.paths[index])
+
+
+def _named_once(names: list[str], samples: list[tuple[str, int]]) -> list[str]:
+    """`names`, but of files with equal bytes the first one's: copies are held out together, or trained on together."""
+    by_size: dict[int, list[int]] = {}
+    for n, (path, _) in enumerate(samples):
+        by_size.setdefault(_version(path)[0], []).append(n)
+    named = list(names)
+    for places in (places for places in by_size.values() if len(places) > 1):
+        first: dict[bytes, str] = {}
+        for n in places:
+            with open(samples[n][0], "rb") as file:
+                named[n] = first.setdefault(hashlib.file_digest(file, "sha256").digest(), names[n])
+    return named
 
 
 def _folder(spec: str) -> Path:

@@ -14,7 +14,7 @@ from tests.zoo.priors_table import CASES as PRIOR_CASES
 from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, create_prior
 from zoo.attention import KERNELS, prior_attention
-from zoo.attention.base import AttentionCall, Kernel, visible
+from zoo.attention.base import AttentionCall, Kernel
 from zoo.attention.dispatch import choose_kernel
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
@@ -193,56 +193,22 @@ def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "realised", "name", "dtype"),
-    pairs(FAST, ["lanes", "table"], list(LOW_PRECISION), [torch.bfloat16, torch.float16, torch.float32]),
+    pairs(FAST, ["lanes", "table"], LOW_PRECISION, [torch.bfloat16, torch.float16, torch.float32]),
 )
-def test_low_precision_error_is_that_of_an_eager_reference(kernel, realised, name, dtype):
-    """The budget is the error that the formula itself makes when every step of it rounds to the dtype (times 3, and a few
-    roundings of the largest value, for results that the eager form happens to hit exactly: in float32 20 of them, the
-    accuracy of the exponential in torch's fused CPU kernels)."""
+def test_low_precision_loses_some_roundings(kernel, realised, name, dtype):
+    """Of inputs that the dtype holds exactly; tables, lanes and row scales are float32. What plain attention loses when every
+    step of it rounds to the dtype is up to 5 roundings of the largest value; in float32 exponentials add 20."""
     case = CASES[name]
     leaves, options = build(case, realised)
-    # Values that the dtype holds exactly, so that what is measured is the kernel and not the rounding of its inputs.
-    exact = {key: leaf.detach().to(dtype).double().requires_grad_() for key, leaf in leaves.items()}
-    kept_wide = {"table", "query_scale", "q_lanes", "k_lanes"}
-    low = {
-        key: leaf.detach().to(torch.float32 if key in kept_wide else dtype).requires_grad_()
-        for key, leaf in exact.items()
-    }
     if refused(kernel, realised, case):
         return
+    exact = {key: leaf.detach().to(dtype).double().requires_grad_() for key, leaf in leaves.items()}
+    low = {key: x.detach().to(dtype if key in "qkv" else torch.float32).requires_grad_() for key, x in exact.items()}
     truth = evaluate(exact, options, "reference", case.grid)
     got = evaluate(low, options, of_small_blocks(kernel, case), case.grid)
-    eager = eager_in(dtype, exact, options, case.grid)
     for key, value in truth.items():
-        roundings = 20 if dtype == torch.float32 else 2
-        budget = 3 * (eager[key].double() - value).abs().max() + roundings * torch.finfo(dtype).eps * value.abs().max()
-        error = (got[key].double() - value).abs().max()
-        assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
-
-
-def eager_in(
-    dtype: torch.dtype, leaves: dict[str, Tensor], options: dict[str, object], grid: tuple[int, int, int] | None
-) -> dict[str, Tensor]:
-    """Plain composite attention with every tensor in `dtype`: what a user would write."""
-    low = {key: leaf.detach().to(dtype).requires_grad_() for key, leaf in leaves.items()}
-    q, k, v = low["q"], low["k"], low["v"]
-    call = AttentionCall(q, k, v, PriorTerms(), options["causal"], None, options["segments"], options["window"])
-    logits = (q @ k.transpose(-1, -2)) * HEAD_WIDTH**-0.5
-    if "q_lanes" in low:
-        logits = logits + low["q_lanes"] @ low["k_lanes"].transpose(-1, -2)
-    if "table" in low:
-        logits = logits + terms_of(low, grid).table.dense()
-    if "bias" in low:
-        logits = logits + low["bias"]
-    if "query_scale" in low:
-        logits = logits * low["query_scale"][..., None]
-    mask = visible(call)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf)
-    out = logits.softmax(-1) @ v
-    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(dtype)
-    grads = torch.autograd.grad((out * weight).sum(), list(low.values()))
-    return {"out": out.detach(), **dict(zip(low, grads, strict=True))}
+        error = float((got[key].double() - value).abs().max() / value.abs().max().clamp(min=1.0))
+        assert error <= (40 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps, key
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,10 @@ BATCH, HEADS = 2, 4
 class Case:
     """One call; what is not set is absent.
 
-    Attributes:
-        table: over distances, or displacements of the grid: "random", "decay" (it falls linearly) or "hidden" (some are −∞).
-        prior: "ggd" with θα and θβ trained, "ggd mu" with θμ too, or "ramp", ALiBi's lanes, which a launch of their own makes.
-        bias: batch rows and heads of a dense bias.
-        lanes: columns of lanes. narrow: columns by which content is narrower than values.
-        skip: tiles of negligible weight are skipped.
-        queries: the last ones, as a share of the keys; 0: one.
-        packed: heads are beside one another in memory, as a model's projection leaves them.
-        gradients: forward and backward; else forward alone, which a kernel for few queries serves.
+    `table`: "random", "decay" or "hidden" (some are −∞), over distances or displacements of the grid; `prior`: "ggd", "ggd mu"
+    (θμ trained too) or "ramp" (ALiBi's lanes); `bias`: batch rows and heads; `narrow`: columns by which content is narrower
+    than values; `skip`: skip tiles of negligible weight; `queries`: the last, as a share of the keys (0: one); `packed`: heads
+    side by side in memory; `gradients`: else forward alone, which a kernel for few queries serves.
     """
 
     table: str = ""

@@ -68,27 +68,7 @@ def meta(x: Tensor) -> Tensor:
     return x.to("meta")
 
 
-LATE, AFTER = QUERIES + 1, KEYS - QUERIES
-PER_PRIOR = [
-    entry
-    for prior in PRIORS
-    for entry in (
-        (prior, "terms", terms_of(prior, QUERIES, KEYS, heads=3, offset=AFTER), "head|must be"),
-        (prior, "terms", terms_of(prior, QUERIES, KEYS), "the first query 0 rows after"),
-        (prior, "terms", terms_of(prior, LATE, KEYS, offset=KEYS - LATE), "position|must be"),
-        (prior, "terms", terms_of(prior, QUERIES, KEYS + 1, offset=AFTER + 1), "position|must be"),
-        (prior, "causal", constants(False), "are for causal=True and the call has causal=False"),
-    )
-]
-LANES = [
-    ("goat", "terms", part(lanes, *changes), words)
-    for lanes in ("q_lanes", "k_lanes")
-    for changes, words in (
-        ([lambda x: x[:, :3].expand(-1, 3, -1, -1), lambda x: x[:, :, :-1], Tensor.long], "lanes must be"),
-        ([lambda x: x[0, 0, 0, 0], lambda x: x[..., 1:]], "expected as many"),
-        ([meta], "on the device of x"),
-    )
-]
+AFTER, LANES = KEYS - QUERIES, ("q_lanes", "k_lanes")
 # (prior or None for any), argument, its wrong values, what the message says
 WRONG: list[tuple[str | None, str, list[Callable[[Call], Any]], str]] = [
     *((None, name, of(name, Tensor.long), "one dtype of") for name in "qkv"),
@@ -128,8 +108,18 @@ WRONG: list[tuple[str | None, str, list[Callable[[Call], Any]], str]] = [
     ("ggd", "terms", table("q_code", lambda x: x[1:]), "of 4 positions, the call has 5"),
     ("ggd", "terms", table("k_code", lambda x: x[1:]), "of 8 positions, the call has 9"),
     ("ggd", "terms", terms_of("ggd", QUERIES, KEYS, offset=AFTER, causal=False), "are for causal=False"),
-    *PER_PRIOR,
-    *LANES,
+    *(("goat", "terms", part(name, lambda x: x[:, :3].expand(-1, 3, -1, -1)), "lanes must be") for name in LANES),
+    *(("goat", "terms", part(name, lambda x: x[:, :, :-1], Tensor.long), "lanes must be") for name in LANES),
+    *(
+        ("goat", "terms", part(name, lambda x: x[0, 0, 0, 0], lambda x: x[..., 1:]), "expected as many")
+        for name in LANES
+    ),
+    *(("goat", "terms", part(name, meta), "on the device of x") for name in LANES),
+    *((prior, "terms", terms_of(prior, QUERIES, KEYS, heads=3, offset=AFTER), "head|must be") for prior in PRIORS),
+    *((prior, "terms", terms_of(prior, QUERIES, KEYS), "the first query 0 rows after") for prior in PRIORS),
+    *((prior, "terms", terms_of(prior, QUERIES + 1, KEYS, offset=AFTER - 1), "position|must be") for prior in PRIORS),
+    *((prior, "terms", terms_of(prior, QUERIES, KEYS + 1, offset=AFTER + 1), "position|must be") for prior in PRIORS),
+    *((prior, "causal", constants(False), "are for causal=True and the call has causal=False") for prior in PRIORS),
 ]
 
 

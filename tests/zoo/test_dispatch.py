@@ -32,8 +32,7 @@ MISSING = "the flash-attn package is not installed"
 
 
 def hopper(device: str) -> tuple[int, int]:
-    """Compute capability of a GPU that flash attention runs on."""
-    return 9, 0
+    return 9, 0  # the compute capability of a GPU that flash attention runs on
 
 
 def flash(missing: str | None = MISSING, **options: Any) -> FlashKernel:
@@ -41,24 +40,8 @@ def flash(missing: str | None = MISSING, **options: Any) -> FlashKernel:
     return FlashKernel(**{"capability": hopper, "package": lambda: missing} | options)
 
 
-def kernels_on(capability=hopper, missing: str | None = MISSING, distrust: str | None = None) -> dict[str, Kernel]:
-    return KERNELS | {
-        "flash": flash(missing, capability=capability),
-        "triton": TritonKernel(capability=capability, distrust=lambda device, dtype: distrust),
-    }
-
-
-class Refusing:
-    """A kernel that serves nothing, or, without a reason, would serve everything."""
-
-    def __init__(self, reason: str | None) -> None:
-        self.reason = reason
-
-    def refuses(self, call: AttentionCall) -> str | None:
-        return self.reason
-
-    def run(self, call: AttentionCall) -> Tensor:
-        raise NotImplementedError
+def kernels_on(missing: str | None = MISSING) -> dict[str, Kernel]:
+    return KERNELS | {"flash": flash(missing), "triton": TritonKernel(capability=hopper, distrust=lambda *_: None)}
 
 
 @pytest.fixture
@@ -85,39 +68,36 @@ def cuda_call(
     return AttentionCall(q, k, v, terms, causal, window=window)
 
 
-HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
-# options of the call -> kernel without and with the flash-attn package
-CHOICES = {
-    "plain": ({}, "flash", "flash"),
-    "plain-float16": ({"dtype": torch.float16}, "flash", "flash"),
-    "plain-float32": ({"dtype": SINGLE}, "sdpa", "sdpa"),
-    "bidirectional": ({"causal": False, "queries": 9}, "flash", "flash"),
-    "lanes": ({"lanes": 4}, "flash", "flash"),
-    "wide": ({"width": 256, "lanes": 8}, "sdpa", "sdpa"),
-    "decode": ({"queries": 1, "lanes": 4}, "flash", "flash"),
-    "offset": ({"queries": 4}, "triton", "flash"),
-    "offset-float32": ({"queries": 4, "dtype": SINGLE}, "triton", "triton"),
-    "window": ({"window": 5}, "triton", "flash"),
-    "window-float32": ({"window": 5, "dtype": SINGLE}, "triton", "triton"),
-    "table": ({"table": True}, "triton", "triton"),
-    "table-float32": ({"table": True, "dtype": SINGLE}, "triton", "triton"),
-    "bias": ({"bias": "matrix", "causal": False}, "triton", "triton"),
-    "table-lanes-window": ({"table": True, "lanes": 4, "window": 3}, "triton", "triton"),
-    "table-decode": ({"table": True, "queries": 1}, "triton", "triton"),
-    "table-few-queries": ({"table": True, "queries": 8, "keys": 40}, "triton", "triton"),
-}
+SINGLE, DOUBLE = torch.float32, torch.float64
+# options of the call, kernel without and with the flash-attn package
+CHOICES = [
+    ({}, "flash", "flash"),
+    ({"dtype": torch.float16}, "flash", "flash"),
+    ({"dtype": SINGLE}, "sdpa", "sdpa"),
+    ({"causal": False, "queries": 9}, "flash", "flash"),
+    ({"lanes": 4}, "flash", "flash"),
+    ({"width": 256, "lanes": 8}, "sdpa", "sdpa"),
+    ({"queries": 1, "lanes": 4}, "flash", "flash"),
+    ({"queries": 4}, "triton", "flash"),
+    ({"queries": 4, "dtype": SINGLE}, "triton", "triton"),
+    ({"window": 5}, "triton", "flash"),
+    ({"window": 5, "dtype": SINGLE}, "triton", "triton"),
+    ({"table": True}, "triton", "triton"),
+    ({"table": True, "dtype": SINGLE}, "triton", "triton"),
+    ({"bias": "matrix", "causal": False}, "triton", "triton"),
+    ({"table": True, "lanes": 4, "window": 3}, "triton", "triton"),
+    ({"table": True, "queries": 1}, "triton", "triton"),
+]
 
 
-@pytest.mark.parametrize("name", CHOICES)
-def test_choices_on_cuda(name: str) -> None:
+def test_choices_on_cuda() -> None:
     pytest.importorskip("triton")
-    options, without, with_package = CHOICES[name]
-    with FakeTensorMode(), warnings.catch_warnings():
-        warnings.simplefilter("error", MaskWarning)
-        call = cuda_call(**options)
-        assert call.on_cuda
-        assert choose_kernel(call, kernels_on()) == without
-        assert choose_kernel(call, kernels_on(missing=None)) == with_package
+    for options, without, with_package in CHOICES:
+        with FakeTensorMode(), warnings.catch_warnings():
+            warnings.simplefilter("error", MaskWarning)
+            call = cuda_call(**options)
+            assert call.on_cuda and choose_kernel(call, kernels_on()) == without, options
+            assert choose_kernel(call, kernels_on(missing=None)) == with_package, options
 
 
 def test_what_flash_refuses(claimed, monkeypatch) -> None:
@@ -199,7 +179,7 @@ def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, pac
 def test_documents_choose_the_package_and_are_found_once(package) -> None:
     """All layers share the ids: they are read back from the device once, and again when they changed."""
     kernel = flash(None, dtypes=(DOUBLE,))
-    kernels = KERNELS | {"flash": kernel, "triton": Refusing(None)}
+    kernels = KERNELS | {"flash": kernel, "triton": KERNELS["reference"]}
     heads, ids = torch.randn(1, 2, 6, 8, dtype=DOUBLE), torch.tensor([[0, 0, 0, 1, 1, 1]])
     call = AttentionCall(heads, heads, heads, PriorTerms(), True, None, ids)
     assert choose_kernel(call, kernels) == "flash"
@@ -211,22 +191,19 @@ def test_documents_choose_the_package_and_are_found_once(package) -> None:
     assert choose_kernel(call, kernels) == "triton"
 
 
-SLOW = {
-    "float64": {"table": True, "dtype": DOUBLE},
-    "256": {"window": 5, "width": 264},
-    "relative table or lanes": {"bias": "blocks"},
-}
-
-
-@pytest.mark.parametrize("words", SLOW)
-def test_a_mask_on_cuda_is_said_once_with_its_reason(words: str) -> None:
+def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
     pytest.importorskip("triton")
-    kernels, warned = kernels_on(), set()
-    with FakeTensorMode():
-        call = cuda_call(**SLOW[words])
-        with pytest.warns(MaskWarning, match=words) as warnings_:
-            assert choose_kernel(call, kernels, warned=warned) == "sdpa" == choose_kernel(call, kernels, warned=warned)
-        assert len(warnings_) == 1
+    for words, options in {
+        "float64": {"table": True, "dtype": DOUBLE},
+        "256": {"window": 5, "width": 264},
+        "relative table or lanes": {"bias": "blocks"},
+    }.items():
+        warned: set[str] = set()
+        with FakeTensorMode():
+            call = cuda_call(**options)
+            with pytest.warns(MaskWarning, match=words) as issued:
+                assert [choose_kernel(call, kernels_on(), warned=warned) for _ in range(2)] == ["sdpa", "sdpa"]
+            assert len(issued) == 1
 
 
 @pytest.mark.parametrize(

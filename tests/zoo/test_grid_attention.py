@@ -68,13 +68,17 @@ def test_blocks_keep_to_their_limit() -> None:
         assert -(-pos.length // rows) * -(-6 // heads) <= most
 
 
-def test_a_strong_log_prior_of_a_grid_is_not_rounded_to_half_precision() -> None:
-    """Two patches whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
-    pos = Positions.grid(1, 2)
-    table = RelativeTable.grid(torch.tensor([[-100.2, -100.0, -300.0]]), pos)  # dx = −1, 0, 1
-    q = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
+def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
+    """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
-    for tracked in (False, True):
-        out = prior_attention(q.requires_grad_(tracked), q, v, PriorTerms(table=table), causal=False)
-        assert out.dtype == torch.bfloat16
-        assert out[0, 0, 0, 0].item() == pytest.approx(0.54983, abs=2e-3)  # 1 / (1 + e^−0.2)
+    k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
+    grid = RelativeTable.grid(torch.tensor([[-100.2, -100.0, -300.0]]), Positions.grid(1, 2))  # dx = −1, 0, 1
+    line = RelativeTable(
+        torch.tensor([[0.0, -100.2, -100.0, 0.0]]), torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2
+    )
+    for table, kernel in ((grid, "sdpa"), (line, "sdpa"), (line, "toeplitz")):
+        q, terms = k[:, :, : len(table.q_code)], PriorTerms(table=table)
+        for tracked in (False, True):
+            out = prior_attention(q.detach().requires_grad_(tracked), k, v, terms, causal=table is line, kernel=kernel)
+            assert out.dtype == torch.bfloat16
+            assert abs(out[0, 0, 0, 0].item() - 0.54983) < 2e-3  # 1 / (1 + e^−0.2)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("triton")
 from tests.device import DEVICE, some
@@ -17,48 +16,32 @@ from zoo.priors import alibi
 from zoo.priors.base import PriorTerms
 
 pytestmark = pytest.mark.gpu
-LENGTH, WIDTH = 70, 11
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, device=DEVICE).requires_grad_()
 
 
 # Heads of k, then batch rows and heads of the lanes of q and of k; four query heads, two batch rows.
 SHAPES = {
-    "a lane of each head": (4, (1, 4), (1, 4)),
     "keys share theirs": (4, (1, 4), (1, 1)),
-    "grouped keys": (2, (1, 4), (1, 1)),
     "grouped keys, repeated": (2, (2, 4), (2, 4)),
     "one key head, lanes of all, of each row": (1, (2, 1), (2, 1)),
 }
 
 
-def given(name: str, dtype: torch.dtype, of_lanes: torch.dtype, count: int) -> tuple[Tensor, ...]:
-    torch.manual_seed(0)
-    groups, of_q, of_k = SHAPES[name]
-    q = random(2, LENGTH + 2, 4, WIDTH, dtype=dtype)[:, 2:].transpose(1, 2)
-    k = random(2, LENGTH, groups, WIDTH, dtype=dtype).transpose(1, 2)
-    q_lanes = random(*of_q, count, LENGTH, dtype=of_lanes).transpose(2, 3)
-    return q, k, q_lanes, random(*of_k, LENGTH, count, dtype=of_lanes)
-
-
 @pytest.mark.parametrize("name", some(SHAPES, 2))
 @pytest.mark.parametrize(
-    ("dtype", "of_lanes", "count"),
-    [
-        (torch.bfloat16, torch.float32, 5),
-        (torch.float32, torch.float64, 1),
-        (torch.float16, torch.float16, 17),
-    ],
+    ("dtype", "lane_dtype", "count"), [(torch.bfloat16, torch.float32, 5), (torch.float32, torch.float64, 1)]
 )
-def test_as_torch_joins_them(name: str, dtype: torch.dtype, of_lanes: torch.dtype, count: int) -> None:
-    q, k, q_lanes, k_lanes = given(name, dtype, of_lanes, count)
+def test_as_torch_joins_them(name: str, dtype: torch.dtype, lane_dtype: torch.dtype, count: int) -> None:
+    torch.manual_seed(0)
+    groups, q_shape, k_shape = SHAPES[name]
+    q = torch.randn(2, 72, 4, 11, dtype=dtype, device=DEVICE)[:, 2:].transpose(1, 2)
+    k = torch.randn(2, 70, groups, 11, dtype=dtype, device=DEVICE).transpose(1, 2)
+    q_lanes = torch.randn(*q_shape, count, 70, dtype=lane_dtype, device=DEVICE).transpose(2, 3)
+    k_lanes = torch.randn(*k_shape, 70, count, dtype=lane_dtype, device=DEVICE)
     call = AttentionCall(q, k, k, PriorTerms(q_lanes, k_lanes), True)
-    found = lanes.fold(*(x.detach() for x in (q, k, q_lanes, k_lanes)))
-    assert all(torch.equal(own, wanted) for own, wanted in zip(found, (call.unscaled, call.keys), strict=True))
-    alone, none = lanes.fold(q.detach(), call.keys.detach(), q_lanes.detach(), None)
-    assert none is None and torch.equal(alone, found[0])
+    wide_q, wide_k = lanes.fold(q, k, q_lanes, k_lanes)
+    assert torch.equal(wide_q, call.unscaled) and torch.equal(wide_k, call.keys)
+    alone, none = lanes.fold(q, call.keys, q_lanes, None)
+    assert none is None and torch.equal(alone, wide_q)
 
 
 @pytest.mark.parametrize(
@@ -81,18 +64,15 @@ def test_lanes_of_a_ramp_are_those_of_torch(shape: tuple[int, int, int], fewer: 
 
 
 def test_where_no_kernel_is_trusted_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None before compute capability 8.0, none that computes what it should not, and none while torch.compile traces."""
-    monkeypatch.setattr(TRITON, "capability", lambda device: (9, 0))
-    monkeypatch.setattr(TRITON, "distrust", lambda device, dtype: None)
-    on_gpu = SimpleNamespace(device=torch.device("cuda", 0))
+    """None before compute capability 8.0, and none that computes what it should not."""
     monkeypatch.setattr(triton, "Tensor", SimpleNamespace)
-    assert alibi.ramp_kernel(on_gpu) is lanes.ramp_lanes
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 0))
+    for capability, distrust, kernel in (
+        ((9, 0), None, lanes.ramp_lanes),
+        ((7, 5), None, None),
+        ((9, 0), "it is off", None),
+    ):
+        monkeypatch.setattr(TRITON, "capability", lambda device, x=capability: x)
+        monkeypatch.setattr(TRITON, "distrust", lambda device, dtype, x=distrust: x)
+        assert alibi.ramp_kernel(on_gpu) is kernel
     assert alibi.ramp_kernel(SimpleNamespace(device=torch.device("cpu"))) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(TRITON, "capability", lambda device: (7, 5))
-        assert alibi.ramp_kernel(on_gpu) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(TRITON, "distrust", lambda device, dtype: "it does not compute what it should")
-        assert alibi.ramp_kernel(on_gpu) is None
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert alibi.ramp_kernel(on_gpu) is None

@@ -20,8 +20,6 @@ from zoo.attention.triton import common, op
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ["text_ggd_ssmax_tiny", "text_goat_tiny"]
-
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
@@ -77,12 +75,11 @@ def operands(
 @pytest.mark.parametrize(
     "case",
     [
-        dict(table=True, lanes=3),
         dict(table=True, lanes=3, apart=True),
         dict(table=True, parametric=True, dtype=torch.bfloat16),
         dict(biased=True),
     ],
-    ids=["table-lanes", "table-lanes-apart", "parametric-bfloat16", "bias"],
+    ids=["table-lanes-apart", "parametric-bfloat16", "bias"],
 )
 def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
@@ -115,7 +112,7 @@ def test_decoding_compiles_in_one_graph() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "reentrant"), some([("ggd", False), ("kerple", True)], 1))
+@pytest.mark.parametrize(("name", "reentrant"), [("ggd", False)])
 def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant: bool) -> None:
     """The prior's terms are made anew in the backward pass: by its parametric, and by its table."""
     prior, line = make(name, num_heads=2).to(DEVICE).float(), Positions.line(20)
@@ -125,28 +122,21 @@ def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant:
     def attend(x: Tensor) -> Tensor:
         return prior_attention(x, x, x, prior(line, line, causal=True), causal=True, kernel="triton")
 
-    grads = []
-    for run in (attend, partial(checkpoint, attend, use_reentrant=reentrant)):
-        run(q).sin().sum().backward()
-        grads.append([x.grad for x in (q, *prior.parameters())])
-        for x in (q, *prior.parameters()):
-            x.grad = None
-    for again, kept in zip(*grads, strict=True):
-        assert torch.equal(again, kept)
+    leaves = [q, *prior.parameters()]
+    runs = (attend, partial(checkpoint, attend, use_reentrant=reentrant))
+    first, again = (torch.autograd.grad(run(q).sin().sum(), leaves) for run in runs)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    some([*((name, torch.bfloat16) for name in NAMES), ("text_rope_tiny", torch.float16)], 1),
-)
-def test_autocast_of_float32_parameters(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", some(["text_ggd_ssmax_tiny", "text_goat_tiny"], 1))
+def test_autocast_of_float32_parameters(name: str) -> None:
     """Errors of gradients are at most three times those of `sdpa`."""
     model, ids = tiny(name), tokens(24, rows=1)
     grads = {}
     for kernel, low in (("reference", False), ("sdpa", True), ("triton", True)):
         model.zero_grad()
-        with torch.autocast(DEVICE.type, dtype=dtype, enabled=low):
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=low):
             logits = model(ids, kernel=kernel)
         assert logits.dtype == torch.float32
         (logits * torch.arange(logits.numel(), device=DEVICE).sin().view_as(logits)).sum().backward()

@@ -34,7 +34,6 @@ def test_cells_come_back_and_belong_to_their_settings(tmp_path):
     store.path.write_text(store.path.read_text().replace('"seed": 1', '"seed": 3'))
     with pytest.raises(ValueError, match=store.path.name):
         CellStore(tmp_path, KEY)
-    assert [p.name for p in tmp_path.iterdir()] == [store.path.name]
 
 
 def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):

@@ -279,10 +279,10 @@ def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     weights, steps = f"{name}.facts", manifest()[f"{name}.facts"]["steps"]
 
     def run(folder, seed, **changes):
-        create_model(name).save_pretrained(tmp_path / folder / "model")
         recipe = dataclasses.asdict(find_recipe("text.ggd_ssmax_tiny"))
         recipe["train"] |= {"seed": seed, "steps": steps} | changes
         recipe["data"]["seed"] = seed
+        saved_run(tmp_path / folder, model=create_model(name))
         (tmp_path / folder / "recipe.json").write_text(json.dumps(recipe))
         return str(tmp_path / folder)
 

@@ -34,15 +34,11 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_forward_kernel_compiles_and_spills_nothing() -> None:
+def test_kernels_compile_spill_nothing_and_a_new_length_compiles_nothing_new() -> None:
+    """Neither in training nor token by token."""
     only = "--modules forward --widths 64 --dtypes bfloat16 --variants table,bias"
     done = python("tools/compile_kernels.py", *only.split())
     assert done.returncode == 0 and "2 kernels, 0 amiss" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_a_new_length_compiles_nothing_new() -> None:
-    """Neither in training nor token by token."""
     done = python("-c", EVERY_LENGTH)
     assert done.returncode == 0, done.stderr
     counts = dict(word.split(":") for word in done.stdout.split() if ":" in word)

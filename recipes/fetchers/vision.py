@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
@@ -69,15 +68,6 @@ def debian_fonts(folder: Path) -> dict[str, list[Font]]:
     return fonts
 
 
-def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
-    """A–Z: training pictures, and held-out ones in fonts of families that training leaves out."""
-    fonts = debian_fonts(folder)
-    counts = write_glyphs(folder / "glyphs", fonts)
-    replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
-    parts = (f"{counts[split]:,} {split} pictures in {len(fonts[split])} fonts" for split in counts)
-    return f"{data / 'vision/glyphs'}: {', '.join(parts)}, of other families"
-
-
 class Glyph(NamedTuple):
     """One picture to draw, the `number`-th of its split."""
 
@@ -88,17 +78,20 @@ class Glyph(NamedTuple):
     number: int
 
 
-def write_glyphs(
-    folder: Path, fonts: Mapping[str, Sequence[Font]], per_letter: int = TRAIN_PER_LETTER
-) -> dict[str, int]:
-    """Draw both splits into folder/train and folder/heldout; returns the number of pictures of each.
+def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
+    """A–Z: training pictures, and held-out ones in fonts of families that training leaves out.
 
-    Training: `per_letter` pictures of every letter, walking through the fonts in random order, all in random order.
+    Training: TRAIN_PER_LETTER pictures of every letter, walking through the fonts in random order, all in random order.
     Held out: every font's 26 letters, font after font, so that the first 26·n pictures have balanced classes too.
     """
-    pairs = {"train": _training_pairs(fonts["train"], per_letter)}
+    fonts, rng = debian_fonts(folder), np.random.default_rng(0)
+    ordered = []
+    for letter in CLASSES:
+        rounds = [rng.permutation(len(fonts["train"])) for _ in range(-(-TRAIN_PER_LETTER // len(fonts["train"])))]
+        ordered += [(fonts["train"][n], letter) for n in np.concatenate(rounds)[:TRAIN_PER_LETTER].tolist()]
+    pairs = {"train": [ordered[place] for place in rng.permutation(len(ordered)).tolist()]}
     pairs["heldout"] = [(font, letter) for font in fonts["heldout"] for letter in CLASSES]
-    counts = {}
+    counts = []
     for split, chosen in pairs.items():
         digest = files_digest(font.path for font in fonts[split])
         about = {"fonts": len(fonts[split]), "fonts_sha256": digest} | scenes.versions()
@@ -106,23 +99,15 @@ def write_glyphs(
         jobs = [Glyph(font, font.name, letter, split, n) for n, (font, letter) in enumerate(chosen)]
         with Pool() as pool:
             samples = pool.imap(_draw_glyph, jobs, chunksize=26)
-            counts[split] = write_shards(folder / split, samples, "glyphs", 2600, len(jobs), index)
-    return counts
-
-
-def _training_pairs(fonts: Sequence[Font], per_letter: int) -> list[tuple[Font, str]]:
-    rng = np.random.default_rng(0)
-    pairs = []
-    for letter in CLASSES:
-        rounds = [rng.permutation(len(fonts)) for _ in range(-(-per_letter // len(fonts)))]
-        pairs += [(fonts[number], letter) for number in np.concatenate(rounds)[:per_letter].tolist()]
-    return [pairs[place] for place in rng.permutation(len(pairs)).tolist()]
+            count = write_shards(folder / "glyphs" / split, samples, "glyphs", 2600, len(jobs), index)
+        counts.append(f"{count:,} {split} pictures in {len(fonts[split])} fonts")
+    replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
+    return f"{data / 'vision/glyphs'}: {', '.join(counts)}, of other families"
 
 
 def _draw_glyph(job: Glyph) -> Sample:
     rng = np.random.default_rng([0, job.split == "heldout", job.number])
-    make = scenes.training_scene if job.split == "train" else scenes.heldout_scene
-    scene = make(rng, job.font.path, job.letter)
+    scene = scenes.random_scene(rng, job.font.path, job.letter, training=job.split == "train")
     about = {"letter": job.letter, "font": Path(job.font.path).name, "family": job.name, "package": job.font.package}
     about |= {"cap_height": round(scene.cap_height * scene.zoom, 4)}
     picture = scenes.draw_scene(scene, SIZES[job.split])

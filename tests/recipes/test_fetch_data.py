@@ -252,11 +252,16 @@ def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path
         assert label == (about["probability"] > 0.5) and picture == f"picture {about['file']}".encode()
 
 
-def test_glyphs_are_written_for_both_splits(tmp_path):
+def test_glyphs_are_written_for_both_splits(tmp_path, monkeypatch):
     fonts = {split: [vision.Font(path, "x") for path in builtin_fonts(split)[:2]] for split in vision.SIZES}
-    assert vision.write_glyphs(tmp_path, fonts, per_letter=3) == {"train": 78, "heldout": 52}
+    monkeypatch.setattr(vision, "debian_fonts", lambda folder: fonts)
+    monkeypatch.setattr(vision, "TRAIN_PER_LETTER", 3)
+    assert (
+        "78 train pictures in 2 fonts, 52 heldout"
+        in invoke("vision", "glyphs", "--offline", "--data", str(tmp_path)).output
+    )
     for split, size in vision.SIZES.items():
-        samples = read_samples(tmp_path / split)
+        samples = read_samples(tmp_path / "vision/glyphs" / split)
         assert [CLASSES[label] for _, label, _ in samples] == [about["letter"] for *_, about in samples]
         assert np.bincount([label for _, label, _ in samples]).tolist() == [len(samples) // 26] * 26
         assert {about["font"] for *_, about in samples} == {Path(font.path).name for font in fonts[split]}

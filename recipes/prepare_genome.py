@@ -75,7 +75,13 @@ def prepare_command(
     train = select(regions, "train")
     select(regions, "heldout")
     if not force and (out / "split.bed").exists():
-        _check_same(regions, out / "split.bed", genome)
+        try:  # models may have been trained with the one that is there
+            same, why = read_bed(out / "split.bed", genome) == regions, ""
+        except ValueError as error:  # of another genome
+            same, why = False, f" ({error})"
+        if not same:
+            problem = f"{out / 'split.bed'} holds another split{why}"
+            raise ValueError(f"{problem}; --force replaces it, another --out keeps both")
     if bpe is not None:
         from modalities.dna.tokenizers import train_bpe
 
@@ -122,16 +128,6 @@ def _split(genome: Genome, hold_out: str | None, fraction: float, primary: bool)
     if not 0 < len(wanted) < len(names):
         raise ValueError(f"--hold-out {hold_out!r} holds out {len(wanted)} of {len(names)} contigs")
     return tuple(Region(c.name, 0, c.length, "heldout" if c.name in wanted else "train") for c in contigs)
-
-
-def _check_same(regions: tuple[Region, ...], path: Path, genome: Genome) -> None:
-    """ValueError where the file holds another split: models may have been trained with it."""
-    try:
-        same, why = read_bed(path, genome) == regions, ""
-    except ValueError as error:  # of another genome
-        same, why = False, f" ({error})"
-    if not same:
-        raise ValueError(f"{path} holds another split{why}; --force replaces it, another --out keeps both")
 
 
 def describe(regions: Sequence[Region]) -> str:

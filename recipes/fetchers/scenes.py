@@ -356,8 +356,14 @@ def crowd(
         if placed := _place(rng, font, name, letters, (0, 0, width, height)):
             letters.append(placed)
     order = rng.permutation(len(letters)).tolist()  # so that the order of the list tells nothing
-    clutter = [_clutter(rng, size) for _ in range(round(height * width / AREA))]
-    return [letters[n] for n in order], [*clutter, *rings]
+    clutter = []
+    for _ in range(round(height * width / AREA)):  # arcs from the curvature of a ring to nearly straight, anywhere
+        y, x = (int(rng.integers(0, most)) for most in size)
+        radius = _log_uniform(rng, CAP[0], 4 * CAP[0])
+        start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
+        radii = (radius, radius * float(rng.uniform(0.6, 1)))
+        clutter.append(Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng)))
+    return [letters[n] for n in order], clutter + rings
 
 
 def _place(
@@ -383,15 +389,6 @@ def _place(
 def _hue(rng: np.random.Generator) -> Colour:
     red, green, blue = colorsys.hsv_to_rgb(float(rng.random()), 1.0, float(rng.uniform(0.6, 0.95)))
     return round(255 * red), round(255 * green), round(255 * blue)
-
-
-def _clutter(rng: np.random.Generator, size: tuple[int, int]) -> Stroke:
-    """An arc of less than half a turn, from the curvature of a ring to nearly straight; anywhere."""
-    y, x = (int(rng.integers(0, most)) for most in size)
-    radius = _log_uniform(rng, CAP[0], 4 * CAP[0])
-    start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
-    radii = (radius, radius * float(rng.uniform(0.6, 1)))
-    return Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng))
 
 
 # ---- crowds: how they are drawn

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.cells import CellStore, weights_hash
+from recipes.evaluate import CellStore, weights_hash
 
 KEY = {"evaluator": "bits", "model": "a model", "weights": "00", "settings": {"seed": 1}}
 

@@ -156,7 +156,7 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         window = self.window
         if window is not None and not is_causal and queries != keys:
             # The call's own window has queries at the end of the keys.
-            near = self._near(q_pos, keys, False, query.device)
+            near = self._near(q_pos, keys, False, query.device)[None, None]
             shown, window = near if shown is None else shown & near, None
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
@@ -204,10 +204,10 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         return tuple(x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
 
     def _near(self, q_pos: Positions, keys: int, causal: bool, device: torch.device) -> Tensor:
-        """(1, 1, T, S) bool: keys inside the window, and not after the query of a causal call."""
+        """(T, S) bool: keys inside the window, and not after the query of a causal call."""
         distance = q_pos.row_index(device)[:, None] - torch.arange(keys, device=device)
         near = (distance >= 0) | (not causal)
-        return (near if self.window is None else near & (distance.abs() < self.window))[None, None]
+        return near if self.window is None else near & (distance.abs() < self.window)
 
     def _row_scale(self, q_pos: Positions, keys: int, causal: bool, shown: Tensor | None) -> Tensor | None:
         """(1 or B, H, T): SSMax's scale, by the number of keys that a row sees."""

@@ -293,3 +293,32 @@ def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
         torch.testing.assert_close(both.dense(), terms.dense() + dense)
         torch.testing.assert_close(both.of_heads(slice(1, 3)).dense(), (terms.dense() + dense)[:, 1:3])
         assert both.bias.shape == (1, 4, 37, 37) and both.bias.requires_grad
+
+
+def test_blocks_keep_to_their_limit() -> None:
+    """The mask of a block, at every size and with documents that differ, and few blocks where one is enough."""
+    for grid, batch, documents, most in ((14, 64, False, 1), (64, 1, False, 40), (24, 8, True, 8)):
+        pos = Positions.grid(grid, grid, num_prefix=1)
+        table = RelativeTable.grid(torch.zeros(6, (2 * grid - 1) ** 2), pos)
+        q = torch.zeros(batch, 6, pos.length, 1)
+        segments = torch.zeros(batch, pos.length, dtype=torch.long) if documents else None
+        rows, heads = SdpaKernel().block_size(AttentionCall(q, q, q, PriorTerms(table=table), False, None, segments))
+        rows = min(rows, pos.length)
+        assert 4 * rows * heads * pos.length * (batch if documents else 1) <= 32 << 20
+        assert -(-pos.length // rows) * -(-6 // heads) <= most
+
+
+def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
+    """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
+    v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
+    k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
+    grid = RelativeTable.grid(torch.tensor([[-100.2, -100.0, -300.0]]), Positions.grid(1, 2))  # dx = −1, 0, 1
+    line = RelativeTable(
+        torch.tensor([[0.0, -100.2, -100.0, 0.0]]), torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2
+    )
+    for table, kernel in ((grid, "sdpa"), (line, "sdpa"), (line, "toeplitz")):
+        q, terms = k[:, :, : len(table.q_code)], PriorTerms(table=table)
+        for tracked in (False, True):
+            out = prior_attention(q.detach().requires_grad_(tracked), k, v, terms, causal=table is line, kernel=kernel)
+            assert out.dtype == torch.bfloat16
+            assert abs(out[0, 0, 0, 0].item() - 0.54983) < 2e-3  # 1 / (1 + e^−0.2)

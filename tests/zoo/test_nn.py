@@ -149,28 +149,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "no bias": {"bias": False},
     "other widths": {"kdim": 10, "vdim": 7, "batch_first": True},
 }
-QUERIES, KEYS = 5, 9
-
-
-def torch_masks(kinds: str, dtype: torch.dtype, batched: bool) -> dict[str, Tensor]:
-    """Masks of torch's module by which every row sees the first key: "padding", "mask", "heads", "float"."""
-    generator = torch.Generator().manual_seed(2)
-    rows = 3 if batched else 1
-    shapes = {"padding": (rows, KEYS), "mask": (QUERIES, KEYS), "heads": (rows * HEADS, QUERIES, KEYS)}
-    masks = {}
-    for kind in set(kinds.split()) - {"float"}:
-        hidden = torch.rand(shapes[kind], generator=generator) < 0.4
-        hidden[..., 0] = False
-        if "float" in kinds:
-            hidden = torch.randn(hidden.shape, dtype=dtype, generator=generator).masked_fill(hidden, -math.inf)
-        name = "key_padding_mask" if kind == "padding" else "attn_mask"
-        masks[name] = hidden if batched or kind != "padding" else hidden[0]
-    return masks
 
 
 @pytest.mark.parametrize(("name", "layout"), [*zip([*UNIFORM, "ggd"], [*LAYOUTS, *LAYOUTS], strict=False)])
 def test_a_uniform_prior_is_torchs_module(name: str, layout: str) -> None:
-    """Outputs and weights with every kind of mask, gradients of inputs and of torch's parameters."""
+    """Outputs and weights without and with masks, gradients of inputs and of torch's parameters."""
     torch.manual_seed(0)
     dtype = torch.float32 if layout == "batch first" else DOUBLE
     theirs = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.1, dtype=dtype, **LAYOUTS[layout]).eval()
@@ -179,13 +162,16 @@ def test_a_uniform_prior_is_torchs_module(name: str, layout: str) -> None:
     ours = PriorMultiheadAttention.from_torch(theirs, position=name, position_options=UNIFORM[name])
     assert not ours.training and ours.dropout == 0.1
     batched, tensors = layout != "unbatched", []
-    for length, width in ((QUERIES, WIDTH), (KEYS, theirs.kdim), (KEYS, theirs.vdim)):
+    for length, width in ((5, WIDTH), (9, theirs.kdim), (9, theirs.vdim)):
         x = torch.randn((3, length, width) if batched else (length, width), dtype=dtype)
         tensors.append((x.transpose(0, 1) if batched and not theirs.batch_first else x).requires_grad_())
     tolerance = 1e-6 if dtype == torch.float32 else 1e-12
     shared = [n for n, p in theirs.named_parameters() if p is not None]
-    for kinds in ("", "padding", "padding float", "mask", "heads", "heads float", "padding mask", "padding mask float"):
-        masks: dict[str, Any] = torch_masks(kinds, dtype, batched)
+    padding, hidden = (torch.rand(n, 9) < 0.4 for n in (3, 5))
+    padding[:, 0] = hidden[:, 0] = False  # every row sees the first key
+    as_float = torch.randn(5, 9, dtype=dtype).masked_fill(hidden, -math.inf)
+    padding = padding if batched else padding[0]
+    for masks in ({}, {"key_padding_mask": padding}, {"attn_mask": hidden}, {"attn_mask": as_float}):
         for how in ({}, {"need_weights": False}, {"average_attn_weights": False}):
             (out, weights), (expected, others) = (module(*tensors, **masks, **how) for module in (ours, theirs))
             torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)

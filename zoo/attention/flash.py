@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -54,10 +55,7 @@ def find_package() -> str | None:
 class FlashKernel:
     """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where flash-attn is installed.
 
-    Args:
-        dtypes: of q, k and v.
-        capability: compute capability of the device of this name.
-        package: why flash-attn cannot be used, or None; asked once, since searching for a missing package is slow.
+    `capability` gives the compute capability of a device; `package` why flash-attn cannot be used, or None: called once.
     """
 
     def __init__(
@@ -67,8 +65,8 @@ class FlashKernel:
         capability: Callable[[str], tuple[int, int]] = cuda_capability,
         package: Callable[[], str | None] = find_package,
     ) -> None:
-        self.dtypes, self.capability, self.package = dtypes, capability, package
-        self._answers: list[str | None] = []  # of `package`
+        self.dtypes, self.capability = dtypes, capability
+        self._package = cache(package)
         # Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
         self._last: tuple[weakref.ref[Tensor], int, int, Runs | None] | None = None
 
@@ -91,15 +89,11 @@ class FlashKernel:
         if not needs_mask(call):
             return None
         if why := self.without_package():
-            return (
-                f"{why}, and torch's flash attention has no documents, windows or causal offsets; use kernel='triton'"
-            )
+            return f"{why}, and torch's flash attention has no documents, windows or offsets; use kernel='triton'"
         if call.segments is None:
             return None
         if torch.compiler.is_compiling():
-            return (
-                "document lengths are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
-            )
+            return "document lengths are data, which torch.compile cannot trace; use kernel='triton'"
         if self.runs_of(call.segments, call.offset) is None:
             return "a document id recurs after another one; kernel='triton' compares ids one by one"
         return None
@@ -132,9 +126,7 @@ class FlashKernel:
     @traced_as_constant
     def without_package(self) -> str | None:
         """Why flash-attn cannot be used; None if it can."""
-        if not self._answers:
-            self._answers.append(self.package())
-        return self._answers[0]
+        return self._package()
 
     def runs_of(self, segments: Tensor, offset: int) -> Runs | None:
         """`find_runs`, kept for the next layer."""

@@ -43,19 +43,14 @@ class Tally:
     left_out: int = 0
 
 
-# Of the innermost context `skipping` of this thread or task.
+# Of the innermost context `skipping`.
 TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
 SKIPS: ContextVar[bool] = ContextVar("skips", default=True)
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Key intervals by query tile.
-
-    Attributes:
-        first, last: (B, H, ceil(T/rows)) int64: all keys that rows of the tile need are in [first, last).
-        rows: of a tile.
-    """
+    """Key intervals [first, last), (B, H, ceil(T/rows)) int64, that tiles of `rows` queries need."""
 
     first: Tensor
     last: Tensor

@@ -41,12 +41,9 @@ HEADS = 4
 class Case:
     """A call: 200 tokens leave a part of a tile of 64 at the end and whole tiles below the diagonal.
 
-    Attributes:
-        prior: its name, with `options`; empty: none. trained: compare gradients of its parameters too.
-        queries: the last ones, of `keys` (or of a grid of `shape` behind one prefix token).
-        groups: key heads, of four.  scaled: with a row scale.  biased: with a dense bias that all share.
-        documents: where the second one begins; 0: one alone.
-        gradients: forward and backward, or forward alone, which a decoding kernel serves.
+    `trained`: compare gradients of the prior's parameters too; `shape`: of a grid behind one prefix token; `groups`: key heads;
+    `scaled`: a row scale; `biased`: a dense bias; `documents`: where the second one begins (0: one alone); `gradients`: forward
+    and backward, or forward alone, which a decoding kernel serves.
     """
 
     prior: str = ""

@@ -106,11 +106,9 @@ class ToeplitzKernel:
         if call.num_queries == 1 and grouped and not needs_grad(queries, keys, values, table, scale):
             return _decode_grouped(call, self.one_block, queries, keys, values, table, scale)[..., :width]
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
-        with torch.no_grad():
-            reach = self.find_reach(call, queries, keys, table, scale)
-        if reach is not None and (tally := TALLY.get()) is not None:
-            needed, whole = self._logits(call, reach)
-            tally.left_out += whole - needed
+        reach, left_out, _ = self.find_reach(call, queries, keys, table, scale)
+        if (tally := TALLY.get()) is not None:
+            tally.left_out += left_out
         if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:  # torch's own causal attention
             queries, keys, values = pad_heads(queries, keys, values)
             causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone
@@ -127,36 +125,28 @@ class ToeplitzKernel:
         long = call.num_queries >= self.forward_rows and call.num_keys >= max(self.least_keys, call.num_queries)
         return self.skips and long and (call.table is not None or call.terms.q_lanes is not None)
 
+    @torch.no_grad()
     def find_reach(
         self, call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None
-    ) -> Reach | None:
-        """The keys that blocks need, of a call whose prior decays so far that a tenth of the visible ones are not needed."""
+    ) -> tuple[Reach | None, int, int]:
+        """The keys that blocks need, the logits left out, and all of them; (None, 0, 1) where less than a tenth is left out."""
         if not (SKIPS.get() and self.may_skip(call)):
-            return None
+            return None, 0, 1
         if call.terms.q_lanes is None:  # then the table has to fall far enough
             fall = table.amax(1) - table.amin(1)
             if float((fall if scale is None else fall * scale.abs().amax((0, 2))).max()) < -math.log(LEFT_OUT):
-                return None
+                return None, 0, 1
         mask = _reversed_mask(call, table.dtype)
         reach = find_reach(call, queries, keys, table if mask is None else table + mask, scale, self.forward_rows)
-        needed, whole = self._logits(call, reach)
-        return reach if needed < 0.9 * whole else None
-
-    def _logits(self, call: AttentionCall, reach: Reach) -> tuple[int, int]:
-        """Logits of the blocks that are computed, and of those that would be if all keys were needed."""
         plans = (plan_blocks(call, self.forward_rows, self.one_block, chosen) for chosen in (reach, None))
         needed, whole = (sum(math.prod(block.shape) for block in plan) for plan in plans)
-        return needed, whole
+        return (reach, whole - needed, whole) if needed < 0.9 * whole else (None, 0, 1)
 
     def skipped_share(self, call: AttentionCall) -> float:
         """The share of the logits, visible or in a block with visible ones, that are left out of this call."""
-        table = _reversed_table(call)
-        with torch.no_grad():
-            reach = self.find_reach(call, call.queries, call.keys, table, call.query_scale if call.table else None)
-        if reach is None:
-            return 0.0
-        needed, whole = self._logits(call, reach)
-        return 1 - needed / whole
+        scale = call.query_scale if call.table else None
+        _, left_out, whole = self.find_reach(call, call.queries, call.keys, _reversed_table(call), scale)
+        return left_out / whole
 
 
 def _reversed_table(call: AttentionCall) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo.attention.base import Kernel, fold_lanes
+from zoo.attention.base import fold_lanes
 from zoo.attention.dispatch import prior_attention
 from zoo.naming import WHOLE, check_whole
 from zoo.positions import Positions
@@ -76,11 +77,8 @@ class LayerCache:
         v: Tensor,
         positions: Positions,
         *,
-        query_scale: Tensor | None = None,
         segments: Tensor | None = None,
-        window: int | None = None,
-        mask: Tensor | None = None,
-        kernel: str | Kernel = "auto",
+        **options: Any,
     ) -> Tensor:
         """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
 
@@ -89,7 +87,7 @@ class LayerCache:
             x: (B, T, C) the layer's input at the new tokens.
             q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D): queries of the last Q of the T new tokens.
             positions: of the new tokens.
-            segments, mask: over all tokens.
+            segments: (B, S) document ids of all tokens.
         """
         queries = positions.tail(q.shape[2])
         terms, k = self.terms(prior, x, k, queries, positions)
@@ -100,18 +98,8 @@ class LayerCache:
         if terms.bias is not None:
             k_pos = k_pos if segments is None else Positions.documents(segments)
             bias = prior.dense_bias(queries, k_pos, causal=True)
-        return prior_attention(
-            q,
-            k,
-            v,
-            replace(terms, table=table, bias=bias),
-            causal=True,
-            query_scale=query_scale,
-            segments=segments,
-            window=window,
-            mask=mask,
-            kernel=kernel,
-        )
+        terms = replace(terms, table=table, bias=bias)
+        return prior_attention(q, k, v, terms, causal=True, segments=segments, **options)
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S tokens."""

@@ -42,7 +42,7 @@ def check_fields(config: Any, prefix: str = "") -> None:
 
     A whole number is a float too, lists and tuples are one kind (JSON knows lists alone), and a bool is no number.
     """
-    hints = _hints(type(config))
+    hints = _hints(config.__class__)
     for each in fields(config):
         value, bounds = getattr(config, each.name), each.metadata.get("bounds", (-math.inf, math.inf))
         if not _fits(value, hints[each.name], bounds):
@@ -56,18 +56,19 @@ def check_parameters(count: int) -> None:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, object]:
     return typing.get_type_hints(kind)
 
 
-def _fits(value: object, hint: Any, bounds: tuple[float, float]) -> bool:
+def _fits(value: Any, hint: Any, bounds: tuple[float, float]) -> bool:
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Any:
         return True
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, part, bounds) for part in parts)
     if kind in (int, float):
-        if not isinstance(value, numbers.Integral if kind is int else numbers.Real) or isinstance(value, bool):
+        number: type = numbers.Integral if kind is int else numbers.Real
+        if not isinstance(value, number) or isinstance(value, bool):
             return False
         try:
             return math.isfinite(value) and bounds[0] <= value <= bounds[1]

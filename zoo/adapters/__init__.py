@@ -20,7 +20,7 @@ from torch import nn
 
 from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
 from zoo.inputs import read_object
-from zoo.naming import check_flags, check_whole
+from zoo.naming import Options, check_flags, check_whole
 
 __all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
 
@@ -33,7 +33,7 @@ def adapt(
     model: Model,
     position: str = "ggd_goat",
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     keep_rope: bool = True,
     ssmax: bool = False,
     train_context: int | None = None,
@@ -103,7 +103,7 @@ def is_adapted(folder: str | os.PathLike[str]) -> bool:
     return RECORD in _config(folder)
 
 
-def _config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def _config(folder: str | os.PathLike[str]) -> Options:
     try:
         return read_object(Path(folder) / "config.json")
     except (OSError, ValueError):

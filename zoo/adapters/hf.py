@@ -114,7 +114,7 @@ def _adapted_config(base: type[PretrainedConfig]) -> type[PretrainedConfig]:
         entries = json.loads(base.to_json_string(self, use_diff))
         return json.dumps(entries | {"model_type": base.model_type + LOADED_BY}, indent=2, sort_keys=True) + "\n"
 
-    def reduce(self: PretrainedConfig) -> tuple[Any, ...]:
+    def reduce(self: PretrainedConfig) -> tuple[object, ...]:
         return _restore_config, (base, self.__dict__)
 
     return type(f"Adapted{base.__name__}", (base,), {"to_json_string": to_json_string, "__reduce__": reduce})
@@ -189,7 +189,7 @@ class NoPositions(nn.Module):
         return self.zero.expand(*ids[:, past:].shape, self.dim)
 
 
-def _lengthen_buffers(module: nn.Module, args: tuple[Any, ...], kwargs: Options) -> None:
+def _lengthen_buffers(module: nn.Module, args: tuple[Tensor, ...], kwargs: Options) -> None:
     """A forward pre-hook of embeddings without positions: BERT's buffers end where its table of positions ended."""
     inputs = [x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None]
     length = inputs[0].shape[1] + kwargs.get("past_key_values_length", 0)
@@ -201,7 +201,7 @@ def _lengthen_buffers(module: nn.Module, args: tuple[Any, ...], kwargs: Options)
             module._buffers[name] = index if name == "position_ids" else torch.zeros_like(index)
 
 
-def _no_rotation(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _no_rotation(module: nn.Module, args: object, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """A forward hook: the cosine and sine of no angle."""
     cos, sin = output
     return torch.ones_like(cos), torch.zeros_like(sin)

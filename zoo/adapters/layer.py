@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,14 +53,14 @@ class Request:
     """The arguments of `zoo.adapt`. `alone`: nothing but priors is to be trained."""
 
     position: str
-    options: dict[str, Any]
+    options: Options
     keep_rope: bool
     ssmax: bool
     train_context: int | None = None
     alone: bool = False
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Options:
         """What makes the same priors again, for a model's configuration."""
         return {name: value for name, value in vars(self).items() if name != "alone"}
 
@@ -76,7 +75,7 @@ class Grid:
         self.num_prefix = num_prefix
         self.shape: tuple[int, int] | None = None
 
-    def read(self, module: nn.Module, args: Any, output: Tensor) -> None:
+    def read(self, module: nn.Module, args: object, output: Tensor) -> None:
         """A forward hook of the convolution that makes patches, whose output is (B, C, height, width)."""
         self.shape = (output.shape[-2], output.shape[-1])
 

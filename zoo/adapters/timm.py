@@ -49,7 +49,7 @@ class PriorAttention(Attention):
 class PriorVisionTransformer(VisionTransformer):
     """A `timm` vision transformer with priors; made of one by `adapt`."""
 
-    priorzoo: dict[str, Any]
+    priorzoo: Options
 
     def no_weight_decay(self) -> set[str]:
         """What timm's optimisers do not decay: as the model itself, and the parameters of priors and SSMax."""

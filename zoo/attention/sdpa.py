@@ -104,10 +104,9 @@ class SdpaKernel:
             wide = torch.promote_types(dtype, torch.float32)
         if torch.compiler.is_exporting():
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=_whole_mask(call), dropout_p=call.dropout, scale=1.0
-            )
-            return _of_one_layout(out.to(dtype))
+            mask = _whole_mask(call)
+            whole = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, scale=1.0)
+            return _of_one_layout(whole.to(dtype))
         values = None if call.table is None else call.table.table
         tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale)
         space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
@@ -121,8 +120,8 @@ class SdpaKernel:
             parts: list[Tensor] = []
             for block in slices(q.shape[2], rows):
                 last = block.stop + call.offset if call.causal else call.num_keys
-                mask = partial(_mask, call, table, block, group, last, space, bad)
-                inputs = q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], mask, call.dropout
+                make_mask = partial(_mask, call, table, block, group, last, space, bad)
+                inputs = q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], make_mask, call.dropout
                 # A bias made by blocks is made again in the backward pass, and so are the weights.
                 part = checkpoint(_one_block, *inputs, use_reentrant=False) if remade else _one_block(*inputs)
                 if out is None:

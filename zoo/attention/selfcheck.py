@@ -104,10 +104,10 @@ def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype, *, width: int 
         if case_errors is None:
             continue
         errors[label] = case_errors
-        for tensor, error in case_errors.items():
+        for tensor, share in case_errors.items():
             factor = 1.0 if tensor in ("output", "q", "k", "v") else CANCELLING
-            if not error <= BOUNDS[dtype] * factor:
-                wrong.append(f"{label}: {tensor} is off by {error:.1g}")
+            if not share <= BOUNDS[dtype] * factor:
+                wrong.append(f"{label}: {tensor} is off by {share:.1g}")
     return Verdict(errors, wrong)
 
 

@@ -346,6 +346,7 @@ class _Bias:
         place = self.column(block), block.hi - block.lo, block.last - block.first
         bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[block.heads], *place)
         if self.scale is not None:
+            assert self.mask is not None
             scale = self.scale_of(block)[..., None]
             out = None if out is None else out[: scale.shape[0]]  # shared by batch rows: written once
             bias = torch.addcmul(_toeplitz(self.mask[None], *place), bias, scale, out=out)

@@ -11,7 +11,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -161,7 +161,7 @@ def scale_stride(row_scale: Tensor | None) -> int:
     return 0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0)
 
 
-def on_device(x: Tensor) -> AbstractContextManager[Any]:
+def on_device(x: Tensor) -> AbstractContextManager[object]:
     """Make the device of `x` current for a launch."""
     return torch.cuda.device(x.device) if x.is_cuda else NOWHERE
 

@@ -6,8 +6,6 @@ backward pass beside its inputs: the output, one log-sum-exp per row, and the pl
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -238,11 +236,11 @@ class _Attention(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-def fused_attention(*arguments: Any) -> Tensor:
+def fused_attention(q: Tensor, *others: object) -> Tensor:
     """The attention of `attention_op`, with its arguments; differentiable."""
-    by_torch = torch.compiler.is_compiling() or not has_values(arguments[0])  # which propagates shapes by the operator
+    by_torch = torch.compiler.is_compiling() or not has_values(q)  # which propagates shapes by the operator
     attend = attention_op if by_torch else _Attention.apply
-    return attend(*arguments)[0]
+    return attend(q, *others)[0]
 
 
 def fused_decode(

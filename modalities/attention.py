@@ -278,7 +278,8 @@ def _head_parameters(layer: Any, heads: int) -> dict[str, list[float]]:
     own = {name: p for name, p in prior.named_parameters() if p.shape == (heads,)}
     own |= {} if attention.ssmax is None else {"ssmax.s": attention.ssmax.s}
     found = {name: p.detach().double().tolist() for name, p in own.items()}
-    return {"retrieval": prior.retrieval_heads().double().tolist()} | found
+    turned = None if attention.ssmax is None or not attention.scale_prior else attention.ssmax.s < 0
+    return {"retrieval": prior.retrieval_heads(turned).double().tolist()} | found
 
 
 def _value(row: Mapping[str, Any], name: str) -> float | None:

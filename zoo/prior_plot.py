@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.files import replacing
+from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLOOR",
+    "LayerLogPrior",
     "centre_log_prior",
     "draw_grid_priors",
     "draw_prior_matrices",
@@ -43,13 +45,55 @@ RESOLVED = 8.0  # logits below the largest that the matrix of K resolves
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
 
-def layer_priors(model: nn.Module) -> list[Prior]:
-    """The prior of each layer of a model.
+class LayerLogPrior(Prior):
+    """What a layer adds to the content's logits: γ·s_h·ln n·K, n the keys that a query sees; s·ln n is 1 without SSMax.
+
+    SSMax's s is not bounded: where it is negative the prior is turned round, and its head looks where K is low.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__(attention.prior.num_heads)
+        self.prior, self.weight = attention.prior, attention.prior_scale
+        self.ssmax = attention.ssmax if attention.scale_prior else None
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        return (
+            self.prior.log_prior(q_pos, k_pos, causal=causal).double().cpu()
+            * self.scale(q_pos, causal=causal)[..., None]
+        )
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return self.prior(q_pos, k_pos, causal=causal)
+
+    def parts(self) -> list[Prior]:
+        return self.prior.parts() or [self.prior]
+
+    def head_parameters(self) -> dict[str, Tensor]:
+        return self.prior.head_parameters() | ({} if self.ssmax is None else {"s of SSMax": self.ssmax.s})
+
+    def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
+        return self.prior.retrieval_heads(None if self.ssmax is None else self.ssmax.s < 0)
+
+
+def _scale(prior: Prior, queries: Positions, *, causal: bool) -> Tensor:
+    """(1, 1 or H, 1 or T) float64 by which a layer multiplies K; 1 for a prior without a layer."""
+    if not isinstance(prior, LayerLogPrior):
+        return torch.ones(1, 1, 1, dtype=torch.float64)
+    if prior.ssmax is None:
+        return torch.full((1, 1, 1), prior.weight, dtype=torch.float64)
+    return prior.weight * prior.ssmax(queries, causal=causal).double().cpu()
+
+
+def layer_priors(model: nn.Module) -> list[LayerLogPrior]:
+    """The log-prior of each layer of a model, as its logits get it.
 
     Raises:
         ValueError: for a model without layers, with K = 0, or whose K depends on its input.
     """
-    priors = [layer.attention.prior for layer in getattr(model, "layers", [])]
+    attentions = [layer.attention for layer in getattr(model, "layers", [])]
+    priors = [attention.prior for attention in attentions]
     if not priors:
         raise ValueError("this model has no layers with a prior")
     if all(prior.is_zero for prior in priors):
@@ -58,7 +102,7 @@ def layer_priors(model: nn.Module) -> list[Prior]:
         )
     if any(prior.depends_on_content for prior in priors):
         raise ValueError("this model's log-prior depends on its input, so it has no fixed curve")
-    return priors
+    return [LayerLogPrior(attention) for attention in attentions]
 
 
 @torch.no_grad()
@@ -86,7 +130,8 @@ def key_and_distance_parts(prior: Prior, length: int) -> tuple[Tensor, Tensor]:
             of_distance -= part.slopes().cpu()[:, None] * torch.arange(length)
         else:
             of_distance += part.log_prior(query, keys, causal=True)[0, :, 0].double().cpu().flip(-1)
-    return of_key, of_distance
+    scale = _scale(prior, query, causal=True)[0]
+    return of_key * scale, of_distance * scale
 
 
 @torch.no_grad()
@@ -100,6 +145,7 @@ def centre_log_prior(prior: Prior, positions: Positions) -> tuple[Tensor, Tensor
     height, width = positions.shape
     query = positions.num_prefix + height // 2 * width + width // 2
     row = _query_row(prior(positions, positions, causal=False), query, positions).double().cpu()
+    row = row * _scale(prior, positions, causal=False)[0, :, :1]
     prefix, patches = row.expand(prior.num_heads, -1).tensor_split([positions.num_prefix], dim=1)
     highest = patches.max(dim=-1, keepdim=True).values
     return (patches - highest).unflatten(-1, (height, width)), prefix - highest
@@ -137,7 +183,12 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     for n, prior in enumerate(priors):
         axis = axes[n // columns][n % columns]
         _draw_curves(axis, prior, distance + 1, log_prior_curve(prior, length)[:, distance])
-        axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)", ylabel="K − max K (nats)")
+        axis.set(
+            title=f"layer {n}",
+            ylim=(FLOOR, 0.6),
+            xlabel="distance + 1 (tokens, log₂)",
+            ylabel="log-prior − its maximum (nats)",
+        )
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         _mark_training(axis, model.config.train_context, length)
@@ -147,12 +198,14 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     for axis, name in zip(axes[-1], names, strict=False):
         axis.set_visible(True)
         _draw_table(axis, name, [table.get(name, absent) for table in tables])
-    figure.suptitle(f"{title}: log-prior of every head against distance; thick: retrieval heads (β < 0)", fontsize=11)
+    figure.suptitle(
+        f"{title}: log-prior of every head against distance; thick: heads that look away from the query", fontsize=11
+    )
     save_figure(figure, path)
 
 
 def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = None) -> None:
-    """Write one PNG: a heat map for each head, layers downwards, on one colour scale; framed heads are retrieval heads.
+    """Write one PNG: a heat map for each head, layers downwards, on one colour scale; framed heads look away from the query.
 
     Args:
         model: has `layers[n].attention.prior`, `positions(height, width)` of an image in pixels, and `config.train_size`.
@@ -188,7 +241,7 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
                 axis.add_patch(Rectangle(corner, *extent, fill=False, color="white", linestyle="--"))
             for side in axis.spines.values():
                 side.set(color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6)
-    figure.colorbar(image, ax=axes, shrink=0.8).set_label("K − max K (nats)")
+    figure.colorbar(image, ax=axes, shrink=0.8).set_label("log-prior − its maximum (nats)")
     grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
     figure.suptitle(f"{title}: log-prior of every head from the centre (ticks)\n{grids}", fontsize=9)
     save_figure(figure, path)

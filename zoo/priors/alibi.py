@@ -128,6 +128,10 @@ class Alibi(Prior):
         """(H,) float64."""
         return F.softplus(self.raw_slope.double()) if self.learnable else self._start(device)
 
+    def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
+        """(H,) bool: none, but where K is turned round all."""
+        return torch.zeros(self.num_heads, dtype=torch.bool) if turned is None else turned.clone()
+
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) −m_h·|d|, formed in float64 and returned in the dtype of `distance`."""
         slopes = self.slopes(distance.device).view(-1, *[1] * distance.ndim)

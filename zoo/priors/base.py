@@ -359,11 +359,14 @@ class Prior(nn.Module):
             parameters |= part.head_parameters()
         return parameters
 
-    def retrieval_heads(self) -> Tensor:
-        """(H,) bool: heads that look away from the query and leave far keys to content. By default those of any part."""
+    def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
+        """(H,) bool: heads that look away from the query and leave far keys to content. By default those of any part.
+
+        turned: (H,) bool, heads whose K is multiplied by a negative number, as by SSMax with s < 0.
+        """
         flags = torch.zeros(self.num_heads, dtype=torch.bool)
         for part in self.parts():
-            flags = flags | part.retrieval_heads().cpu()
+            flags = flags | part.retrieval_heads(turned).cpu()
         return flags
 
 

@@ -141,9 +141,9 @@ class Ggd(TablePrior):
             found["μ = 2 sinh θμ"] = 2 * self.theta_mu.sinh()
         return found
 
-    def retrieval_heads(self) -> Tensor:
-        """(H,) bool: θβ < 0 (BAM, theorems 3 and 4)."""
-        return self.theta_beta < 0
+    def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
+        """(H,) bool: θβ < 0 (BAM, theorems 3 and 4), or θβ > 0 where K is turned round."""
+        return self.theta_beta < 0 if turned is None else (self.theta_beta < 0) != turned.to(self.theta_beta.device)
 
 
 class Ggd2d(GridPrior):

@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import random
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -52,18 +51,16 @@ def preserve_rng_state() -> Iterator[None]:
 
 def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
     """PIL -> PIL of `shape`, as `augment` says; of a window what is done to its pixels. Draws from the global generators."""
-    steps: list[Any] = []
     if config.augment == "none":
         return v2.Compose([LimitAspect(), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)])
+    steps: list[Callable[[Image.Image], Image.Image]] = []
     if config.augment != "window":
         # An aspect of 3:4 to 4:3, torchvision's, of the picture relative to the shape's own.
-        own = shape[1] / shape[0]
-        ratio = (3 / 4 * own, 4 / 3 * own)
+        ratio = tuple(aspect * (shape[1] / shape[0]) for aspect in (3 / 4, 4 / 3))
         steps.append(v2.RandomResizedCrop(shape, scale=config.crop_scale, ratio=ratio, interpolation=BICUBIC))
     if config.hflip > 0:
         steps.append(v2.RandomHorizontalFlip(config.hflip))
-    if config.color_jitter > 0:
-        jitter = config.color_jitter
+    if jitter := config.color_jitter:
         steps.append(v2.ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter))
     if config.rand_augment:
         steps.append(rand_augment(config.rand_augment, min(shape), config.mean))
@@ -79,14 +76,13 @@ class BatchMaker:
     """
 
     def __init__(self, config: VisionDataConfig) -> None:
-        self.config = config
-        self.shapes = config.train_shapes
+        self.config, self.shapes = config, config.train_shapes
         self.transforms = {shape: train_transform(config, shape) for shape in self.shapes}
         self.erase = RandomErasing(config.random_erasing, mode="pixel", device="cpu") if config.random_erasing else None
-        mixing = {"mixup_alpha": config.mixup, "cutmix_alpha": config.cutmix}
         self.mix = None
         if config.mixup > 0 or config.cutmix > 0:
-            self.mix = Mixup(**mixing, label_smoothing=config.label_smoothing, num_classes=config.num_classes)
+            classes = {"label_smoothing": config.label_smoothing, "num_classes": config.num_classes}
+            self.mix = Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, **classes)
         self.mean = 255 * torch.tensor(config.mean).view(3, 1, 1)
         self.scale = 1 / (255 * torch.tensor(config.std).view(3, 1, 1))
 
@@ -113,19 +109,19 @@ class BatchMaker:
             batch = batch.to(torch.float32, memory_format=torch.contiguous_format)
             batch.sub_(self.mean).mul_(self.scale)
             tensors = {n: torch.tensor(np.array([t[n] for t in targets]), dtype=torch.int64) for n in targets[0]}
-            if self.erase is not None:
-                for image, key in zip(batch, keys, strict=True):
-                    seeded(config.seed, _ERASE, *key)
-                    self.erase(image)
+            for image, key in zip(batch, keys, strict=True) if self.erase is not None else ():
+                seeded(config.seed, _ERASE, *key)
+                self.erase(image)
             if self.mix is not None:
                 seeded(config.seed, _MIX, *batch_key)
                 batch, tensors["targets"] = self.mix(batch, tensors["targets"])
-            elif config.label_smoothing > 0:
-                smoothing = config.label_smoothing
+            elif smoothing := config.label_smoothing:
                 tensors["targets"] = mixup_target(tensors["targets"], config.num_classes, smoothing=smoothing)
         return {"images": batch} | tensors
 
-    def _seen(self, image: Image.Image, label: int | Objects, shape: Shape) -> tuple[Image.Image, dict[str, Any]]:
+    def _seen(
+        self, image: Image.Image, label: int | Objects, shape: Shape
+    ) -> tuple[Image.Image, dict[str, int | np.ndarray]]:
         """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
         target = self.config.target
         if target == "label":

@@ -27,10 +27,9 @@ TARGETS = ("label", *OBJECT_TARGETS)
 class VisionDataConfig:
     """What to train on.
 
-    source, heldout_source: spec strings (sources.py). heldout_source is where the held-out split comes from when not
-        from `source`; all of it is then held out.
-    image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1; as many as the source
-        lists, where it lists its classes; of maps one more, the background; of counts the largest and one more.
+    source: a spec string (sources.py). heldout_source: where held-out images come from, all of them, when not from `source`.
+    image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1, as many as the source
+        lists; of maps one more, the background; of counts the largest and one more.
     target: "label", the image's own, or what is asked of the objects in it (objects.py): "marked", "count", "map",
         "marked+map", "count+map".
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
@@ -38,9 +37,9 @@ class VisionDataConfig:
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
         same, then RandAugment and, on the normalised tensor, random erasing. Resizing is bicubic. "window", of targets that
         are asked of objects, cuts out a window at the stored resolution that holds the marked ones; no resizing.
-    hflip: probability. color_jitter: strength on brightness, contrast and saturation. random_erasing: probability, filled
-        with noise. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies each operation with probability
-        one half; "-p1" applies all.
+    hflip, random_erasing: probabilities; erased areas are filled with noise. color_jitter: strength on brightness, contrast
+        and saturation. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies each operation with
+        probability one half; "-p1" applies all.
     mixup, cutmix: the α of their Beta(α, α), 0 is off; with both on, each batch takes one of them, either equally likely.
         label_smoothing: ε.
     mean, std: of the channels in 0…1, for normalisation.
@@ -73,9 +72,8 @@ class VisionDataConfig:
         for name in ("crop_scale", "mean", "std", "shapes"):  # lists, as JSON and --set give them
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(
-                f"crop_scale {self.crop_scale} is not two rising shares of the area in 0..1, such as (0.7, 1)"
-            )
+            expected = "two rising shares of the area in 0..1, such as (0.7, 1)"
+            raise ValueError(f"crop_scale {self.crop_scale}: expected {expected}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(f"mean {self.mean} and std {self.std} must have three values each, std positive")
         self._check_augment()
@@ -97,11 +95,10 @@ class VisionDataConfig:
         if self.augment not in _UNUSED:
             raise ValueError(f"augment {self.augment!r}: {nearest(self.augment, _UNUSED)}")
         for name in _UNUSED[self.augment]:
-            if getattr(self, name):
+            if value := getattr(self, name):
                 need = "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect with augment={self.augment!r}; set augment to {need}"
-                )
+                why = f"has no effect with augment={self.augment!r}; set augment to {need}"
+                raise ValueError(f"{name}={value!r} {why}")
         if self.rand_augment:
             rand_augment(self.rand_augment, self.image_size, self.mean)
 
@@ -109,10 +106,8 @@ class VisionDataConfig:
         if self.target not in TARGETS:
             raise ValueError(f"target {self.target!r}: {nearest(self.target, TARGETS)}")
         if (self.target == "label") == (self.augment == "window"):
-            raise ValueError(
-                f"target={self.target!r} with augment={self.augment!r}: expected augment='window' where target is one of "
-                f"{', '.join(OBJECT_TARGETS)}, and only there"
-            )
+            way_out = f"expected augment='window' for targets {', '.join(OBJECT_TARGETS)}, and only for them"
+            raise ValueError(f"target={self.target!r} with augment={self.augment!r}: {way_out}")
         for name in ("mixup", "cutmix", "label_smoothing"):
             if self.target != "label" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")

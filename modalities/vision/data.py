@@ -40,9 +40,8 @@ def build_loader(
 ) -> IndexedLoader | StreamLoader:
     """The loader of one split for one rank.
 
-    "train" is endless, shuffled and augmented; shards ("glyphs", "scenes", "wds:…") are streamed, everything else is read
-    by index. "heldout" is one pass without augmentation in a shuffled order, the same for every seed, with equally many
-    batches on every rank. Remote held-out shards are first copied into the data folder's `cache`.
+    "train" is endless, shuffled and augmented; shards are streamed, everything else is read by index. "heldout" is one pass
+    without augmentation in a shuffled order, the same for every seed, with equally many batches on every rank.
 
     Raises ValueError for a split or micro_batch that cannot work, where the source's list of classes is not as long as
     num_classes, and where training and held-out images list different classes; and what the sources raise.
@@ -75,7 +74,13 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     else:
         classes = _train_classes(config)
         images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
-        _check_same_classes(config, classes, images.classes)
+        pairs = zip_longest(classes or (), images.classes or ()) if classes and images.classes else ()
+        for label, (one, other) in enumerate(pairs):
+            if one != other:
+                raise ValueError(
+                    f"source {config.source!r} and heldout_source {config.heldout_source!r} must list the same classes in one "
+                    f"order: label {label} is {one!r} in training and {other!r} in held-out images"
+                )
     _check_classes(config, images.classes)
     return images
 
@@ -93,27 +98,12 @@ def _train_classes(config: VisionDataConfig) -> tuple[str, ...] | None:
     return (shards or open_images(config.source, "train", hold_out=False)).classes
 
 
-def _check_same_classes(config: VisionDataConfig, train: Sequence[str] | None, heldout: Sequence[str] | None) -> None:
-    """ValueError where a label means one class in training and another in held-out images."""
-    if train is None or heldout is None or train == heldout:
-        return
-    pairs = enumerate(zip_longest(train, heldout))
-    label, (one, other) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
-    raise ValueError(
-        f"source {config.source!r} and heldout_source {config.heldout_source!r} must list the same classes in one order: "
-        f"label {label} is {one!r} in training and {other!r} in held-out images"
-    )
-
-
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
-    if classes is None or config.target == "count":
-        return
     mapped = "map" in config.target
-    if (expected := len(classes) + mapped) != config.num_classes:
+    if classes is not None and config.target != "count" and len(classes) + mapped != config.num_classes:
         listed = f"{len(classes)} classes" + (" and the background" if mapped else "")
-        raise ValueError(
-            f"the source has {listed}, num_classes is {config.num_classes}: --set data.num_classes={expected}"
-        )
+        way_out = f"--set data.num_classes={len(classes) + mapped}"
+        raise ValueError(f"the source has {listed}, num_classes is {config.num_classes}: {way_out}")
 
 
 # ------------------------------------------------------------------------------------------------ for evaluation
@@ -121,12 +111,9 @@ def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) ->
 
 class HeldoutImages:
     """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at its stored size, label),
-    or with `objects` (RGB, `Objects`).
+    or with `objects` (RGB, `Objects`). The first that fit into KEPT_BYTES stay decoded.
 
-    The first that fit into KEPT_BYTES stay decoded, for the next size and the next model.
-
-    Attributes:
-        classes: names by label; numbers where the source has no names, empty where their number is unknown too.
+    classes: names by label; numbers where the source has no names, empty where their number is unknown too.
     """
 
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
@@ -145,8 +132,7 @@ class HeldoutImages:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         if place not in self._decoded:
             payload, label = self._stored(place)
-            listed = self.images.classes is not None
-            classes = len(self.classes) or None
+            listed, classes = self.images.classes is not None, len(self.classes) or None
             image = checked_image(payload, label, self.name(place), [], num_classes=classes, listed=listed)
             size = 3 * image.width * image.height
             if size > self._room:
@@ -169,15 +155,13 @@ class HeldoutImages:
         return self.images.name(int(self.order[place]))
 
     def too_small(self, places: Iterable[int], shapes: Sequence[Shape], fit: str) -> set[int]:
-        """The places whose image has, by its header, fewer pixels than one of `shapes`.
-
-        An image without a readable header is not among them: it fails when it is decoded.
-        """
+        """The places whose image has fewer pixels than one of `shapes`. One without a readable header fails when decoded."""
         small = set()
         for place in places:
-            if size := self._size(place):
-                fits = (fitted(size, shape, fit) for shape in shapes)
-                if any(have[0] < need[0] or have[1] < need[1] for have, need in zip(fits, shapes, strict=True)):
+            size = self._size(place)
+            for shape in shapes if size else ():
+                height, width = fitted(size, shape, fit)
+                if height < shape[0] or width < shape[1]:
                     small.add(place)
         return small
 
@@ -209,7 +193,7 @@ def fitted(size: tuple[int, int], shape: Shape, fit: str) -> Shape:
 
 
 def heldout_by(data: Mapping[str, Any]) -> VisionDataConfig:
-    """What a training held out, from the data section of its recipe; equal for runs that held out the same.
+    """What a training held out, from its recipe's data section; equal for runs that held out the same.
 
     Raises ValueError for shards without `heldout_source`, which hold nothing out.
     """

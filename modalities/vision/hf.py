@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from modalities.vision.images import HELDOUT_NAMES, BadImage, ImageSet, digest_of, heldout_places
 from modalities.vision.objects import Objects, parse_objects
 from zoo.naming import did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _OPTIONS = ("image", "label", "objects", "mask")
 _SLICE = re.compile(r"^(?P<split>[^\[]+)\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\]$")
@@ -18,14 +22,12 @@ _SLICE = re.compile(r"^(?P<split>[^\[]+)\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?
 class HFImages(ImageSet):
     """One split of a Hugging Face dataset; images stay encoded until they are read.
 
-    split "train" is the split named in the spec, else "train", else the first. "heldout" is the dataset's validation or
-    test split, but never the one trained on; where there is no other, `is_heldout` picks rows of that one. "all" is the
-    split named, else the held-out one, else everything.
+    split "train" is the split named in the spec, else "train", else the first. "heldout" is the dataset's validation or test
+    split, but never the one trained on; where there is no other, rows that `is_heldout` picks. "all" is the split named, else
+    the held-out one, else everything. A spec that names a validation or test split of a dataset with others to train on
+    means that split, held out: to train on it is a ValueError.
 
-    objects: the column "objects", or one named, is read in place of labels, and that of masks where one is named.
-
-    A spec that names a validation or test split of a dataset with others to train on means that split, held out: to train
-    on it is a ValueError.
+    objects: boxes are read in place of labels, from the column "objects" or one named, and masks from one named.
     """
 
     def __init__(self, spec: str, split: str, *, hold_out: bool = True, objects: bool = False) -> None:
@@ -35,38 +37,36 @@ class HFImages(ImageSet):
             raise ImportError(f"source {spec!r} needs the package `datasets`: pip install datasets") from error
         place, _, query = spec[len("hf:") :].partition("?")
         options = dict(parse_qsl(query))
-        for key in options.keys() - set(_OPTIONS):
-            raise ValueError(
-                f"source {spec!r}: unknown option {key!r}; expected {' or '.join(map(repr, _OPTIONS))}, or 'split=heldout'"
-            )
+        if unknown := sorted(options.keys() - set(_OPTIONS)):
+            known = " or ".join(map(repr, _OPTIONS))
+            raise ValueError(f"source {spec!r}: unknown option {unknown[0]!r}; expected {known}, or 'split=heldout'")
         name, config, named = _parts(spec, place)
-        splits = _splits(datasets, name, config)
+        splits = _splits(name, config)
         whole = named or ("train" if "train" in splits else next(iter(splits)))
         trained = _SLICE.sub(r"\g<split>", whole)
         heldout = next((part for part in HELDOUT_NAMES if part in splits and part != trained), None)
-        others = [part for part in splits if part not in HELDOUT_NAMES]
+        others = " or ".join(part for part in splits if part not in HELDOUT_NAMES)
         if trained in HELDOUT_NAMES and others:
             if split == "train":
-                raise ValueError(
-                    f"source {spec!r} names a held-out split: train on {' or '.join(others)}, and give this as heldout_source"
-                )
+                what = f"train on {others}, and give this as heldout_source"
+                raise ValueError(f"source {spec!r} names a held-out split: {what}")
             heldout = whole
-        chosen = named or heldout or whole if split == "all" else heldout if split == "heldout" and heldout else whole
-        data = _rows(spec, splits, chosen)
+        self.spec, self.split = spec, whole
+        if split != "train":
+            self.split = (named if split == "all" else None) or heldout or whole
+        data = _rows(spec, splits, self.split)
         if split != "all" and hold_out and heldout is None:
             self.among = len(data)
             data = data.select(heldout_places((f"row {row}" for row in range(len(data))), split))
         if not len(data):
-            raise ValueError(f"source {spec!r}: split {chosen!r} has no row for {split!r}")
-        self.spec, self.split = spec, chosen
-        image, label, mask = _columns(spec, data.features, options, objects, datasets)
-        self.image, self.label, self.mask = image, label, mask
-        feature = data.features.get(label)
+            raise ValueError(f"source {spec!r}: split {self.split!r} has no row for {split!r}")
+        self.image, self.label, self.mask = _columns(spec, data.features, options, objects)
+        feature = data.features.get(self.label)
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-        for column in filter(None, (image, mask)):
+        for column in filter(None, (self.image, self.mask)):
             data = data.cast_column(column, datasets.Image(decode=False))
-        self.data = data.select_columns([column for column in (image, label, mask) if column])
-        self.fingerprint = digest_of([name, config, chosen, len(data), self.data._fingerprint])
+        self.data = data.select_columns([column for column in (self.image, self.label, self.mask) if column])
+        self.fingerprint = digest_of([name, config, self.split, len(data), self.data._fingerprint])
 
     def __len__(self) -> int:
         return len(self.data)
@@ -80,16 +80,14 @@ class HFImages(ImageSet):
 
     def read_objects(self, index: int) -> tuple[bytes, Objects]:
         row = self.data[index]
-        image = self._image(row)
-        mask = None if not self.mask or row[self.mask] is None else _bytes(row[self.mask])
         fields = row[self.label] if self.label else None
         if isinstance(fields, list):  # a list of objects, each with its box
-            fields = {
-                key: [one[key] for one in fields] for key in (fields[0] if fields else {"bbox": 0, "category": 0})
-            }
-        return image, parse_objects(fields, mask=mask)
+            keys = fields[0] if fields else ("bbox", "category")
+            fields = {key: [one[key] for one in fields] for key in keys}
+        mask = _bytes(row[self.mask]) if self.mask and row[self.mask] is not None else None
+        return self._image(row), parse_objects(fields, mask=mask)
 
-    def _image(self, row: dict[str, Any]) -> bytes:
+    def _image(self, row: Mapping[str, Any]) -> bytes:
         if row[self.image] is None:
             raise BadImage("no image", f"column {self.image!r} is null")
         return _bytes(row[self.image])
@@ -98,7 +96,7 @@ class HFImages(ImageSet):
         return f"{self.spec}[{self.split}][{index}]"
 
 
-def _bytes(stored: dict[str, Any]) -> bytes:
+def _bytes(stored: Mapping[str, Any]) -> bytes:
     return stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes()
 
 
@@ -112,14 +110,27 @@ def _parts(spec: str, place: str) -> tuple[str, str | None, str | None]:
     return name, config or None, split or None
 
 
-def _rows(spec: str, splits: dict[str, Any], named: str) -> Any:
+def _splits(name: str, config: str | None) -> dict[str, Dataset]:
+    """The dataset's splits by name. A folder that `save_to_disk` wrote is read as it is."""
+    import datasets
+
+    if not any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):
+        return dict(datasets.load_dataset(name, config))
+    loaded = datasets.load_from_disk(name)
+    splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    if config:
+        hint = f"its splits are {', '.join(splits)}; {did_you_mean(config, splits)}".rstrip("; ")
+        raise ValueError(f"{name} was saved by save_to_disk and has no configuration {config!r}; {hint}")
+    return splits
+
+
+def _rows(spec: str, splits: Mapping[str, Dataset], named: str) -> Dataset:
     """The rows of a split, or of a slice such as "train[:80%]" or "train[100:-50]"; percentages to the nearest row."""
     match = _SLICE.match(named)
     split = match["split"] if match else named
     if split not in splits:
-        raise ValueError(
-            f"source {spec!r}: no split {split!r} among {', '.join(splits)}; {did_you_mean(split, splits)}"
-        )
+        hint = did_you_mean(split, splits)
+        raise ValueError(f"source {spec!r}: no split {split!r} among {', '.join(splits)}; {hint}")
     data = splits[split]
     if not match:
         return data
@@ -128,57 +139,41 @@ def _rows(spec: str, splits: dict[str, Any], named: str) -> Any:
     return data.select(range(*slice(*places).indices(len(data))) or [])
 
 
-def _splits(datasets: Any, name: str, config: str | None) -> dict[str, Any]:
-    """The dataset's splits by name. A folder that `save_to_disk` wrote is read as it is."""
-    folder = Path(name)
-    if not (folder / "dataset_dict.json").is_file() and not (folder / "state.json").is_file():
-        return dict(datasets.load_dataset(name, config))
-    loaded = datasets.load_from_disk(name)
-    splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-    if config:
-        raise ValueError(
-            f"{name} was saved by save_to_disk and has no configuration {config!r}; its splits are "
-            f"{', '.join(splits)}; {did_you_mean(config, splits)}".rstrip("; ")
-        )
-    return splits
-
-
 def _columns(
-    spec: str, features: Any, options: dict[str, str], objects: bool, datasets: Any
+    spec: str, features: Mapping[str, object], options: Mapping[str, str], objects: bool
 ) -> tuple[str, str, str | None]:
     """(image, label or objects, mask): the columns named, or the only ones of their types; label "" where masks are all."""
-    plain = (datasets.Image, datasets.ClassLabel, datasets.Value)
-    whole = [
-        name for name, one in features.items() if isinstance(one, datasets.Value) and one.dtype.lstrip("u")[:3] == "int"
-    ]
+    import datasets
 
-    def of_type(kind: type | tuple[type, ...]) -> list[str]:
-        return [name for name, one in features.items() if isinstance(one, kind)]
+    def of_type(*kinds: type) -> list[str]:
+        return [name for name, one in features.items() if isinstance(one, kinds)]
 
     def column(role: str, fitting: list[str], what: str) -> str:
-        named = options.get(role)
+        named, columns = options.get(role), ", ".join(features)
         if named is not None and named not in features:
             hint = did_you_mean(named, features)
-            raise ValueError(f"source {spec!r}: no column {named!r} among {', '.join(features)}; {hint}".rstrip("; "))
+            raise ValueError(f"source {spec!r}: no column {named!r} among {columns}; {hint}".rstrip("; "))
         if named in fitting or (named is None and len(fitting) == 1):
             return named or fitting[0]
-        there = ", ".join(fitting) or f"none among {', '.join(features)}"
+        there = ", ".join(fitting) or f"none among {columns}"
         if named is not None:
             there = f"{named!r} of another, {features[named]!r:.80}; there is {there}"
         elif fitting:
             there = f"several: {there}"
-        raise ValueError(
-            f"source {spec!r}: expected one column of type {what}, found {there}; name it with '?image=…&label=…', or of boxes "
-            "and masks with '?image=…&objects=…&mask=…'"
-        )
+        form = "'?image=…&label=…', or of boxes and masks '?image=…&objects=…&mask=…'"
+        raise ValueError(f"source {spec!r}: expected one column of type {what}, found {there}; name it with {form}")
 
     images, labels = of_type(datasets.Image), of_type(datasets.ClassLabel)
     mask = column("mask", images, "Image") if objects and "mask" in options else None
     image = column("image", [name for name in images if name != mask], "Image")
-    if mask and "objects" not in (*options, *features):
-        return image, "", mask
     if objects:
-        options = {"objects": "objects"} | options
-        return image, column("objects", [name for name in features if name not in of_type(plain)], "objects"), mask
-    named = options.get("label", "" if labels else "label")  # whole numbers are labels where they are called so
-    return image, named if named in whole else column("label", labels, "ClassLabel"), None
+        if mask and "objects" not in (*options, *features):
+            return image, "", mask
+        options = {"objects": "objects", **options}
+        plain = of_type(datasets.Image, datasets.ClassLabel, datasets.Value)
+        return image, column("objects", [name for name in features if name not in plain], "objects"), mask
+    label = options.get("label", "" if labels else "label")  # whole numbers are labels where they are called so
+    kind = features.get(label)
+    if isinstance(kind, datasets.Value) and kind.dtype.lstrip("u").startswith("int"):
+        return image, label, None
+    return image, column("label", labels, "ClassLabel"), None

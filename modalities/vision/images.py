@@ -8,11 +8,10 @@
     several frames                                  the first one
     empty, unknown format, truncated, corrupt, float, LAB, too large (MAX_PIXELS)      skipped
 
-Sources skip a file without an image's extension, a class folder without images, a sample without an image, a label or objects
-that can be used, and a label outside 0…num_classes−1 (a ValueError where the source lists its classes). Everything skipped or
-converted is counted by its reason (`ImageReport`). The place of a skipped image is taken by the next good one of the order; in
-held-out passes it then has target −1. A set of which nothing is left is a ValueError. Read by index (`HeldoutImages`), a bad
-image raises BadImage, a ValueError.
+Sources also skip files without an image's extension, class folders without images, samples without an image, label or usable
+objects, and labels outside 0…num_classes−1 (a ValueError where the source lists its classes). `ImageReport` counts all of it by
+reason. The next good image of the order takes the place of a skipped one; in held-out passes it has target −1. A set of which
+nothing is left is a ValueError.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class BadImage(ValueError):
 
 
 class ImageReport:
-    """What was skipped and converted: counts by reason, with the first few names of each.
-
-    A training loader counts an image in every epoch. The first of every reason is logged.
-    """
+    """Counts, by reason, of what was skipped and converted, with the first names of each. The first of a reason is logged."""
 
     NAMES = 5
     SHOWN = 60  # characters of a name in the table
@@ -85,11 +81,9 @@ class ImageReport:
         """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME); converted 4 × grey (such as NAME)"."""
         parts = []
         for kind, counts in (("skipped", self.skipped), ("converted", self.converted)):
-            lines = []
-            for reason, count in counts.most_common():
-                name = self.names[reason][0]
-                name = name if len(name) <= self.SHOWN else "…" + name[1 - self.SHOWN :]
-                lines.append(f"{count} × {reason} (such as {name})")
+            names = {reason: self.names[reason][0] for reason in counts}
+            short = {r: name if len(name) <= self.SHOWN else "…" + name[1 - self.SHOWN :] for r, name in names.items()}
+            lines = [f"{count} × {reason} (such as {short[reason]})" for reason, count in counts.most_common()]
             parts += [f"{kind} {', '.join(lines)}"] if lines else []
         return "; ".join(parts) or "every image was taken as it is"
 
@@ -128,33 +122,27 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
         image = image.transpose(turn)
         image.info = {} if transparency is None else {"transparency": transparency}  # upright now: never turned again
         notes.append("rotated")
-    mode = image.mode
-    if mode == "RGB" and "transparency" not in image.info:
-        return image, tuple(notes)
-    if mode.startswith("I"):
+    stored = image.mode
+    if stored.startswith("I"):
         notes.append("16-bit")
         image = _eight_bits(image)
-    try:
-        return _eight_bit_rgb(image, notes), tuple(notes)
-    except (ValueError, TypeError, OSError) as error:
-        raise error if isinstance(error, BadImage) else BadImage("unsupported mode", f"{mode}: {error}") from error
-
-
-def _eight_bit_rgb(image: Image.Image, notes: list[str]) -> Image.Image:
-    """An image of an 8-bit mode in RGB; what was converted is added to notes."""
-    mode = image.mode
+    mode, keyed = image.mode, "transparency" in image.info  # a transparent colour, as PNG and GIF have it
+    if mode == "RGB" and not keyed:
+        return image, tuple(notes)
     if mode == "P":
         notes.append("palette")
-    keyed = mode in ("RGB", "L", "1", "P") and "transparency" in image.info  # as PNG and GIF have it
-    if keyed or mode in ("RGBA", "LA", "PA", "La", "RGBa"):
-        notes.append("alpha")
-        image = (image.convert("LA") if mode == "La" else image).convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    if mode not in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
-        raise BadImage("unsupported mode", mode)
-    if mode != "P" and "16-bit" not in notes:
-        notes.append("grey" if mode in ("L", "1") else mode.lower())
-    return image.convert("RGB")
+    try:
+        if mode in ("RGBA", "LA", "PA", "La", "RGBa") or (keyed and mode in ("RGB", "L", "1", "P")):
+            image = (image.convert("LA") if mode == "La" else image).convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+            notes.append("alpha")
+        elif mode not in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
+            raise BadImage("unsupported mode", mode)
+        elif mode != "P" and stored == mode:
+            notes.append("grey" if mode in ("L", "1") else mode.lower())
+        return image.convert("RGB"), tuple(notes)
+    except (ValueError, TypeError, OSError) as error:
+        raise error if isinstance(error, BadImage) else BadImage("unsupported mode", f"{mode}: {error}") from error
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -195,12 +183,8 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
 class ImageSet:
     """Images by index.
 
-    Attributes:
-        spec: the source.
-        classes: by label; None where the source has no list of them.
-        fingerprint: of the content.
-        problems: events of listing the source.
-        among: images that these were chosen from by name, as the held-out tenth; 0 where they are all there are.
+    classes: names by label; None where the source has no list of them.  fingerprint: of the content.
+    problems: events of listing the source.  among: images that the held-out tenth was chosen from by name; 0: all are here.
     """
 
     spec: str
@@ -218,9 +202,8 @@ class ImageSet:
 
     def read_objects(self, index: int) -> tuple[bytes | Image.Image, Objects]:
         """(stored bytes or a PIL image, its objects). Raises BadImage; ValueError for a source that has none."""
-        raise ValueError(
-            f"source {self.spec!r} has no boxes and no masks; those that may are wds:…, hf:… and folder:… with metadata.jsonl"
-        )
+        sources = "wds:…, hf:… and folder:… with metadata.jsonl"
+        raise ValueError(f"source {self.spec!r} has no boxes and no masks; those that may are {sources}")
 
     def group(self, index: int) -> str:
         """What the image shares with others that a measurement should not count as independent, such as a font; ""."""
@@ -242,8 +225,8 @@ def checked_image(
 ) -> Image.Image:
     """The RGB image; conversions are added to `events`. Raises BadImage.
 
-    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage. An image
-    with objects whose EXIF would turn it is a BadImage: whether the boxes are of the turned one is not known.
+    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage; so is an
+    image with objects whose EXIF turns it.
     """
     if isinstance(label, int) and num_classes is not None and not 0 <= label < num_classes:
         if listed:
@@ -251,9 +234,7 @@ def checked_image(
         raise BadImage("label out of range", f"{label} of {num_classes} classes")
     image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
     if not isinstance(label, int) and "rotated" in notes:
-        raise BadImage(
-            "rotated objects", "its EXIF turns the picture; whether its boxes are of the turned one is not known"
-        )
+        raise BadImage("rotated objects", "its EXIF turns the picture; its boxes may be of either one")
     events += [("converted", note, name) for note in notes]
     return image
 

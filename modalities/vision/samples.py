@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count, islice
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -20,12 +19,13 @@ from modalities.vision.batches import BatchMaker
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image
 from modalities.vision.objects import Objects, check_objects
-from modalities.vision.shards import ShardSet, read_label, read_objects, sample_image
+from modalities.vision.shards import Members, ShardSet, read_label, read_objects, sample_image
 
 # First word of every random key after the seed, so that no two uses share a stream; batches.py has its own.
 _ORDER, _SHARDS, _BLOCK = 0, 1, 2
+Batch = dict[str, Tensor]
 Sample = tuple[Image.Image, int | Objects]
-Block = list[tuple[int, dict[str, Any]]]  # (number, sample)
+Block = list[tuple[int, Members]]  # (number, sample)
 
 
 class ImageSamples:
@@ -46,7 +46,7 @@ class ImageSamples:
         self.report.extend(images.problems)
         self._orders: dict[int, np.ndarray] = {}  # of the last two epochs read
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         return {"kind": "images", "fingerprint": self.images.fingerprint, "seed": self.seed}
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -55,7 +55,7 @@ class ImageSamples:
             self._orders = dict([*self._orders.items()][-1:]) | {epoch: drawn}
         return self._orders[epoch]
 
-    def __getitem__(self, numbers: list[int]) -> tuple[dict[str, Tensor], list[Event]]:
+    def __getitem__(self, numbers: list[int]) -> tuple[Batch, list[Event]]:
         events: list[Event] = []
         images, labels = zip(*(self._good(number, events) for number in numbers), strict=True)
         return self.make(images, labels, [(number,) for number in numbers], (numbers[0],)), events
@@ -75,118 +75,104 @@ class ImageSamples:
         raise ValueError(f"source {images.spec!r}: all {len(order)} images were skipped: {_reasons(events)}")
 
 
-class ShardOrder:
-    """Which samples each of `slots` (ranks × workers) reads, shards in order, epoch after epoch.
+class ShardStream:
+    """Endless batches of WebDataset shards; each of `slots` (ranks × workers) reads its own part of them.
 
     Epoch e lays the shards out in an order drawn from (seed, e) and cuts that line of N samples into equal segments, one
     per slot (lengths differ by one at most; slot s has segment (s + e) mod slots, so that the longer ones rotate). A segment
-    is read in blocks of about `buffer` samples, each shuffled by (seed, e, its start). Unlike a shuffle buffer, a block
-    can be read again on resuming.
+    is read in blocks of about `shuffle_buffer` samples, each shuffled by (seed, e, its start). Unlike a shuffle buffer, a
+    block can be read again on resuming.
     """
-
-    def __init__(self, shards: ShardSet, *, seed: int, slots: int, buffer: int) -> None:
-        self.shards, self.seed, self.slots, self.buffer = shards, seed, slots, buffer
-
-    def segment(self, epoch: int, slot: int) -> tuple[int, int]:
-        """(first, end) of a slot's samples in an epoch."""
-        number, total = (slot + epoch) % self.slots, len(self.shards)
-        return total * number // self.slots, total * (number + 1) // self.slots
-
-    def spans(self, epoch: int, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(shard, start, stop) that make up samples first…end−1 of an epoch."""
-        at = 0
-        for shard in np.random.default_rng([self.seed, _SHARDS, epoch]).permutation(len(self.shards.urls)):
-            start, stop = max(first - at, 0), min(end - at, self.shards.counts[shard])
-            if start < stop:
-                yield int(shard), start, stop
-            at += self.shards.counts[shard]
-
-    def blocks(self, slot: int, done: int) -> Iterator[tuple[int, Block, int]]:
-        """A slot's endless blocks after its first `done` samples: (epoch, shuffled (number, sample), how many are done)."""
-        epoch, done = done // len(self.shards) * self.slots, done % len(self.shards)  # `slots` epochs are N samples
-        while True:
-            first, end = self.segment(epoch, slot)
-            pieces = -(-(end - first) // self.buffer)
-            cuts = [first + (end - first) * piece // pieces for piece in range(pieces)] if pieces else []
-            lengths = np.diff([*cuts, end]).tolist()
-            while cuts and done >= lengths[0]:
-                done -= lengths.pop(0)
-                cuts.pop(0)
-            spans = self.spans(epoch, cuts[0], end) if cuts else iter(())
-            samples = (sample for span in spans for sample in self.shards.read(*span))
-            for cut, length in zip(cuts, lengths, strict=True):
-                block = list(islice(samples, length))
-                order = np.random.default_rng([self.seed, _BLOCK, epoch, cut]).permutation(length)
-                block = [block[place] for place in order]
-                yield epoch, block, done
-                del block  # before the next one is read; the caller does the same
-                done = 0
-            epoch += 1
-
-
-class ShardStream:
-    """Endless batches of WebDataset shards, in the order of `ShardOrder`."""
 
     def __init__(self, shards: ShardSet, config: VisionDataConfig, micro_batch: int) -> None:
         self.shards, self.config, self.micro_batch = shards, config, micro_batch
         self.make, self.report = BatchMaker(config), ImageReport()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         facts = {"kind": "shards", "fingerprint": self.shards.fingerprint}
         return facts | {"seed": self.config.seed, "shuffle_buffer": self.config.shuffle_buffer}
 
-    def batches(
-        self, slot: int, slots: int, done: int, state: None
-    ) -> Iterator[tuple[dict[str, Tensor], list[Event], None]]:
-        order = ShardOrder(self.shards, seed=self.config.seed, slots=slots, buffer=self.config.shuffle_buffer)
+    def batches(self, slot: int, slots: int, done: int, state: None) -> Iterator[tuple[Batch, list[Event], None]]:
         events: list[Event] = []
-        samples = self._samples(order, slot, done * self.micro_batch, events)
+        samples = self._samples(slot, slots, done * self.micro_batch, events)
         for batch in count(done):
             keys, images, labels = zip(*islice(samples, self.micro_batch), strict=True)
             yield self.make(images, labels, keys, (slot, batch)), events[:], None
             events.clear()
 
     def _samples(
-        self, order: ShardOrder, slot: int, done: int, events: list[Event]
+        self, slot: int, slots: int, done: int, events: list[Event]
     ) -> Iterator[tuple[tuple[int, int], Image.Image, int | Objects]]:
+        """((epoch, number), image, label) of a slot after its first `done` samples."""
         end = done
-        for epoch, block, first in order.blocks(slot, done):
+        for epoch, block, first in self._blocks(slot, slots, done):
             end += len(block) - first
             spare = None  # for every place of a block without a good image
             for place in range(first, len(block)):
                 sample = spare or self._good(block, place, events)
                 if sample is None:
-                    sample = spare = self._good_after(order, slot, end, events)
+                    sample = spare = self._good_after(slot, slots, end, events)
                 yield (epoch, block[place][0]), *sample
-            del block
+            del block  # before the next one is read
+
+    def _blocks(self, slot: int, slots: int, done: int) -> Iterator[tuple[int, Block, int]]:
+        """A slot's endless blocks after its first `done` samples: (epoch, shuffled samples, how many of them are done)."""
+        total, seed = len(self.shards), self.config.seed
+        epoch, done = done // total * slots, done % total  # `slots` epochs are N samples
+        while True:
+            number = (slot + epoch) % slots
+            first, end = total * number // slots, total * (number + 1) // slots
+            pieces = -(-(end - first) // self.config.shuffle_buffer)
+            cuts = [first + (end - first) * piece // pieces for piece in range(pieces)]
+            lengths = np.diff([*cuts, end]).tolist()
+            while cuts and done >= lengths[0]:
+                done -= lengths.pop(0)
+                cuts.pop(0)
+            samples = self._read(epoch, cuts[0], end) if cuts else iter(())
+            for cut, length in zip(cuts, lengths, strict=True):
+                block = list(islice(samples, length))
+                order = np.random.default_rng([seed, _BLOCK, epoch, cut]).permutation(length)
+                block = [block[place] for place in order]
+                yield epoch, block, done
+                del block  # before the next one is read; the caller does the same
+                done = 0
+            epoch += 1
+
+    def _read(self, epoch: int, first: int, end: int) -> Iterator[tuple[int, Members]]:
+        """(number, sample) of the samples first…end−1 of an epoch."""
+        at = 0
+        order = np.random.default_rng([self.config.seed, _SHARDS, epoch]).permutation(len(self.shards.urls))
+        for shard in order.tolist():
+            start, stop = max(first - at, 0), min(end - at, self.shards.counts[shard])
+            if start < stop:
+                yield from self.shards.read(shard, start, stop)
+            at += self.shards.counts[shard]
 
     def _good(self, block: Block, place: int, events: list[Event]) -> Sample | None:
         """The first good image of a block from `place` on, wrapping around; None where there is none."""
-        config = self.config
+        config, listed = self.config, self.shards.classes is not None
         for step in range(len(block)):
             sample = block[(place + step) % len(block)][1]
             name = f"{sample['__url__']}:{sample['__key__']}"
             try:
                 label = read_label(sample) if config.target == "label" else read_objects(sample)
-                listed = self.shards.classes is not None
                 return _checked(sample_image(sample), label, config, name, listed, events), label
             except BadImage as error:
                 events.append(("skipped", error.reason, name))
         return None
 
-    def _good_after(self, order: ShardOrder, slot: int, done: int, events: list[Event]) -> Sample:
+    def _good_after(self, slot: int, slots: int, done: int, events: list[Event]) -> Sample:
         """The next good image of a slot after its first `done` samples. Raises ValueError where an epoch's worth has none."""
         tried = 0
-        for _, block, _ in order.blocks(slot, done):
+        for _, block, _ in self._blocks(slot, slots, done):
             if sample := self._good(block, 0, events):
                 return sample
             tried += len(block)
             if tried >= len(self.shards):
                 break
             del block
-        raise ValueError(
-            f"source {self.shards.spec!r}: all of {tried} images in a row were skipped: {_reasons(events)}"
-        )
+        skipped = f"all of {tried} images in a row were skipped: {_reasons(events)}"
+        raise ValueError(f"source {self.shards.spec!r}: {skipped}")
 
 
 def _checked(

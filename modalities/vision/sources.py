@@ -10,13 +10,12 @@
     "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label columns found by type;
                                     "…?image=COLUMN&label=COLUMN" names them; SPLIT may be a slice, "train[:80%]"
 
-Boxes and masks (objects.py) come from the KEY.json and KEY.mask.png of shards, from the column "objects" of a dataset, or
-one that "…?objects=COLUMN&mask=COLUMN" names, and from the metadata.jsonl of a folder, PATH/train/metadata.jsonl or
-PATH/metadata.jsonl, a line a picture: {"file_name", "objects", "mask_file_name"}.
+Boxes and masks (objects.py) come from the KEY.json and KEY.mask.png of shards, from a dataset's column "objects" or those that
+"…?objects=COLUMN&mask=COLUMN" names, and from a folder's PATH/metadata.jsonl or PATH/train/metadata.jsonl, a line a picture:
+{"file_name", "objects", "mask_file_name"}.
 
 A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's name (its row number in
-a dataset), unless `heldout_source` is set; "…?split=heldout" behind it holds out all of it, and trains on none. Shards hold
-out nothing. The data folder is `modalities.files.data_folder`.
+a dataset), unless `heldout_source` is set; "…?split=heldout" behind it holds out all of it. Shards hold out nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from torchvision.datasets import ImageFolder
 
 from modalities.files import data_folder, fetch_command
 from modalities.vision.hf import HFImages
 from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, Event, ImageSet, digest_of, heldout_places
 from modalities.vision.objects import Objects, parse_objects
-from modalities.vision.shards import ShardSet, TarImages, open_shards, packed
+from modalities.vision.shards import ShardSet, TarImages, open_shards
 from zoo.inputs import parse_json
 from zoo.naming import did_you_mean
 
@@ -75,35 +74,29 @@ def open_images(
     classes: Sequence[str] | None = None,
     objects: bool = False,
 ) -> ImageSet:
-    """The images of a spec's split.
+    """The images of a spec's split: "train", "heldout", or "all" of a held-out set (its held-out part if it has one).
 
-    split: "train"; "heldout"; "all", for a source that is a held-out set as a whole (its held-out part if it has one).
     hold_out=False trains on everything but a held-out part of its own. size: pixels that "glyphs-builtin" should have.
-    classes: names by label, for a "folder:" whose own list differs or is incomplete. objects: the pictures' objects will be
-    read, and not their labels.
+    classes: names by label, for a "folder:" whose own list differs or is incomplete. objects: what will be read, not labels.
 
     Raises ValueError for an unknown spec, naming the nearest valid one; and what the kinds of sources raise.
     """
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"source must be a non-empty string such as 'glyphs-builtin', got {spec!r}")
-    if split not in ("train", "heldout", "all"):
-        raise ValueError(f"split {split!r}: expected 'train', 'heldout' or 'all'")
     place, _, query = spec.partition("?")
     options = query.split("&")
     if spec.startswith(("folder:", "hf:")) and HELD_OUT in options:
         if split == "train":
-            raise ValueError(
-                f"source {spec!r} is held out as a whole: train on another, and give this as heldout_source"
-            )
+            raise ValueError(f"source {spec!r} is held out as a whole: set heldout_source to it, and train on another")
         options.remove(HELD_OUT)
         spec, split = "?".join([place, "&".join(options)] if options else [place]), "all"
     if (shards := open_shard_source(spec, split)) is not None:
         return TarImages(shards)
     if spec == "glyphs-builtin":
         return BuiltinImages(spec, "train" if split == "train" else "heldout", size)
-    if spec.startswith("folder:") and objects:
-        return ObjectFolder(spec, split, hold_out=hold_out)
     if spec.startswith("folder:"):
+        if objects:
+            return ObjectFolder(spec, split, hold_out=hold_out)
         return FolderImages(spec, split, hold_out=hold_out, classes=classes)
     if spec.startswith("hf:"):
         return HFImages(spec, split, hold_out=hold_out, objects=objects)
@@ -115,7 +108,7 @@ def open_images(
 def class_names(spec: str) -> tuple[str, ...]:
     """The classes that a source's training images list, by label, read without its images; () where that cannot be told."""
     if spec in ("glyphs", "glyphs-builtin", "scenes", "scenes-count"):  # the same letters
-        return tuple(json.loads((BUILTIN / "index.json").read_text())["classes"])
+        return tuple(_builtin()["classes"])
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()
         for folder in (path / "train", path):
@@ -124,36 +117,31 @@ def class_names(spec: str) -> tuple[str, ...]:
     return ()
 
 
-def _has_folders(path: Path) -> bool:
-    return path.is_dir() and any(e.is_dir() and not e.name.startswith(".") for e in os.scandir(path))
+def _builtin() -> dict[str, Any]:
+    return json.loads((BUILTIN / "index.json").read_text())
 
 
 class BuiltinImages(ImageSet):
-    """Letters cut from the sheets that ship with the package, one for each font.
-
-    Of the stored sizes the smallest with at least `size` pixels, or the largest. The fingerprint is of the scenes, the same
-    at every size. Consecutive images walk through the letters, then the fonts.
-    """
+    """Letters cut from the sheets that ship with the package, one for each font; consecutive ones go through the letters,
+    then the fonts. Of the stored sizes the smallest with at least `size` pixels, or the largest."""
 
     def __init__(self, spec: str, split: str, size: int) -> None:
-        index = json.loads((BUILTIN / "index.json").read_text())
-        sizes = BUILTIN_SIZES[split]
+        index, sizes = _builtin(), BUILTIN_SIZES[split]
+        part = index[split]
         self.side = min((side for side in sizes if side >= size), default=max(sizes))
-        self.fonts: list[str] = index[split]["fonts"]
-        self.files = [BUILTIN / f"{split}-{self.side}-{font}.webp" for font in self.fonts]
-        self.scenes, self.letters = index[split]["scenes"], len(index["classes"])
-        self.sheets: dict[int, Image.Image] = {}
-        self.spec, self.classes, self.fingerprint = spec, tuple(index["classes"]), index[split]["fingerprint"]
+        self.fonts: list[str] = part["fonts"]
+        self.scenes, self.letters, self.split = part["scenes"], len(index["classes"]), split
+        self.sheets: dict[str, Image.Image] = {}
+        self.spec, self.classes, self.fingerprint = spec, tuple(index["classes"]), part["fingerprint"]
 
     def __len__(self) -> int:
-        return len(self.files) * self.letters * self.scenes
+        return len(self.fonts) * self.letters * self.scenes
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        rest, label = divmod(index, self.letters)
-        scene, font = divmod(rest, len(self.files))
+        label, font = index % self.letters, self.group(index)
         if font not in self.sheets:
-            self.sheets[font] = Image.open(self.files[font]).convert("RGB")
-        left, top = label * self.side, scene * self.side
+            self.sheets[font] = Image.open(BUILTIN / f"{self.split}-{self.side}-{font}.webp").convert("RGB")
+        left, top = label * self.side, index // (self.letters * len(self.fonts)) * self.side
         return self.sheets[font].crop((left, top, left + self.side, top + self.side)), label
 
     def group(self, index: int) -> str:
@@ -163,55 +151,30 @@ class BuiltinImages(ImageSet):
 # ------------------------------------------------------------------------------------------------ folders
 
 
-class _ListedFolder(ImageFolder):
-    """ImageFolder without hidden names and links to a folder above, that may be given its classes, admits empty ones, and
-    lists the files it leaves out, with the reason."""
+def _folder(spec: str) -> Path:
+    path = Path(spec[len("folder:") :]).expanduser()
+    if not path.is_dir():
+        raise FileNotFoundError(f"source {spec!r}: no folder {path}")
+    return path
 
-    def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
-        self.known_classes = classes
-        self.left_out: list[tuple[str, str]] = []
-        super().__init__(str(root), is_valid_file=lambda name: name.lower().endswith(EXTENSIONS), allow_empty=True)
 
-    def make_dataset(
-        self,
-        directory: str,
-        class_to_idx: dict[str, int],
-        extensions: object = None,
-        is_valid_file: Callable[[str], bool] = bool,
-        allow_empty: bool = True,
-    ) -> list[tuple[str, int]]:
-        """(path, label) of the files of every class, sorted by class, folder and name."""
-        samples, seen = [], set()
-        for name, label in sorted(class_to_idx.items()):
-            for folder, _, files in sorted(_walk(os.path.join(directory, name))):
-                for path in (os.path.join(folder, file) for file in sorted(files)):
-                    if not is_valid_file(path):
-                        self.left_out.append(("unknown extension", path))
-                        continue
-                    link = os.path.realpath(path) if os.path.islink(path) or os.path.islink(folder) else path
-                    if link in seen:
-                        self.left_out.append(("seen twice, by a link", path))
-                        continue
-                    seen |= {path, link}
-                    samples.append((path, label))
-        return samples
+def _has_folders(path: Path) -> bool:
+    return path.is_dir() and any(e.is_dir() and not e.name.startswith(".") for e in os.scandir(path))
 
-    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        names, known = _class_folders(directory), self.known_classes
-        if known is None:
-            return names, {name: number for number, name in enumerate(names)}
-        for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise ValueError(f"{directory} has a class {name!r} that training does not have; {hint}".rstrip("; "))
-        return list(known), {name: number for number, name in enumerate(known)}
+
+def _version(path: str | Path) -> tuple[int, int]:
+    """(size, time of the last change) of a file, which differ where it was written again; of none zeros."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _class_folders(folder: str | Path) -> list[str]:
     """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's checkpoints.
 
-    Raises:
-        FileNotFoundError: where there is none.
+    Raises FileNotFoundError where there is none.
     """
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if not names:
@@ -219,17 +182,51 @@ def _class_folders(folder: str | Path) -> list[str]:
     return names
 
 
-def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` through links, without hidden names and without links to a folder that is being walked."""
+def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """(folder, files) through links, without hidden names and without links to a folder that is being walked."""
     for place, folders, files in os.walk(folder, followlinks=True):
-        above = os.path.realpath(place) + os.sep
-        paths = {name: os.path.join(place, name) for name in folders if not name.startswith(".")}
-        folders[:] = [
-            name
-            for name, path in paths.items()
-            if not (os.path.islink(path) and above.startswith(os.path.realpath(path) + os.sep))
-        ]
-        yield place, folders, [name for name in files if not name.startswith(".")]
+        above, shown = os.path.realpath(place) + os.sep, []
+        for name in folders:
+            path = os.path.join(place, name)
+            loop = os.path.islink(path) and above.startswith(os.path.realpath(path) + os.sep)
+            shown += [] if loop or name.startswith(".") else [name]
+        folders[:] = shown
+        yield place, sorted(name for name in files if not name.startswith("."))
+
+
+def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], list[Event]]:
+    """(path, label) of the images of every class, sorted by class, folder and name; and the files left out."""
+    samples, problems, seen = [], [], set()
+    for name, label in sorted((name, label) for label, name in enumerate(classes)):
+        for folder, files in sorted(_walk(os.path.join(root, name))):
+            for path in (os.path.join(folder, file) for file in files):
+                target = os.path.realpath(path) if os.path.islink(path) or os.path.islink(folder) else path
+                if not path.lower().endswith(EXTENSIONS):
+                    problems.append(("skipped", "unknown extension", path))
+                elif target in seen:
+                    problems.append(("skipped", "seen twice, by a link", path))
+                else:
+                    seen |= {path, target}
+                    samples.append((path, label))
+    return samples, problems
+
+
+def _names_of_content(root: Path, samples: Sequence[tuple[str, int]]) -> list[str]:
+    """Names in `root`, of files with equal bytes the first one's: copies are held out together, or trained on together."""
+    sizes = Counter(_version(file)[0] for file, _ in samples)
+    first: dict[bytes, str] = {}
+    names = []
+    for file, _ in samples:
+        name = _relative(root, file)
+        if sizes[_version(file)[0]] > 1:
+            with open(file, "rb") as stream:
+                name = first.setdefault(hashlib.file_digest(stream, "sha256").digest(), name)
+        names.append(name)
+    return names
+
+
+def _relative(root: Path, file: str) -> str:
+    return os.path.relpath(file, root).replace(os.sep, "/")
 
 
 class FolderImages(ImageSet):
@@ -242,35 +239,35 @@ class FolderImages(ImageSet):
         folders = {child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
         alone = heldout is not None and folders <= {*HELDOUT_NAMES}
         if alone and split == "train":
-            raise ValueError(
-                f"source {spec!r} has {', '.join(sorted(folders))} and no train: it is held out as a whole"
-            )
+            have = ", ".join(sorted(folders))
+            raise ValueError(f"source {spec!r} has {have} and no train: it is held out as a whole")
         if parts and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
         if parts and classes is None:
             classes = _class_folders(train)
-        root = path
+        root = train if parts else path
         if heldout is not None and (alone or (parts and split != "train")):
             root = heldout
-        elif parts:
-            root = train
-        listed = _ListedFolder(root, classes)
-        samples = listed.samples
-        names = [os.path.relpath(file, root).replace(os.sep, "/") for file, _ in samples]
-        self.problems: list[Event] = [("skipped", reason, name) for reason, name in listed.left_out]
-        for label in sorted(set(range(len(listed.classes))) - {label for _, label in samples}):
-            self.problems.append(("skipped", "empty class", str(root / listed.classes[label])))
+        names = _class_folders(root)
+        self.spec, self.classes = spec, tuple(names if classes is None else classes)
+        for name in names:
+            if name not in self.classes:
+                hint = did_you_mean(name, self.classes)
+                raise ValueError(f"{root} has a class {name!r} that training does not have; {hint}".rstrip("; "))
+        samples, self.problems = _list_images(root, self.classes)
+        empty = sorted(set(range(len(self.classes))) - {label for _, label in samples})
+        self.problems += [("skipped", "empty class", str(root / self.classes[label])) for label in empty]
         if root == path and hold_out and split != "all":
-            self.among, places = len(samples), heldout_places(_named_once(names, samples), split)
-            samples, names = [samples[n] for n in places], [names[n] for n in places]
+            self.among, places = len(samples), heldout_places(_names_of_content(root, samples), split)
+            samples = [samples[place] for place in places]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
         versions = split != "train"  # of a training set the names suffice: a stat of every file would take minutes
         self.fingerprint = digest_of(
-            (name, label, _version(file) if versions else 0) for name, (file, label) in zip(names, samples, strict=True)
+            (_relative(root, file), label, _version(file) if versions else 0) for file, label in samples
         )
-        self.spec, self.classes = spec, tuple(listed.classes)
-        self.paths = packed(file for file, _ in samples)
+        # In one buffer: forked workers share it, while they would copy a list of objects page by page.
+        self.paths = np.array([os.fsencode(file) for file, _ in samples])
         self.labels = np.array([label for _, label in samples])
 
     def __len__(self) -> int:
@@ -281,36 +278,6 @@ class FolderImages(ImageSet):
 
     def name(self, index: int) -> str:
         return os.fsdecode(self.paths[index])
-
-
-def _named_once(names: list[str], samples: list[tuple[str, int]]) -> list[str]:
-    """`names`, but of files with equal bytes the first one's: copies are held out together, or trained on together."""
-    by_size: dict[int, list[int]] = {}
-    for n, (path, _) in enumerate(samples):
-        by_size.setdefault(_version(path)[0], []).append(n)
-    named = list(names)
-    for places in (places for places in by_size.values() if len(places) > 1):
-        first: dict[bytes, str] = {}
-        for n in places:
-            with open(samples[n][0], "rb") as file:
-                named[n] = first.setdefault(hashlib.file_digest(file, "sha256").digest(), names[n])
-    return named
-
-
-def _folder(spec: str) -> Path:
-    path = Path(spec[len("folder:") :]).expanduser()
-    if not path.is_dir():
-        raise FileNotFoundError(f"source {spec!r}: no folder {path}")
-    return path
-
-
-def _version(path: str | Path) -> tuple[int, int]:
-    """(size, time of the last change) of a file, which differ where it was written again; of none zeros."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a name that no file can have
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
 
 
 class ObjectFolder(ImageSet):
@@ -328,19 +295,16 @@ class ObjectFolder(ImageSet):
         if split != "train" and heldout is not None and (parts or not chosen.is_file()):
             chosen, parts = heldout, True
         if not chosen.is_file():
-            raise FileNotFoundError(
-                f"source {spec!r}: boxes are read from {path / 'metadata.jsonl'}, or from metadata.jsonl in its train and "
-                f"{' or '.join(HELDOUT_NAMES)}, which are not there"
-            )
+            folders = f"its train and {' or '.join(HELDOUT_NAMES)}"
+            raise FileNotFoundError(f"source {spec!r}: no {chosen} with boxes, and no metadata.jsonl in {folders}")
         self.spec, self.root, self.classes = spec, chosen.parent, None
         lines = enumerate(chosen.read_bytes().split(b"\n"), 1)
         rows = [self._row(line, f"{chosen}, line {number}") for number, line in lines if line.strip()]
-        by_name = not parts and hold_out
-        if by_name and split != "all":
+        if not parts and hold_out and split != "all":
             self.among = len(rows)
-            rows = [rows[n] for n in heldout_places((row["file_name"] for row in rows), split)]
+            rows = [rows[place] for place in heldout_places((row["file_name"] for row in rows), split)]
         if not rows:
-            why = "; one in ten is held out, by its name" if by_name else ""
+            why = "" if parts else "; one in ten is held out, by its name"
             raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}{why}")
         files = [name for row in rows for name in self._files(row) if name] if split != "train" else []
         self.rows, self.fingerprint = rows, digest_of([*rows, *(_version(self.root / name) for name in files)])

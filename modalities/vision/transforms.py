@@ -23,11 +23,8 @@ Shape = tuple[int, int]  # (height, width)
 
 
 class LimitAspect(torch.nn.Module):
-    """PIL -> PIL, centre-cropped to an aspect of at most MAX_ASPECT : 1.
-
-    Comes before the shorter side is resized to S and the central square is cut: 60000 × 2 pixels would become S·30000 long
-    in between. The crop leaves far more than the square, so the result is the same.
-    """
+    """PIL -> PIL, centre-cropped to an aspect of at most MAX_ASPECT : 1: 60000 × 2 pixels would else be resized to a shorter
+    side of S by a longer one of S·30000. The central square that is cut afterwards is the same."""
 
     MAX_ASPECT = 8
 
@@ -70,21 +67,18 @@ def preprocess(
     mode: "native" only reduces (bicubic, antialiased), so a larger size has real detail. "resized" enlarges too where that
         is needed. "upsampled" first reduces the shorter side to train_size, then enlarges: the control without new detail.
 
-    Raises ValueError for an unknown mode or fit, and where "native" would enlarge; it names the largest possible size.
-    Raises BadImage "too large" where "extend" would make more than MAX_PIXELS pixels.
+    Raises ValueError where "native" would enlarge, naming the largest possible size; BadImage "too large" where "extend" would
+    make more than MAX_PIXELS pixels.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode {mode!r}: expected {' or '.join(map(repr, MODES))}")
-    if fit not in FITS:
-        raise ValueError(f"fit {fit!r}: expected 'extend' or 'crop'")
-    if height < 1 or width < 1 or train_size < 1:
-        raise ValueError(f"height {height}, width {width} and train_size {train_size} must be at least 1")
+    if mode not in MODES or fit not in FITS:
+        raise ValueError(f"mode {mode!r}, fit {fit!r}: expected one of {MODES} and one of {FITS}")
     image = to_aspect(to_rgb(image)[0], height / width, fit)
     if mode == "native" and (image.height < height or image.width < width):
         tall = min(image.height, image.width * height // width)
+        stored, largest = f"{image.height}×{image.width}", f"{tall}×{tall * width // height}"
         raise ValueError(
-            f"a native {height}×{width} image needs more pixels than are stored ({image.height}×{image.width} at this "
-            f"aspect); the largest native size is {tall}×{tall * width // height}"
+            f"a native {height}×{width} image needs more pixels than are stored ({stored} at this aspect); the largest native "
+            f"size is {largest}"
         )
     if mode == "upsampled":
         image = reduced(image, train_size)

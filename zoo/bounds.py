@@ -67,8 +67,8 @@ def _fits(value: Any, hint: Any, bounds: tuple[float, float]) -> bool:
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, part, bounds) for part in parts)
     if kind in (int, float):
-        number: type = numbers.Integral if kind is int else numbers.Real
-        if not isinstance(value, number) or isinstance(value, bool):
+        number = numbers.Integral if kind is int else numbers.Real
+        if not issubclass(value.__class__, number) or value.__class__ is bool:
             return False
         try:
             return math.isfinite(value) and bounds[0] <= value <= bounds[1]

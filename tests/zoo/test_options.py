@@ -148,7 +148,7 @@ def test_what_is_wrong_is_named() -> None:
             "part '1' of a composed prior must be a zoo.Prior",
         ),
         (lambda: KVCache(1).crop(0.5), "cannot be cropped to 0.5"),
-        (lambda: adapt(torch.nn.Linear(2, 2), "ggd"), "is a model of none of"),
+        (lambda: adapt(torch.nn.Linear(2, 2), "ggd"), "expected a transformers or timm model"),
     ]:
         with pytest.raises(ValueError, match=words):
             call()

@@ -57,10 +57,8 @@ class LayerLogPrior(Prior):
         self.ssmax = attention.ssmax if attention.scale_prior else None
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        return (
-            self.prior.log_prior(q_pos, k_pos, causal=causal).double().cpu()
-            * self.scale(q_pos, causal=causal)[..., None]
-        )
+        scale = _scale(self, q_pos, causal=causal)[..., None]
+        return self.prior.log_prior(q_pos, k_pos, causal=causal).double().cpu() * scale
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

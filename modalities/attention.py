@@ -10,16 +10,20 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
-from modalities.evaluation import Axis, Cell, CellValue, Evaluator, Listing, ModelResult, Score
+from modalities.evaluation import Axis, Cell, CellValue, Evaluator, Listing, ModelResult, Row, Score
 from modalities.figures import finish, log_if_wide, panels, styles_of
+from modalities.paired import Place
 from modalities.results import mean_of_rows, mean_of_seeds, short_names
 from zoo.analysis import Analysis, analyse
 from zoo.layers import Attention
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["AttentionEvaluator", "Heads", "Probe", "Sinks"]
 
@@ -28,24 +32,18 @@ SEEN = 16
 # Half octaves of ω, in logits; values beyond the ends are in the outer ones.
 EDGES = 2.0 ** (np.arange(-4, 15) / 2)
 FEWEST = 20  # rows of a bin that is drawn
+Layered = Any  # a model of any modality, with `layers` and `train_positions()`
 MARGIN = 100.0  # logits; steep priors have margins of 1e15, which would drown a mean
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One input of a model, as a batch of one.
+    """One input of a model, as a batch of one."""
 
-    Attributes:
-        inputs: of the model's `forward_features`.
-        places: (S, n) where its tokens are, NaN for tokens without a place (see `zoo.analysis.analyse`).
-        rows: the queries to look at; None for all.
-        spans: (start, stop) of the keys that hold the answer.
-    """
-
-    inputs: tuple[Tensor, ...]
-    places: Tensor
-    rows: Sequence[int] | None = None
-    spans: Sequence[tuple[int, int]] = ()
+    inputs: tuple[Tensor, ...]  # of the model's `forward_features`
+    places: Tensor  # (S, n) where its tokens are, NaN for tokens without a place (see `zoo.analysis.analyse`)
+    rows: Sequence[int] | None = None  # the queries to look at; None for all
+    spans: Sequence[tuple[int, int]] = ()  # (start, stop) of the keys that hold the answer
 
 
 class AttentionEvaluator(Evaluator):
@@ -55,30 +53,29 @@ class AttentionEvaluator(Evaluator):
     default_samples: ClassVar[int] = 16
 
     @abstractmethod
-    def probe(self, model: Any, index: int) -> Probe:
+    def probe(self, model: Layered, index: int) -> Probe:
         """The probe of this index, the same in every run."""
 
-    def sink(self, model: Any) -> int:
+    def sink(self, model: Layered) -> int:
         """The key that is called the sink: by default the first, which every query of a line sees."""
         return 0
 
-    def look(self, model: Any, cell: Cell) -> list[Analysis]:
+    def look(self, model: Layered, cell: Cell) -> list[Analysis]:
         probe = self.probe(model, cell.data["index"])
-        asked: dict[str, Any] = dict(rows=probe.rows, spans=probe.spans, places=probe.places, sink=self.sink(model))
-        return analyse(model, *probe.inputs, **asked)
+        sink = self.sink(model)
+        return analyse(model, *probe.inputs, rows=probe.rows, spans=probe.spans, places=probe.places, sink=sink)
 
-    def trained_at(self, model: Any) -> int:
+    def trained_at(self, model: Layered) -> int:
         """Tokens of a training sample."""
         return model.train_positions().length
 
-    def identity(self, model: Any) -> dict[str, Any]:
-        kept = super().identity(model)
-        return {name: value for name, value in kept.items() if name != "samples"}
+    def identity(self, model: Layered) -> Row:
+        return {name: value for name, value in super().identity(model).items() if name != "samples"}
 
-    def points(self, model: Any) -> tuple[Any, ...]:
+    def points(self, model: Layered) -> tuple[Place, ...]:
         return tuple(range(len(model.layers)))
 
-    def cells(self, model: Any) -> list[Cell]:
+    def cells(self, model: Layered) -> list[Cell]:
         self.probe(model, 0)  # what cannot be made is an error before anything is measured
         count = self.settings.samples or self.default_samples
         return [Cell(f"sample={n}", cost=1, data={"index": n}) for n in range(count)]
@@ -101,41 +98,30 @@ class Sinks(AttentionEvaluator):
     summary = "weight of the attention sink by layer, against the range of the content's logits"
     scores: tuple[Score, ...] = (
         Score("sink_mass", unit_interval=True),
-        Score("content_range"),
-        Score("divergence"),
-        Score("entropy"),
-        Score("content_margin"),
-        Score("prior_margin"),
+        *map(Score, ("content_range", "divergence", "entropy", "content_margin", "prior_margin")),
     )
     axis = Axis("layer", "layer", str, "train_tokens")
 
-    def measure(self, model: Any, cell: Cell) -> CellValue:
+    def measure(self, model: Layered, cell: Cell) -> CellValue:
         layers = []
-        for found in self.look(model, cell):
-            long = found.seen >= SEEN
-            values = {score.column: getattr(found, score.column)[long] for score in self.scores}
+        for analysis in self.look(model, cell):
+            long = analysis.seen >= SEEN
+            values = {score.column: getattr(analysis, score.column)[long] for score in self.scores}
             values |= {name: values[name].clamp(-MARGIN, MARGIN) for name in ("content_margin", "prior_margin")}
             mass, signal = values["sink_mass"].numpy(), values["content_range"].numpy()
             bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, len(EDGES) - 2)
-            layers.append(
-                {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
-                | {
-                    "mass_sum": np.bincount(bins, weights=mass, minlength=len(EDGES) - 1).tolist(),
-                    "rows": np.bincount(bins, minlength=len(EDGES) - 1).tolist(),
-                }
-            )
+            means = {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
+            sums = np.bincount(bins, weights=mass, minlength=len(EDGES) - 1).tolist()
+            layers.append(means | {"mass_sum": sums, "rows": np.bincount(bins, minlength=len(EDGES) - 1).tolist()})
         return {"layers": layers}
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        rows = []
-        for layer, mine in enumerate(zip(*(cell["layers"] for cell in cells.values()), strict=True)):
-            mass, count = (np.sum([one[name] for one in mine], axis=0) for name in ("mass_sum", "rows"))
-            means = mean_of_rows([{score.column: one[score.column] for score in self.scores} for one in mine])
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
+        rows, middles = [], np.sqrt(EDGES[:-1] * EDGES[1:]).tolist()
+        for layer, probes in enumerate(zip(*(cell["layers"] for cell in cells.values()), strict=True)):
+            mass, count = (np.sum([probe[name] for probe in probes], axis=0) for name in ("mass_sum", "rows"))
+            means = mean_of_rows([{score.column: probe[score.column] for score in self.scores} for probe in probes])
             by_range = np.divide(mass, count, out=np.full(len(mass), np.nan), where=count >= FEWEST)
-            middles = np.sqrt(EDGES[:-1] * EDGES[1:])
-            rows.append(
-                {"layer": layer} | means | {"range_to": middles.tolist(), "sink_mass_by_range": by_range.tolist()}
-            )
+            rows.append({"layer": layer} | means | {"range_to": middles, "sink_mass_by_range": by_range.tolist()})
         return rows
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
@@ -177,66 +163,55 @@ class Heads(Listing, AttentionEvaluator):
     name = "heads"
     summary = "what each head looks at, the answer or how far, beside its prior's parameters"
     scores: tuple[Score, ...] = tuple(
-        Score(name)
-        for name in ("answer_mass", "distance", "entropy", "divergence", "log_z", "content_range", "sink_mass")
+        map(Score, ("answer_mass", "distance", "entropy", "divergence", "log_z", "content_range", "sink_mass"))
     )
     axis = Axis("head", "layer.head", str, "train_tokens")
 
-    def measure(self, model: Any, cell: Cell) -> CellValue:
+    def measure(self, model: Layered, cell: Cell) -> CellValue:
         heads = []
-        for layer, found in zip(model.layers, self.look(model, cell), strict=True):
-            values = {name: getattr(found, name) for name in (s.column for s in self.scores) if name != "answer_mass"}
-            values["answer_mass"] = found.mass.sum(-1) if found.mass.shape[-1] else found.entropy * math.nan
-            means = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
-            own = _head_parameters(layer, len(found.heads))
-            for h in range(len(found.heads)):
-                heads.append(
-                    {"head": f"{found.layer}.{h}", "heads": len(found.heads)}
-                    | {score.column: means[score.column][h] for score in self.scores}
-                    | {name: values[h] for name, values in own.items()}
-                )
+        for layer, analysis in zip(model.layers, self.look(model, cell), strict=True):
+            mass = analysis.mass.sum(-1) if analysis.mass.shape[-1] else analysis.entropy * math.nan
+            values = {score.column: getattr(analysis, score.column, mass) for score in self.scores}
+            columns = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
+            columns |= _head_parameters(layer, len(analysis.heads))
+            for h in range(len(analysis.heads)):
+                head = {"head": f"{analysis.layer}.{h}", "heads": len(analysis.heads)}
+                heads.append(head | {name: by_head[h] for name, by_head in columns.items()})
         return {"heads": heads}
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        rows = []
-        for mine in zip(*(cell["heads"] for cell in cells.values()), strict=True):
-            numbers = [{name: value for name, value in one.items() if name != "head"} for one in mine]
-            rows.append({"head": mine[0]["head"]} | mean_of_rows(numbers))
-        return rows
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
+        return [mean_of_rows(probes) for probes in zip(*(cell["heads"] for cell in cells.values()), strict=True)]
 
-    def show(self, results: list[ModelResult], console: Any, count: int = 12) -> None:
+    def show(self, results: list[ModelResult], console: Console, count: int = 12) -> None:
         """The heads of each model with most of the measure that the figure draws."""
         from rich.box import SIMPLE_HEAD  # here: tools/gpu.py trains models where nothing is installed
         from rich.table import Table
 
-        what = _shown(results)
+        what, measures = _shown(results), [score.column for score in self.scores]
         for result, name in zip(results, short_names(results), strict=True):
             table = Table(title=f"{name}: heads by {what}", title_justify="left", box=SIMPLE_HEAD)
-            own = [
-                column for column in result.rows[0] if column not in {"head", "heads", *(s.column for s in self.scores)}
-            ]
-            columns = list(dict.fromkeys(["head", what, "distance", *own, *(s.column for s in self.scores)]))
-            columns = ["head", *(c for c in columns[1:] if any(_value(row, c) is not None for row in result.rows))]
-            fitting = max(3, (console.width - 4) // 13)
-            for column in columns[:fitting]:
+            parameters = [column for column in result.rows[0] if column not in {"head", "heads", *measures}]
+            known = dict.fromkeys([what, "distance", *parameters, *measures])
+            columns = ["head", *(c for c in known if any(_value(row, c) is not None for row in result.rows))]
+            columns = columns[: max(3, (console.width - 4) // 13)]
+            for column in columns:
                 table.add_column(column, justify="left" if column == "head" else "right", overflow="fold")
             for row in sorted(result.rows, key=lambda row: -row[what])[:count]:
-                table.add_row(*(v if isinstance(v := row[c], str) else f"{v:.3f}" for c in columns[:fitting]))
+                table.add_row(row["head"], *(f"{row[column]:.3f}" for column in columns[1:]))
             console.print(table)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """The measure by head; against θβ and θβ against θα, of priors that have them; SSMax's s by layer."""
-        what = _shown(results)
-        alpha, beta, scale = "theta_alpha", "theta_beta", "ssmax.s"
+        what, beta = _shown(results), "theta_beta"
         kinds = [("head", what)]
-        kinds += [(beta, what), (alpha, beta)] if _has(results, beta) else []
-        kinds += [("head", scale)] if _has(results, scale) else []
+        kinds += [(beta, what), ("theta_alpha", beta)] if _has(results, beta) else []
+        kinds += [("head", "ssmax.s")] if _has(results, "ssmax.s") else []
         figure, axes = panels(1, len(kinds), width=4.2, height=3.7)
         for axis, (across, up) in zip(axes, kinds, strict=True):
             for result, style in zip(results, styles_of(results), strict=True):
                 for retrieval in (False, True):
-                    mine = [row for row in result.rows if (row["retrieval"] > 0) == retrieval]
-                    points = [(_value(row, across), _value(row, up)) for row in mine]
+                    rows = [row for row in result.rows if (row["retrieval"] > 0) == retrieval]
+                    points = [(_value(row, across), _value(row, up)) for row in rows]
                     points = [point for point in points if None not in point]
                     fill = {"markerfacecolor": style["color"] if retrieval else "none", "linestyle": ""}
                     label = {"label": style["label"] if not retrieval else "_"}
@@ -268,23 +243,22 @@ NAMES = {
 }
 
 
-def _head_parameters(layer: Any, heads: int) -> dict[str, list[float]]:
-    """(H,) each: parameters of the prior and of SSMax that are one number a head, and `retrieval`; that alone, and 0, of a
-    layer that is not the zoo's."""
+def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
+    """(H,) each: `retrieval`, and parameters of the prior and of SSMax that are one number a head; 0s of layers of others."""
     attention = getattr(layer, "attention", None)
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}
-    prior, heads = attention.prior, attention.prior.num_heads
-    own = {name: p for name, p in prior.named_parameters() if p.shape == (heads,)}
-    own |= {} if attention.ssmax is None else {"ssmax.s": attention.ssmax.s}
-    found = {name: p.detach().double().tolist() for name, p in own.items()}
-    turned = None if attention.ssmax is None or not attention.scale_prior else attention.ssmax.s < 0
-    return {"retrieval": prior.retrieval_heads(turned).double().tolist()} | found
+    prior, ssmax = attention.prior, attention.ssmax
+    turned = ssmax.s < 0 if ssmax is not None and attention.scale_prior else None
+    columns = {"retrieval": prior.retrieval_heads(turned)}
+    columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
+    columns |= {} if ssmax is None else {"ssmax.s": ssmax.s}
+    return {name: column.detach().double().tolist() for name, column in columns.items()}
 
 
-def _value(row: Mapping[str, Any], name: str) -> float | None:
+def _value(row: Row, name: str) -> float | None:
     """The number in column `name`, or in that of a part of a sum, such as "ggd.theta_beta"; None where there is none."""
-    if name == "head":  # heads of a layer stand side by side about its number
+    if name == "head":  # heads of a layer are drawn side by side about its number
         layer, head = map(int, row["head"].split("."))
         return layer + 0.6 * (head / max(1, row["heads"] - 1) - 0.5)
     column = next((column for column in row if column == name or column.endswith(f".{name}")), None)

@@ -84,11 +84,8 @@ class OpenHeldout(Protocol[DataIn]):
 
 
 class Loss(Protocol):
-    """Mean loss over the targets of a batch, and a tensor for each of the modality's `metrics`.
-
-    The model is one of the modality, or the engine round it, which has its attributes. The batch comes from
-    `modalities.loading.to_device`.
-    """
+    """Mean loss over the targets of a batch of `modalities.loading.to_device`, and a tensor for each of the `metrics`.
+    The model is one of the modality, or the engine round it, which has its attributes."""
 
     def __call__(self, model: Any, batch: Batch, /) -> tuple[Tensor, dict[str, Tensor]]: ...
 
@@ -100,7 +97,7 @@ class Loss(Protocol):
 class Writer(Protocol):
     """A model that continues text: `priorzoo generate`."""
 
-    def stream_text(self, prompt: str, *, max_new_tokens: int, **sampling: Any) -> Iterator[str]:
+    def stream_text(self, prompt: str, *, max_new_tokens: int, **sampling: float | None) -> Iterator[str]:
         """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p, seed."""
         ...
 
@@ -135,28 +132,20 @@ class Collector(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of one training sample.
+    """Estimated cost of one training sample."""
 
-    Attributes:
-        units: tokens or images in it.
-        flops: forward and backward.
-        activation_bytes: kept between forward and backward.
-    """
-
-    units: int
-    flops: float
-    activation_bytes: float
+    units: int  # tokens or images
+    flops: float  # forward and backward
+    activation_bytes: float  # alive between forward and backward
 
 
 @dataclass(frozen=True)
 class Outside:
     """Models of another library, which a modality's evaluators take as PREFIX:NAME.
 
-    Attributes:
-        load: NAME → the model, with the interface that the modality's evaluators use, and whether it is trained. Raises
-            ValueError, in one line, for what cannot be measured.
-        claim: NAME → 0 to 1, how far the model reads this modality. Of several modalities that have the prefix the one with
-            the largest claim has the model; 0 is none.
+    load: NAME → the model, with the interface that the modality's evaluators use, and whether it is trained. Raises
+        ValueError, in one line, for what cannot be measured.
+    claim: NAME → 0 to 1, how far the model reads this modality. The modality with the largest claim has the model; 0 is none.
     """
 
     load: Callable[[str], tuple[nn.Module, bool]]
@@ -164,7 +153,7 @@ class Outside:
 
 
 class Evaluators(Mapping[str, "type[Evaluator]"]):
-    """The evaluators of a package, by name; its modules are imported when one is asked for, not for training."""
+    """The evaluators of a package, by name; its modules are imported when one is needed, not for training."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -194,24 +183,21 @@ class Modality(Generic[Data, Model]):
         unit: what throughput counts, "tokens" or "images".
         model: class of its models; a saved model is loaded by `model.from_pretrained`.
         config: dataclass of a recipe's data section; raises ValueError for values that cannot work.
-        build: (registered model name, options, data config) → model with fresh weights, options overriding what follows
-            from the data.
-        loader: opens the training split.
-        heldout: opens held-out samples.
+        build: (registered model name, options, data config) → model with fresh weights; options override what follows from the
+            data.
+        loader, heldout: open the training split and held-out samples.
         loss: of a batch, with `metrics` of held-out data.
         weight: batch → (what its targets weigh together, how many there are).
         cost: (model, data config, bytes per number) → `Cost` of one sample.
-        example: (model, data config, samples) → a random batch of the shapes that training has, for timing where there are no
-            data; None: there is none.
-        prompts: (data config, count) → what `Writer.stream_text` continues, of the first held-out samples; None where models
-            write nothing.
-        draw: (model, data config, count) → a matplotlib figure of the first held-out samples with what the model makes of them;
-            None: there is none. Raises ValueError for data that it does not show.
         evaluators: by name.
-        baselines: by name, (train_context) → a module that stands beside models in evaluators, such as a Markov chain.
+        baselines: by name, (train_context) → a module that evaluators measure next to models, such as a Markov chain.
         outside: by prefix, models that are not the zoo's.
-        metrics: what `loss` measures beside the loss.
-        recipes: dotted name of the module whose RECIPES are its named recipes; imported when a recipe is asked for.
+        example: (model, data config, samples) → a random batch of the shapes that training has, for timing without data.
+        prompts: (data config, count) → what `Writer.stream_text` continues, of the first held-out samples.
+        draw: (model, data config, count) → a matplotlib figure of the first held-out samples with what the model makes of them;
+            raises ValueError for data that it does not show.
+        metrics: what `loss` measures besides the loss.
+        recipes: dotted name of the module whose RECIPES are its named recipes.
         task: the hub's name for what its models do (`pipeline_tag` of a model card); empty: none.
     """
 
@@ -237,12 +223,8 @@ class Modality(Generic[Data, Model]):
 
 
 def find_modality(name: str) -> Modality:
-    """The modality of this name.
-
-    Raises:
-        ValueError: for an unknown name, or an entry point that is not a `Modality`.
-        ImportError: where a package it needs is not installed; it names the extra.
-    """
+    """The modality of this name. ValueError for an unknown name, or an entry point that is not a `Modality`; ImportError, which
+    names the extra, where a package is not installed."""
     modality = load_modality(name)
     if not isinstance(modality, Modality):
         kind = type(modality).__name__

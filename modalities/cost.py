@@ -21,10 +21,10 @@ _INTERVAL = 0.002  # seconds between two looks at the resident set
 
 class Meter:
     """`with Meter(device) as meter: …` adds the block's wall time to `seconds` and raises `peak_bytes` to its peak above what
-    was held before. One meter serves many blocks.
+    was allocated before. One meter serves many blocks.
 
-    On CUDA the peak is that of torch's allocator, exact. On the CPU a thread looks at the resident set, without mapped files,
-    every 2 ms. `peak_bytes` is None on the CPU of systems without /proc.
+    On CUDA the peak is torch's allocator's. On the CPU a thread looks at the resident set, without mapped files, every 2 ms;
+    None on systems without /proc.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -72,7 +72,7 @@ def device_name(device: torch.device | str) -> str:
 
 
 def device_memory(device: torch.device | str) -> int:
-    """Bytes of a GPU; on the CPU those of the machine, or fewer where the process or its control group may have fewer."""
+    """Bytes of a GPU; on the CPU the least of the machine's and the limits of the process and its control group."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory

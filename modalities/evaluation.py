@@ -1,14 +1,12 @@
 """What an evaluator is: settings, cells, rows and a figure, in one file.
 
 An evaluator is a set of *cells* (one length and depth, one stretch of text, one task), each computed on its own and
-deterministic given the settings, so a run that is stopped loses one cell at most. As in big_vision, an evaluator yields
-(name, value) pairs and is the same during training and after it; here a value is a small dictionary of numbers.
+deterministic given the settings, so a run that is stopped loses one cell at most. It is the same during training and after.
 
 The least that a new evaluator defines is `name`, `summary`, `scores`, `cells` and `measure`: rows are then means over the
 cells at each place of the axis, and the figure has a panel for each score. Its class names its settings, whose fields are
-options of the command, and its models: `class Find(Evaluator[SceneSettings, VisionTransformer])`. A modality finds the
-evaluators in its folder `evaluators/` (`find_evaluators`). With `paired_over` and `observed` models can be compared unit by
-unit too (`--against`).
+options of the command, and its models: `class Find(Evaluator[SceneSettings, VisionTransformer])`. With `paired_over` and
+`observed` models can be compared unit by unit too (`--against`).
 """
 
 from __future__ import annotations
@@ -157,19 +155,14 @@ Model = TypeVar("Model", default=Any)
 class Evaluator(ABC, Generic[S, Model]):
     """One measurement, bound to its settings and to the held-out data that they name.
 
-    `Model` is the class of models that its methods take, or a union where it takes baselines too.
-
-    Args:
-        settings: None for the defaults.
-        trained_on: the data section of the model's recipe; where settings name no source, what that training held out may
-            be measured.
+    `Model` is the class of models that its methods take, or a union where it takes baselines too. trained_on: the data section
+    of the model's recipe; where settings name no source, what that training held out may be measured.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
-    # Earlier versions whose stored results lack columns, and mean the same by others.
-    readable: ClassVar[tuple[int, ...]] = ()
+    readable: ClassVar[tuple[int, ...]] = ()  # earlier versions, whose results only lack columns
     scores: tuple[Score, ...]  # what tables show and figures draw; of an instance where settings decide
     overview: Score | None = None  # what represents it in overview.png, beside other evaluators of its axis
     settings_class: ClassVar[type[Settings]] = LengthSettings  # the S of the nearest class that names one
@@ -187,7 +180,7 @@ class Evaluator(ABC, Generic[S, Model]):
     def __init__(self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         self.settings: S = cast(S, self.settings_class()) if settings is None else settings
         self.trained_on = trained_on or {}
-        # `measure` tells so how many more units of its cell it has read; what it leaves out is told when the cell is done.
+        # `measure` calls it with the units of its cell that it has read; the rest is added when the cell is done.
         self.advance: Callable[[int], object] = lambda units: None
 
     @property
@@ -207,7 +200,7 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def trained_at(self, model: Model) -> int:
         """The place of training on the axis."""
-        return _config(model).train_context
+        return cast(Any, model).config.train_context
 
     @property
     def trained_range(self) -> tuple[int, ...]:
@@ -216,7 +209,7 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def longest(self, model: Model) -> int | None:
         """The greatest length for which the model has positions; None where it has no table of them."""
-        return getattr(_config(model), "max_context", None)
+        return getattr(cast(Any, model).config, "max_context", None)
 
     def lengths_for(self, model: Model) -> tuple[int, ...]:
         """`lengths` of the settings, a ValueError where the model has no positions for one; by default those of `factors` for
@@ -226,14 +219,13 @@ class Evaluator(ABC, Generic[S, Model]):
         if most is None or lengths[-1] <= most:
             return lengths
         if settings.lengths:
-            raise ValueError(
-                f"length {lengths[-1]} is beyond the {most} positions that the model has: at most --lengths {most}"
-            )
+            reason = f"is beyond the {most} positions that the model has"
+            raise ValueError(f"length {lengths[-1]} {reason}: at most --lengths {most}")
         return tuple(length for length in lengths if length <= most)
 
-    def identity(self, model: Model) -> dict[str, Any]:
-        """What a cell's number depends on besides the model, by which stored cells are keyed: by default all settings but the
-        source, and the held-out data. Leave out what only decides which cells there are."""
+    def identity(self, model: Model) -> Row:
+        """What a cell's number depends on besides the model, the key of stored cells: by default the held-out data and all
+        settings but the source. Leave out what only decides which cells there are."""
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
         return settings | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
@@ -267,18 +259,15 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def paired(self, results: Sequence[ModelResult], against: str) -> list[Row]:
         """Differences to the model labelled `against`, as `paired_rows`; seeds of a group are one model, by their means.
-
-        Raises ValueError where no result has that label, or nothing else is there to compare.
-        """
+        ValueError where no result has that label, or there is no other."""
         scores: dict[str, list[ScoresByUnit]] = {}
         for result in results:
             observed = (one for name, value in result.cells.items() for one in self.observed(name, value))
             scores.setdefault(result.group or result.label, []).append(scores_by_unit(observed))
         reference = next((one.group or one.label for one in results if one.label == against), None)
         if reference is None or len(scores) < 2:
-            raise ValueError(
-                f"nothing to compare with {against!r}: measured are {', '.join(scores)}, seeds of a set-up as one"
-            )
+            names = ", ".join(scores)
+            raise ValueError(f"nothing to compare with {against!r}: measured are {names}, seeds of a set-up as one")
         return [
             {"model": name, "against": reference} | row
             for name in scores
@@ -292,11 +281,9 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def show(self, results: list[ModelResult], console: Console) -> None:
         """What a rich `console` shows besides the table; nothing by default."""
-        return None
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         """Files in folder `out` besides JSON, CSV and PNG; none by default."""
-        return None
 
     def run(self, model: Model, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """Yield (cell name, value) for every cell, in order; those in `finished`, which may grow meanwhile, are passed on."""
@@ -305,16 +292,9 @@ class Evaluator(ABC, Generic[S, Model]):
             yield cell.name, self.measure(model, cell) if value is None else value
 
 
-def _config(model: Any) -> Any:
-    """The configuration of a model, with what evaluators ask: train_context, tokenizer and so on."""
-    return model.config
-
-
 class Listing(Evaluator[S, Model]):
-    """An evaluator of the entries of a file: a row for each, in the file's order, without an axis.
-
-    `show` prints instead of the table of the others, and every model gets a table of its own, EVAL.MODEL.tsv.
-    """
+    """An evaluator of the entries of a file: a row for each, in the file's order, without an axis. `show` prints instead of the
+    table of the others, and every model gets a table of its own, EVAL.MODEL.tsv."""
 
     axis = Axis("name", "entry")
 

@@ -1,9 +1,8 @@
 """Drawing that evaluators share: styles by method, curves over an axis, heat maps, one legend.
 
-Every figure function takes `ModelResult`s and writes one PNG, whole or not at all. A method looks the same in every
-figure: a colour and a marker of its own, so that neither colour vision nor a legend alone tells methods apart; SSMax on top
-of a method makes its marker hollow, unless the pair has a style of its own. Seeds of one set-up are one line, their mean, in
-a band from the least to the greatest. matplotlib is imported when a figure is drawn.
+A method has the same colour and marker in every figure; SSMax makes the marker hollow, unless the pair has a style of its
+own. Seeds of one set-up are one line, their mean, in a band from the least to the greatest. A figure is one PNG, whole or
+not at all. matplotlib is imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modalities.results import (
     LENGTH,
@@ -27,6 +26,10 @@ from modalities.results import (
     unconverged,
 )
 from zoo.prior_plot import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
 STYLES: dict[str, tuple[str, str]] = {
@@ -100,13 +103,12 @@ def overview_figure(
     measured: Sequence[tuple[str, Score, Sequence[ModelResult]]], path: Path, along: Axis = LENGTH
 ) -> None:
     """One panel an evaluator, of the score that represents it: (title, score, results) of each."""
-    measured = [(title, score, mean_of_seeds(results, along.column)) for title, score, results in measured]
     figure, axes = panels(1, len(measured), width=4.9, height=4.2)
     cut: list[str] = []
     for axis, (title, score, results) in zip(axes, measured, strict=True):
-        cut += curves(axis, results, score, along)
+        cut += curves(axis, mean_of_seeds(results, along.column), score, along)
         name_panel(axis, title)
-    finish(figure, axes, measured[0][2], path, cut=cut)
+    finish(figure, axes, mean_of_seeds(measured[0][2], along.column), path, cut=cut)
 
 
 def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, title: str) -> None:
@@ -114,19 +116,16 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
 
     Rows hold the list `column` of scores by depth, and the depths (0 to 1) as "depths".
     """
-    import numpy as np
-
     results = mean_of_seeds(results, LENGTH.column)
     across = min(4, len(results))
-    widest = max(len(result.rows) for result in results)
-    width = max(3.0 if across > 1 else 5.0, 1.2 + 0.55 * widest)
+    width = max(3.0 if across > 1 else 5.0, 1.2 + 0.55 * max(len(result.rows) for result in results))
     figure, axes = panels(math.ceil(len(results) / across), across, width=width, height=3.1)
     for axis in axes[len(results) :]:
         axis.set_visible(False)
-    image, beyond = None, False
+    beyond = False
     for axis, result in zip(axes, results, strict=False):
         lengths, depths = [row["length"] for row in result.rows], result.rows[0]["depths"]
-        grid = np.array([row[column] for row in result.rows], float).T
+        grid = [[row[column][k] for row in result.rows] for k in range(len(depths))]
         image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto", origin="upper")
         axis.set_xticks(range(len(lengths)), [compact(length) for length in lengths])
         shown = range(0, len(depths), max(1, len(depths) // 5))
@@ -156,31 +155,27 @@ def styles_of(results: Sequence[ModelResult], known: Mapping[str, tuple[str, str
         base = method if method in table else method.removesuffix("_ssmax")
         round_, place = (0, 0) if base in table else divmod(spare.setdefault(base, len(spare)), len(SPARE))
         color, marker = table.get(base) or SPARE[place]
-        fill = color if base == method else "white"
         dashes = DASHES[(models[method] + round_) % len(DASHES)]
         models[method] += 1
-        styles.append(
-            LINE
-            | {"color": color, "marker": marker, "markerfacecolor": fill, "linestyle": dashes, "label": result.label}
-        )
+        style = {"color": color, "marker": marker, "markerfacecolor": color if base == method else "white"}
+        styles.append(LINE | style | {"linestyle": dashes, "label": result.label})
     return styles
 
 
-def panels(rows: int, columns: int, *, width: float, height: float):
-    """(figure, list of axes), `width` × `height` inches a panel."""
+def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """`width` × `height` inches a panel."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
-    )
+    size = (width * columns, height * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     return figure, list(axes.flat)
 
 
 def curves(
-    axis,
+    axis: Axes,
     results: Sequence[ModelResult],
     score: Score,
     along: Axis = LENGTH,
@@ -188,11 +183,10 @@ def curves(
     styles: Sequence[Style] | None = None,
     bare: Collection[str] = (),
 ) -> list[str]:
-    """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out, and of
-    models that have not converged in context those beyond it (`Score.within`), whose labels are returned. At a single place
-    models stand side by side, with bars where curves have bands.
+    """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that have the score.
 
-    bare: methods without a band, such as baselines.
+    Models that have not converged in context (`Score.within`) are drawn up to it; returns their labels. At a single place
+    models are drawn next to each other, with bars for bands. bare: methods without a band, such as baselines.
     """
     column = along.column
     ticks = sorted({row[column] for result in results for row in result.rows})
@@ -204,7 +198,7 @@ def curves(
         places = [row[column] * aside for row in compress(result.rows, shown)]
         axis.plot(places, [row[score.column] for row in compress(result.rows, shown)], **style)
         if result.method not in bare or isinstance(result, SeedMean):
-            _band(axis, places, result, score.column, shown, style["color"], bar=len(ticks) == 1)
+            _draw_band(axis, places, result, score.column, shown, style["color"], bar=len(ticks) == 1)
     _scale_along(axis, ticks, along)
     axis.set(xlabel=along.label, ylabel=score.label or score.column.replace("_", " "))
     axis.grid(alpha=0.25, linewidth=0.6)
@@ -212,18 +206,22 @@ def curves(
         axis.set_ylim(-0.04, 1.04)
     elif not score.linear:
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
-    _draw_level(axis, results, score, column)
-    mark_training(axis, results, along)
+    if isinstance(score.level, str):  # dotted along the rows that have it
+        rows = next((result.rows for result in results if score.level in result.rows[0]), [])
+        axis.plot([row[column] for row in rows], [row[score.level] for row in rows], **RULE, linestyle=":")
+    elif score.level is not None:
+        axis.axhline(score.level, **RULE)
+    _mark_training(axis, results, along)
     if score.title:
         name_panel(axis, score.title)
     return cut
 
 
-def _band(
-    axis, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str, *, bar: bool
+def _draw_band(
+    axis: Axes, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str, *, bar: bool
 ) -> None:
     """From the least to the greatest seed, or one seed's standard error about its score in dashes; nothing where neither is
-    known. A faint band has edges that can be followed where bands overlap; a bar serves a single place."""
+    known. Faint bands have edges, to be followed where bands overlap; a bar serves a single place."""
     dashed = not isinstance(result, SeedMean)
     if isinstance(result, SeedMean):
         low, high = ([row[column] for row in compress(rows, shown)] for rows in (result.low, result.high))
@@ -242,7 +240,7 @@ def _band(
         axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle=dashes, zorder=2)
 
 
-def _scale_along(axis, ticks: list[float], along: Axis) -> None:
+def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
     """A logarithmic x axis with a tick at each place, turned or small where there is little room."""
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
@@ -255,33 +253,24 @@ def _scale_along(axis, ticks: list[float], along: Axis) -> None:
     axis.set_xlim(ticks[0] / margin, ticks[-1] * margin)
 
 
-def _draw_level(axis, results: Sequence[ModelResult], score: Score, column: str) -> None:
-    """The score's level: a line across, or dotted along the rows that have it."""
-    if isinstance(score.level, str):
-        rows = next((result.rows for result in results if score.level in result.rows[0]), [])
-        axis.plot([row[column] for row in rows], [row[score.level] for row in rows], **RULE, linestyle=":")
-    elif score.level is not None:
-        axis.axhline(score.level, **RULE)
-
-
-def log_if_wide(axis, values: Sequence[float]) -> None:
+def log_if_wide(axis: Axes, values: Sequence[float]) -> None:
     """A logarithmic y axis, with plain numbers at readable places, where values span more than a factor of 1.8."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    good = [v for v in values if math.isfinite(v) and v > 0]
+    positive = [v for v in values if math.isfinite(v) and v > 0]
     axis.grid(alpha=0.25, linewidth=0.6)
-    if not good or max(good) < 1.8 * min(good):
+    if not positive or max(positive) < 1.8 * min(positive):
         return
     axis.set_yscale("log")
-    decades = math.log10(max(good) / min(good))
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5)))
+    narrow = max(positive) < 10 * min(positive)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6, 8) if narrow else (1, 2, 5)))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
 def position_curves(
-    axis,
+    axis: Axes,
     results: Sequence[ModelResult],
     column: str,
     ylabel: str,
@@ -300,8 +289,8 @@ def position_curves(
             ends, windows = row["position_to"], row.get("tokens", row.get("bases", 0)) / row["length"]
             sizes = [min(end, row["length"]) - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
             enough = [windows * size >= FEWEST for size in sizes]
-            places, values = list(compress(ends, enough)), list(compress(row[column], enough))
-            axis.plot(places, values, **style)
+            values = list(compress(row[column], enough))
+            axis.plot(list(compress(ends, enough)), values, **style)
             drawn += values
     name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
     axis.set(ylabel=ylabel, xlabel=f"{unit} seen, up to (log₂)")
@@ -310,10 +299,10 @@ def position_curves(
     log_if_wide(axis, drawn)
     if not drawn:
         axis.annotate("too few windows", (0.5, 0.5), xycoords="axes fraction", ha="center", color="0.35")
-    mark_training(axis, results)
+    _mark_training(axis, results, LENGTH)
 
 
-def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -> None:
+def _mark_training(axis: Axes, results: Sequence[ModelResult], along: Axis) -> None:
     """Dashed lines at places of training in view, two at the ends of a range, named above the panel, where no curve runs."""
     low, high = axis.get_xlim()
     names: list[tuple[float, str]] = []
@@ -333,13 +322,13 @@ def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) ->
         axis.annotate(f"trained at {name}", (at, 1.01), fontsize=7.5, color="0.35", **where)
 
 
-def name_panel(axis, text: str, **style: Any) -> None:
-    axis.set_title(text, pad=17, **style)  # above the line that names the training length
+def name_panel(axis: Axes, text: str) -> None:
+    axis.set_title(text, pad=17)  # above the line that names the training length
 
 
 def finish(
-    figure,
-    axes,
+    figure: Figure,
+    axes: Sequence[Axes],
     results: Sequence[ModelResult],
     path: Path,
     *,
@@ -352,29 +341,24 @@ def finish(
     cut: labels of models that are drawn up to their training in some panel, since they have not converged there.
     """
     handles, labels = axes[0].get_legend_handles_labels()
-    seeds = {getattr(result, "seeds", 1) for result in results}
-    names = {label: label for label in labels}
-    for result, name in zip(results, short_names(results), strict=True):
-        count = getattr(result, "seeds", 1)
+    counts = [result.seeds if isinstance(result, SeedMean) else 1 for result in results]
+    seeds, names = set(counts), {label: label for label in labels}
+    for result, name, count in zip(results, short_names(results), counts, strict=True):
         plain = len(seeds) == 1 or (count == 1 and result.method in unseeded)
         names[result.label] = name + ("" if plain else f", {count} seeds" if count > 1 else ", one seed")
     texts = [names[label] + " *" * (label in cut) for label in labels]
-    columns = 1 + (len(texts) > 16)  # more would not fit under each other
-    style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
-    legend = figure.legend(handles, texts, loc="outside right center", **style)
-    legend.set_title(_legend_title(figure, seeds, bool(cut)), prop={"size": 8.5})
-    save_figure(figure, path)
-
-
-def _legend_title(figure, seeds: set[int], cut: bool) -> str | None:
-    """What bands and asterisks mean, where there are some."""
-    lines = []
+    lines = []  # what bands and asterisks mean
     dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)
     if seeds != {1}:
-        lines.append(f"mean of {next(iter(seeds)) if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest")
+        lines.append(f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest")
         lines += ["(one seed: standard error, thin dashes)"] * dashed
     elif dashed:
         lines.append("thin dashes: standard error")
     if cut:
         lines.append("* not converged in context:\n   not drawn beyond it")
-    return "\n".join(lines) or None
+    columns = 1 + (len(texts) > 16)  # more would not fit under each other
+    style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
+    legend = figure.legend(handles, texts, loc="outside right center", **style)
+    legend.set_title("\n".join(lines))
+    legend.get_title().set_fontsize(8.5)
+    save_figure(figure, path)

@@ -12,28 +12,16 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from zoo.files import remove_abandoned, replacing
 from zoo.naming import did_you_mean
-
-__all__ = [
-    "command_name",
-    "data_folder",
-    "fetch_command",
-    "file_safe",
-    "matching_files",
-    "near_file",
-    "new_folder",
-    "opened",
-    "write_table",
-]
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
 
 def data_folder() -> Path:
-    """Where fetched data lies: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else the user's data folder."""
+    """Where fetched data is: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else the user's data folder."""
     if folder := os.environ.get("PRIORZOO_DATA"):
         return Path(folder)
     here = Path("data")
@@ -55,8 +43,7 @@ def fetch_command(arguments: str) -> str:
 
 
 def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
-    """ "did you mean 'x'? " for the file beside `place`, which is none, whose name is wanted and closest; "" where none is
-    close, or the folder cannot be read."""
+    """ "did you mean 'x'? " for the wanted file with the name closest to that of `place`, in its folder; or ""."""
     folder = Path(place).parent
     try:
         names = [path.name for path in folder.iterdir() if wanted(path.name) and path.is_file()]
@@ -74,17 +61,13 @@ def matching_files(pattern: str) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, decompressed where they begin as gzip does.
-
-    Raises:
-        ValueError: where the block meets the end of a gzip stream that is cut short, or damage in it.
-    """
+    """The bytes of a file, decompressed where they begin as gzip does. ValueError where the block meets the end of a gzip
+    stream that is cut short, or damage in it."""
     with open(path, "rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         try:
-            stream: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
-            with stream:
+            with cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if zipped else raw as stream:
                 yield stream
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path}: the gzip file is truncated or damaged ({error})") from error
@@ -92,10 +75,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def new_folder(folder: Path, mark: str) -> Iterator[Path]:
-    """A temporary folder beside `folder` to fill; it is renamed to `folder` when the block ends, and removed when it fails.
-
-    Where another process created `folder` first, and it contains the file `mark`, that one is kept.
-    """
+    """A temporary folder to fill; it is renamed to `folder` when the block ends, and removed when it fails. Where another
+    process created `folder` first, and it contains the file `mark`, that one stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=folder.suffix, dir=folder.parent))

@@ -18,22 +18,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from zoo.attention.base import single_documents
 
-__all__ = [
-    "MOST_WORKERS",
-    "FirstBatches",
-    "IndexedLoader",
-    "RowBatches",
-    "Rows",
-    "Samples",
-    "Stream",
-    "StreamLoader",
-    "collate",
-    "first_heldout",
-    "hash64",
-    "permuted",
-    "to_device",
-]
-
 Batch = dict[str, torch.Tensor]
 Arrays = Mapping[str, torch.Tensor | np.ndarray]  # a batch as it comes from a worker
 State = dict[str, Any]  # JSON values
@@ -57,13 +41,9 @@ class Source(Protocol):
 
 
 class Samples(Source, Protocol):
-    """Samples with numbers, read a batch at a time.
+    """Samples with numbers, read a batch at a time."""
 
-    Attributes:
-        size: samples of one pass; None for endless.
-    """
-
-    size: int | None
+    size: int | None  # samples of one pass; None for endless
 
     def __getitem__(self, numbers: list[int], /) -> tuple[Arrays, Events]:
         """The batch of these samples; numbers beyond `size` give entries without targets."""
@@ -86,7 +66,7 @@ T = TypeVar("T")
 
 
 class _Loader(Generic[S]):
-    """What both loaders share: the checked share of a rank, the identity of the data, the report."""
+    """The share of a rank, the identity of its data, the report."""
 
     def __init__(self, source: S, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0) -> None:
         if micro_batch < 1:
@@ -110,10 +90,24 @@ class _Loader(Generic[S]):
                     f"data state has {key}={state.get(key)!r}, this loader {value!r}: samples would differ"
                 )
 
+    def fetch(self, data: Any, numbers: Iterator[list[int]] | None = None) -> DataLoader:
+        """What `data` gives, from worker processes, without torch's conversion of arrays, which would widen them."""
+        return DataLoader(data, None, sampler=numbers, num_workers=self.num_workers, collate_fn=_unchanged)
+
     def received(self, batch: Arrays, events: Events) -> Batch:
         if events:
-            cast(list[Any], self.report).extend(events)
+            cast(Events, self.report).extend(events)
         return {name: _tensor(value) for name, value in batch.items()}
+
+
+def _unchanged(batch: T) -> T:
+    return batch
+
+
+def _tensor(value: torch.Tensor | np.ndarray) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.int64 if value.dtype.kind == "i" else None)
 
 
 class IndexedLoader(_Loader[Samples]):
@@ -138,10 +132,7 @@ class IndexedLoader(_Loader[Samples]):
         if self.source.size is not None and not self._loaded:
             self.next_sample = 0
         self._loaded = False
-        numbers = self._numbers(self.next_sample)
-        options: dict[str, Any] = dict(batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
-        loader = DataLoader(cast(Dataset[Any], self.source), sampler=numbers, **options)
-        for batch, events in loader:
+        for batch, events in self.fetch(self.source, self._numbers(self.next_sample)):
             self.next_sample += self.micro_batch * self.world
             yield self.received(batch, events)
 
@@ -174,8 +165,7 @@ class StreamLoader(_Loader[Stream]):
         self.states: State = {}  # of each worker's sequence after its last batch
 
     def __iter__(self) -> Iterator[Batch]:
-        loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
-        for worker, batch, events, state in loader:
+        for worker, batch, events, state in self.fetch(_StreamBatches(self)):
             if state is not None:
                 self.states[str(worker)] = state
             self.batches += 1
@@ -226,7 +216,7 @@ class FirstBatches:
 
 
 def first_heldout(
-    build_loader: Callable[..., Any], data: Any, *, samples: int, rank: int, world: int, micro_batch: int
+    build_loader: Callable[..., IndexedLoader], data: object, *, samples: int, rank: int, world: int, micro_batch: int
 ) -> FirstBatches:
     """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share.
 
@@ -283,10 +273,8 @@ class RowBatches(Dataset):
 def to_device(batch: Batch, device: torch.device | str) -> dict[str, Any]:
     """The batch where its model is. Of rows "packed" says whether any has several documents, or one and padding: a loss would
     have to wait for the device to read it off the segments there."""
-    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.items()}
-    if "segments" in batch:
-        moved["packed"] = not bool(single_documents(batch["segments"]).all())
-    return moved
+    packed = {"packed": not bool(single_documents(batch["segments"]).all())} if "segments" in batch else {}
+    return {name: tensor.to(device) for name, tensor in batch.items()} | packed
 
 
 def collate(rows: list[Batch]) -> Batch:
@@ -303,17 +291,6 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
     low, high = array.min(), array.max()
     fits = (kind for kind in (np.int8, np.int16, np.int32) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
     return array.astype(next(fits, np.int64), copy=False)
-
-
-def _unchanged(batch: T) -> T:
-    """In place of the DataLoader's own conversion of arrays to tensors, which keeps `_narrowed` types."""
-    return batch
-
-
-def _tensor(value: torch.Tensor | np.ndarray) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.tensor(value, dtype=torch.int64 if value.dtype.kind == "i" else None)
 
 
 # ------------------------------------------------------------------------------------------------ random order

@@ -13,7 +13,6 @@ from modalities.results import Row
 
 __all__ = ["Observed", "Ratio", "ScoresByUnit", "paired_rows", "scores_by_unit", "t_quantile"]
 
-
 Place = Any  # on an evaluator's axis: a number or a name
 
 
@@ -59,11 +58,10 @@ def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
 def paired_rows(model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], axis: str = "point") -> list[Row]:
     """The seeds of one model minus those of another: a row for each score and place that all have, places in column `axis`.
 
-    Each side's score of a unit is the mean of its seeds; d_u is the difference at unit u, over the n units that all seeds of
-    both have. Columns: `score`; `units` = n; `value` and `against_value`, means over these units; `difference` = mean d_u with
-    its two-sided 95% interval `low` to `high`, mean ± t(0.975, n − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `lower_in`, the
-    share of the units with d_u < 0; `seeds`, `against_seeds`, and `seed_deviation`, `against_seed_deviation`: the sample
-    standard deviation over a side's seeds of their means, NaN for one seed. The interval is of the units; it says
+    d_u is the difference at unit u between means over a side's seeds, for the n units that all seeds of both have. Columns:
+    `units` = n; `value` and `against_value`, means over units; `difference` = mean d_u with its two-sided 95% interval `low` to
+    `high`, mean ± t(0.975, n − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `lower_in`, the share of units with d_u < 0; `seeds`
+    and `seed_deviation` of each side: the sample standard deviation of its seeds' means, NaN for one seed. The interval says
     nothing of other seeds.
 
     Pooled units: a seed's mean is that over its strata of R_h = Σ total / Σ weight of all units in stratum h, and the interval
@@ -85,10 +83,8 @@ def paired_rows(model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], 
         both = means[: len(model)], means[len(model) :]
         values = [float(side.mean()) for side in both]
         middle = float(both[0].mean() - both[1].mean())
-        row: Row = {"score": column, axis: point, "units": len(units)}
-        row |= {"value": values[0], "against_value": values[1]}
-        row |= {"difference": middle, "low": middle - half, "high": middle + half}
-        row["lower_in"] = float((gap < 0).mean())
+        row: Row = {"score": column, axis: point, "units": len(units), "value": values[0], "against_value": values[1]}
+        row |= {"difference": middle, "low": middle - half, "high": middle + half, "lower_in": float((gap < 0).mean())}
         for name, side in zip(("", "against_"), both, strict=True):
             row[f"{name}seeds"] = len(side)
             row[f"{name}seed_deviation"] = statistics.stdev(side.tolist()) if len(side) > 1 else math.nan

@@ -8,35 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "LENGTH",
-    "Axis",
-    "CellValue",
-    "ModelResult",
-    "Row",
-    "Score",
-    "SeedMean",
-    "compact",
-    "mean_of_rows",
-    "mean_of_seeds",
-    "short_names",
-    "unconverged",
-]
-
 Row = dict[str, Any]  # a row of a table by column: numbers, lists of numbers, text, whatever JSON carries
 CellValue = Row
 
 
 def compact(number: float) -> str:
     """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
-    for unit, size in (("M", 2**20), ("k", 2**10)):
-        if number >= size:
-            return _plain(number / size) + unit
-    return _plain(number)
-
-
-def _plain(number: float) -> str:
-    return f"{number:.{3 if number < 999.5 else 4}g}"  # up to 1,023 without an exponent
+    unit, size = next(((unit, size) for unit, size in (("M", 2**20), ("k", 2**10)) if number >= size), ("", 1))
+    return f"{number / size:.{3 if number / size < 999.5 else 4}g}{unit}"  # up to 1,023 without an exponent
 
 
 @dataclass(frozen=True)
@@ -54,34 +33,23 @@ LENGTH = Axis("length", "length (tokens, log₂)", compact)
 
 @dataclass(frozen=True)
 class Score:
-    """A column of rows that tables and figures show.
+    """A column of rows that tables and figures show."""
 
-    Attributes:
-        column: its name; rows may lack it.
-        label: of the figure's panel; the name where empty.
-        unit_interval: the panel's axis is 0 to 1.
-        linear: the panel's axis is never logarithmic.
-        exception: a count that tables show where it is not 0, and figures do not.
-        within: how much worse than the best model's the score may be where a model was trained: a difference where
-            `unit_interval` (more is better), else a share (less is better). What is worse has not converged in context, so its
-            curve beyond says nothing of extrapolation and is not drawn. None: everything is drawn.
-        tabled, drawn: whether tables show it, and the default figure has a panel for it.
-        title: stands above the panel.
-        level: what a line marks in the panel, such as chance: a value, or the column of rows that holds it, which is dotted.
-        by_position: rows hold a list, of octaves of positions inside windows ("position_to"); the panel shows the longest's.
-    """
-
-    column: str
-    label: str = ""
-    unit_interval: bool = False
-    linear: bool = False
-    exception: bool = False
+    column: str  # rows may lack it
+    label: str = ""  # of the figure's panel; the column where empty
+    unit_interval: bool = False  # the panel's axis is 0 to 1, and more is better
+    linear: bool = False  # the panel's axis is never logarithmic
+    exception: bool = False  # a count that tables show where it is not 0, and figures do not
+    # How much worse than the best model's it may be where a model was trained: a difference where `unit_interval`, else a
+    # share. Models that are worse have not converged in context: their curves beyond it are not drawn. None: all are.
     within: float | None = None
-    tabled: bool = True
-    drawn: bool = True
-    title: str = ""
-    level: float | str | None = None
-    by_position: bool = False
+    tabled: bool = True  # tables show it
+    drawn: bool = True  # the default figure has a panel for it
+    title: str = ""  # above the panel
+    level: float | str | None = (
+        None  # a line in the panel, such as chance: a value, or the column of rows that holds it
+    )
+    by_position: bool = False  # rows hold lists, by octaves of positions inside windows ("position_to")
 
 
 @dataclass(frozen=True)
@@ -108,21 +76,17 @@ def unconverged(results: Sequence[ModelResult], score: Score, axis: str) -> list
     if score.within is None:
         return []
     late = []
-    for place in {result.trained_at for result in results}:
-        at = {
-            n: row[score.column]
-            for n, result in enumerate(results)
-            for row in result.rows
-            if result.trained_at == place == row[axis] and isinstance(row.get(score.column), float)
-        }
-        finite = [value for value in at.values() if math.isfinite(value)]
-        if not finite:
+    for result in results:
+        peers = [other for other in results if other.trained_at == result.trained_at]
+        values = [row.get(score.column) for peer in peers for row in peer.rows if row[axis] == peer.trained_at]
+        finite = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+        own = [row.get(score.column) for row in result.rows if row[axis] == result.trained_at]
+        if not finite or not own or not isinstance(own[0], float):
             continue
-        if score.unit_interval:
-            late += [n for n, value in at.items() if not value >= max(finite) - score.within]
-        else:
-            late += [n for n, value in at.items() if not value <= min(finite) * (1 + score.within)]
-    return [results[n] for n in sorted(late)]
+        bound = max(finite) - score.within if score.unit_interval else min(finite) * (1 + score.within)
+        if not (own[0] >= bound if score.unit_interval else own[0] <= bound):  # NaN is late
+            late.append(result)
+    return late
 
 
 @dataclass(frozen=True)
@@ -144,12 +108,9 @@ def short_names(results: Sequence[ModelResult]) -> list[str]:
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
     """`results` with those of each group replaced by one `SeedMean`, at the place of the first.
 
-    Its rows are means of every number over the seeds that have it, where all seeds have a row of the same `axis`: results of an
-    older version may lack a score. Where one seed's number is NaN, mean and extremes are NaN; a deviation is NaN unless all are
-    finite and more than one.
-
-    Raises:
-        ValueError: for a group of models that were not trained at the same place.
+    Its rows are means of every number over the seeds that have it, at the places of `axis` that all seeds have. Where one
+    seed's number is NaN, mean and extremes are NaN; a deviation is NaN unless all are finite and more than one. ValueError for
+    a group of models that were not trained at the same place.
     """
     groups: dict[tuple[str, str], list[ModelResult]] = {}
     for n, result in enumerate(results):
@@ -161,19 +122,17 @@ def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult
 def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     first = members[0]
     if len({(member.trained_at, member.trained_range, member.method) for member in members}) > 1:
-        raise ValueError(
-            f"{', '.join(m.label for m in members)} are not seeds of one set-up: they were trained differently"
-        )
+        labels = ", ".join(member.label for member in members)
+        raise ValueError(f"{labels} are not seeds of one set-up: they were trained differently")
     by_point = [{row[axis]: row for row in member.rows} for member in members]
     points = [point for point in by_point[0] if all(point in rows for rows in by_point)]
 
     def reduced(how: Callable[[list[float]], float]) -> list[Row]:
         rows = []
         for point in points:
-            names = dict.fromkeys(name for rows in by_point for name in rows[point])
-            row = {
-                name: _reduce([rows[point][name] for rows in by_point if name in rows[point]], how) for name in names
-            }
+            seeds = [rows_by_point[point] for rows_by_point in by_point]
+            names = dict.fromkeys(name for seed in seeds for name in seed)
+            row = {name: _reduce([seed[name] for seed in seeds if name in seed], how) for name in names}
             rows.append(row | {axis: point})
         return rows
 

@@ -1,10 +1,8 @@
-"""Lets `import torchvision` succeed beside a CPU build of torch.
+"""Lets `import torchvision` succeed with a CPU build of torch.
 
-torchvision's wheel brings a compiled part, `_C`, that needs CUDA's libraries. Where they are missing it cannot be loaded,
-its operators stay undeclared, and `import torchvision` stops at a Python function registered for one of them; timm and parts
-of transformers then fail too. Nothing in this project calls those operators (box suppression), so declaring their schemas
-is enough. Where `_C` loads, as beside CUDA builds, nothing is changed. `torchvision.io`'s decoders stay unavailable
-without `_C`: images are decoded by Pillow.
+torchvision's compiled part, `_C`, needs CUDA's libraries. Where it cannot be loaded, its operators stay undeclared, and
+`import torchvision`, timm and parts of transformers fail. Nothing here calls those operators (box suppression), so declaring
+their schemas is enough. Where `_C` loads nothing is changed.
 """
 
 from __future__ import annotations

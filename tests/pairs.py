@@ -14,18 +14,12 @@ def pairs(*axes: Sequence[T]) -> list[tuple[T, ...]]:
 
     Three axes of 8, 4 and 2 values take 32 cases where their product has 64.
     """
-    missing = {
-        (i, a, j, b)
-        for i, j in combinations(range(len(axes)), 2)
-        for a in range(len(axes[i]))
-        for b in range(len(axes[j]))
-    }
     candidates = list(product(*(range(len(axis)) for axis in axes)))
+    covered = {case: {(i, case[i], j, case[j]) for i, j in combinations(range(len(axes)), 2)} for case in candidates}
+    missing = set().union(*covered.values())
     cases = []
     while missing:
-        case = max(
-            candidates, key=lambda c: sum((i, c[i], j, c[j]) in missing for i, j in combinations(range(len(c)), 2))
-        )
-        missing -= {(i, case[i], j, case[j]) for i, j in combinations(range(len(case)), 2)}
+        case = max(candidates, key=lambda candidate: len(covered[candidate] & missing))
+        missing -= covered[case]
         cases.append(tuple(axis[k] for axis, k in zip(axes, case, strict=True)))
     return cases

@@ -1,4 +1,4 @@
-"""Several CPU ranks for tests: processes that stay, forked from a server that has imported what they need once."""
+"""Several CPU ranks for tests: processes that stay, forked from a server that imported what they need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 60  # seconds that a call may take
 
 
 class Ranks:
-    """`ranks(function, *given)` calls a function of a module in every rank, and returns what each of them found."""
+    """`ranks(function, *arguments)` calls a function of a module in every rank; returns their results."""
 
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -31,16 +31,16 @@ class Ranks:
             self.ends.append(ours)
             self.processes.append(process)
 
-    def __call__(self, function: Callable[..., Any], *given: Any) -> list[Any]:
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         for end in self.ends:
-            end.send((function, given))
-        found = []
+            end.send((function, arguments))
+        answers = []
         for rank, end in enumerate(self.ends):
             assert end.poll(PATIENCE), f"rank {rank} has not answered for {PATIENCE} s"
-            found.append(end.recv())
-        for rank, (_, error) in enumerate(found):
+            answers.append(end.recv())
+        for rank, (_, error) in enumerate(answers):
             assert error is None, f"rank {rank}: {error}"
-        return [value for value, _ in found]
+        return [value for value, _ in answers]
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +61,8 @@ def _serve(end: Connection, address: dict[str, str], rank: str) -> None:
     torch.set_num_threads(1)
     start()
     while True:
-        function, given = end.recv()
+        function, arguments = end.recv()
         try:
-            end.send((function(*given), None))
-        except BaseException:  # told in the test's process
+            end.send((function(*arguments), None))
+        except BaseException:  # raised in the test's process
             end.send((None, traceback.format_exc()))

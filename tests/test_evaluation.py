@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,25 +177,21 @@ def test_groups_are_compared_with_a_label():
     assert (row["model"], row["against"], row["hue"], row["units"], row["seeds"]) == ("a", "b", 10, 3, 2)
     assert row["difference"] == pytest.approx(1.5)
     assert Paired().paired(results, "a-s1")[0]["difference"] == pytest.approx(-1.5)  # its seeds are one model
-    for few, against in ((results, "c"), (results[::2], "a")):
-        with pytest.raises(ValueError, match=f"'{against}'"):
-            Paired().paired(few, against)
+    with pytest.raises(ValueError, match="'c'"):
+        Paired().paired(results, "c")
 
 
 def test_evaluators_of_a_folder(tmp_path, monkeypatch):
-    source = "from tests.test_evaluation import Hues\n\nclass Own(Hues):\n    name = {name!r}\n"
     package = tmp_path / "found_evaluators"
     package.mkdir()
-    (package / "__init__.py").touch()
-    for module, name in {"b": "second", "a": "first"}.items():
-        (package / f"{module}.py").write_text(source.format(name=name))
+    for module, name in {"__init__": "", "b": "second", "a": "first", "c": "first"}.items():
+        source = "from tests.test_evaluation import Hues\n\nclass Own(Hues):\n    name = {name!r}\n"
+        (package / f"{module}.py").write_text(source.format(name=name) if name else "")
     monkeypatch.syspath_prepend(tmp_path)
-    assert list(find_evaluators("found_evaluators")) == ["first", "second"]  # and not Hues, which they import
-    (package / "c.py").write_text(source.format(name="first"))
-    with pytest.raises(ValueError, match="'first'"):
+    with pytest.raises(ValueError, match="'first'"):  # twice
         find_evaluators("found_evaluators")
-    for module in [name for name in sys.modules if name.startswith("found_evaluators")]:
-        del sys.modules[module]
+    (package / "c.py").unlink()
+    assert list(find_evaluators("found_evaluators")) == ["first", "second"]  # and not Hues, which they import
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -229,27 +224,13 @@ def test_models_that_have_not_converged():
     assert drawn["a"] == [128, 512] and drawn["b"] == [128] and cut == ["b"]
 
 
-def test_a_single_place():
-    _, (axis,) = panels(1, 1, width=3, height=3)
-    row = {"length": 16, "bits": 2.0, "bits_standard_error": 0.1}
-    curves(axis, [ModelResult(name, 16, [row], method=name) for name in ("goat", "rope")], BITS)
-    drawn = {line.get_label(): line.get_xdata()[0] for line in axis.lines}
-    assert drawn["goat"] < 16 < drawn["rope"] and drawn["goat"] * drawn["rope"] == pytest.approx(256)
-    bars = [bar.get_segments()[0] for bar in axis.collections if hasattr(bar, "get_segments")]
-    assert np.allclose(bars, [[(drawn[name], 1.9), (drawn[name], 2.1)] for name in ("goat", "rope")])
-
-
-@pytest.mark.parametrize(
-    ("spread", "group", "bare", "bands"),
-    [(0.1, "", ("rope",), 1), (0.1, "g", (), 2), (math.nan, "", (), 0), (None, "g", (), 1)],
-)
-def test_bands_and_their_legend(spread, group, bare, bands, tmp_path):
-    error = {} if spread is None else {"x_standard_error": spread}
-    rows = [{"length": length, "x": 2.0} | error for length in (16, 32)]
+@pytest.mark.parametrize(("spread", "group", "bands"), [(0.1, "g", 2), (math.nan, "", 0)])
+def test_bands_and_their_legend(spread, group, bands, tmp_path):
+    rows = [{"length": length, "x": 2.0, "x_standard_error": spread} for length in (16, 32)]
     results = [ModelResult(f"goat-{n}", 16, rows, method="goat", group=group) for n in (0, 1)]
-    results = mean_of_seeds([*results[: 2 if group else 1], ModelResult("rope", 16, rows, method="rope")], "length")
+    results = mean_of_seeds([*results, ModelResult("rope", 16, rows, method="rope")], "length")
     figure, axes = panels(1, 1, width=6, height=3)
-    curves(axes[0], results, Score("x"), bare=bare)
+    curves(axes[0], results, Score("x"))
     assert len(axes[0].collections) == bands
     finish(figure, axes, results, tmp_path / "x.png")
     assert ("standard error" in figure.legends[0].get_title().get_text()) == (spread == 0.1)
@@ -279,8 +260,6 @@ def test_memory_limits(tmp_path, monkeypatch):
     for limit, memory in (("max", machine), (f"{machine // 2}", machine // 2)):
         group.write_text(f"{limit}\n")
         assert cost.device_memory("cpu") == memory
-    for allocate in (lambda: torch.empty(1 << 45), lambda: np.empty(1 << 50)):
-        with pytest.raises((RuntimeError, MemoryError)) as error:
-            allocate()
-        assert ran_out_of_memory(error.value)
-    assert not ran_out_of_memory(RuntimeError("shapes differ")) and not ran_out_of_memory(ValueError("bad_alloc"))
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 45)
+    assert ran_out_of_memory(error.value) and not ran_out_of_memory(RuntimeError("shapes differ"))

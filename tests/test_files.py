@@ -29,9 +29,6 @@ def test_tables(tmp_path):
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
     path = tmp_path / "deep" / "file.txt"
     write_text(path, "old é\n")
-    with pytest.raises(RuntimeError), replacing(path) as file:
-        file.write("a part")
-        raise RuntimeError
     with pytest.raises(OSError, match="full"), replacing_path(path) as temporary:
         assert temporary.suffix == ".txt" and temporary.parent == path.parent
         temporary.write_text("a part")
@@ -98,7 +95,7 @@ def test_the_nearest_file(tmp_path):
     """A long path that is shared makes no file close."""
     folder = tmp_path / "a{b}" / ("long" * 10)
     folder.mkdir(parents=True)
-    for name in ("calls.vcf", "genes.gb", "CALLS.bcf"):
+    for name in ("calls.vcf", "genes.gb"):
         (folder / name).touch()
     assert near_file(folder / "calls.vfc") == f"did you mean {str(folder / 'calls.vcf')!r}? "
     assert near_file(folder / "calls.vfc", lambda name: name.endswith(".gb")) == near_file(folder / "x") == ""

@@ -33,10 +33,10 @@ class Numbers:
 
 
 class Rows:
-    """Row n is [n, n + 1], as `Rows` have it; reads: the numbers of those that were read together."""
+    """Row n is [n, n + 1], as `Rows` have it."""
 
     def __init__(self, size=None):
-        self.size, self.reads = size, []
+        self.size = size
 
     def __getitem__(self, index):
         tokens = torch.tensor([index, index + 1])
@@ -48,12 +48,6 @@ class Rows:
 
     def identity(self):
         return {"kind": "rows"}
-
-
-class TogetherRows(Rows):
-    def __getitems__(self, numbers):
-        self.reads.append(list(numbers))
-        return [self[n] for n in numbers]
 
 
 class Counting:
@@ -152,10 +146,6 @@ def test_rows_are_stacked_padded_and_weighed(workers):
     assert first["tokens"].tolist() == [[0, 1], [1, 2]] and first["weights"].tolist() == [[1, 1], [3, 3]]
     assert second["tokens"].tolist() == [[2, 3], [0, 0]] and second["segments"].tolist() == [[0, 0], [-1, -1]]
     assert "weights" not in second and {first[name].dtype for name in ("tokens", "segments")} == {torch.int64}
-    together = TogetherRows(5)
-    first, second = IndexedLoader(RowBatches(together), 4)
-    assert first["tokens"][:, 0].tolist() == [0, 1, 2, 3] and second["tokens"][:, 0].tolist() == [4, 0, 0, 0]
-    assert together.reads == [[0, 1, 2, 3], [4]]
 
 
 @pytest.mark.slow

@@ -8,22 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = [
-    "AMBIGUITY",
-    "BASES",
-    "CODE",
-    "LETTERS",
-    "NORMAL",
-    "NOT_A_BASE",
-    "SOFT",
-    "UNKNOWN",
-    "URACIL",
-    "decode",
-    "encode",
-    "invalid_letter",
-    "reverse_complement",
-    "runs",
-]
+__all__ = ["BASES", "UNKNOWN", "decode", "encode", "invalid_letter", "reverse_complement", "runs"]
 
 BASES = "ACGT"
 UNKNOWN = 4
@@ -50,11 +35,11 @@ _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 def encode(text: str | bytes) -> np.ndarray:
     """Codes (N,) uint8 of letters. ValueError names the first invalid letter, and its place from 0."""
     data = text.encode("ascii", "replace") if isinstance(text, str) else text  # one "?" per foreign letter: places stay
-    found = data.translate(LETTERS)
-    if (place := found.find(NOT_A_BASE)) >= 0:
+    codes = data.translate(LETTERS)
+    if (place := codes.find(NOT_A_BASE)) >= 0:
         letter = text[place] if isinstance(text, str) else chr(text[place])
         raise ValueError(f"letter {place} of the sequence: {invalid_letter(letter)}")
-    return np.frombuffer(found.translate(NORMAL), np.uint8) & CODE
+    return np.frombuffer(codes.translate(NORMAL), np.uint8) & CODE
 
 
 def decode(codes: np.ndarray) -> str:

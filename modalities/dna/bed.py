@@ -36,10 +36,9 @@ class BedRow:
 
 
 def bed_rows(path: Path, genome: Genome, *, others: bool = False, columns: str = "contig, start, stop") -> list[BedRow]:
-    """The rows of a BED file, in its order.
+    """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are ignored.
 
-    Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces. Comments (#), `track`,
-    `browser` and blank lines are ignored.
+    Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces.
 
     Args:
         others: ignore rows of contigs that the genome does not have.
@@ -47,8 +46,7 @@ def bed_rows(path: Path, genome: Genome, *, others: bool = False, columns: str =
 
     Raises:
         FileNotFoundError: for a missing file; it names the nearest.
-        ValueError: with file, line and reason: too few columns, a contig that the genome lacks, bounds that are not numbers,
-            are empty or lie beyond its end, no row at all, a file that is not text.
+        ValueError: with file, line and reason for malformed rows, a contig that the genome lacks, or no row at all.
     """
     rows = []
     for number, line in enumerate(_lines(path), start=1):
@@ -76,19 +74,19 @@ def whole_contigs(genome: Genome) -> list[BedRow]:
 def merged(rows: Sequence[BedRow], genome: Genome) -> list[BedRow]:
     """Rows that share bases or touch joined into one, whatever their strands, in the order of the genome."""
     order = {contig.name: n for n, contig in enumerate(genome.contigs)}
-    found: list[BedRow] = []
+    union: list[BedRow] = []
     for row in sorted(rows, key=lambda row: (order[row.contig], row.start)):
-        if found and found[-1].contig == row.contig and row.start <= found[-1].stop:
-            found[-1] = BedRow(row.contig, found[-1].start, max(found[-1].stop, row.stop))
+        if union and union[-1].contig == row.contig and row.start <= union[-1].stop:
+            union[-1] = BedRow(row.contig, union[-1].start, max(union[-1].stop, row.stop))
         else:
-            found.append(BedRow(row.contig, row.start, row.stop))
-    return found
+            union.append(BedRow(row.contig, row.start, row.stop))
+    return union
 
 
 def _lines(path: Path) -> Iterator[str]:
     if not path.is_file():
         raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
-    before = number = 0
+    number = 0
     with opened(path) as file:
         while line := file.readline(_LONGEST_LINE + 1):
             number += 1
@@ -97,10 +95,7 @@ def _lines(path: Path) -> Iterator[str]:
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path}: invalid UTF-8 at byte {before + error.start}: a BED file is plain text"
-                ) from error
-            before += len(line)
+                raise ValueError(f"{path}, line {number}: invalid UTF-8: a BED file is plain text") from error
 
 
 def _row(words: list[str], genome: Genome, columns: str, line: int) -> BedRow:

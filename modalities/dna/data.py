@@ -12,7 +12,6 @@ too. A batch also has segments (0, padding −1), the weight of each target, and
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.genome import open_genome
@@ -31,22 +30,25 @@ def build_loader(
 ) -> IndexedLoader:
     """The loader of one split for one rank: iterable of {"tokens", "segments", "weights", "sample"}, (B, L+1) and (B,).
 
-    "train" is endless and shuffled. Any other is one pass over that split ("heldout", or a name of the BED's), in a mixed
-    order that is the same for every seed, on the + strand. `loader.report` says what was converted and what is left out.
+    "train" is endless and shuffled. Any other is one pass over that split ("heldout", or a name of the BED's) on the +
+    strand, shuffled by one seed, so that the first batches represent all regions and runs compare.
 
     Raises:
         ValueError: for an unknown split, and as `find_source`, `open_genome`, `load_regions` and `load_tokenizer` do.
     """
-    source = find_source(config.source, config.split)
+    source, train = find_source(config.source, config.split), split == "train"
     genome = open_genome(source, cache_dir=config.cache_dir)
-    regions = select(load_regions(source, genome), split)
-    options: dict[str, Any] = {"soft_mask_weight": config.soft_mask_weight, "max_unknown": config.max_unknown}
-    if split == "train":
-        options |= {"seed": config.seed, "reverse_complement": config.reverse_complement}
-    else:
-        # Shuffled, so that the first batches represent all regions; by one seed, so that runs compare.
-        options |= {"seed": 0, "one_pass": True}
-    rows = WindowDataset(genome, regions, config.context, load_tokenizer(config.tokenizer), **options)
+    rows = WindowDataset(
+        genome,
+        select(load_regions(source, genome), split),
+        config.context,
+        load_tokenizer(config.tokenizer),
+        seed=config.seed if train else 0,
+        reverse_complement=config.reverse_complement if train else 0.0,
+        soft_mask_weight=config.soft_mask_weight,
+        max_unknown=config.max_unknown,
+        one_pass=not train,
+    )
     return IndexedLoader(RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers)
 
 

@@ -1,8 +1,5 @@
 """Files of sequences, parsed once from start to end: FASTA and GenBank, plain or compressed with gzip or bgzip.
 
-`read_codes(path)` yields `Start(name, place)` and after it the sequence in pieces of at most a few million letters, a
-byte each as `bases.LETTERS` translates it: code | SOFT, with AMBIGUITY and URACIL kept apart for the caller to count.
-
 Biopython parses GenBank. FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs lines of one length and
 bgzip, and readers of whole records (pysam's FastxFile, Biopython) lose line numbers, and text before the first header.
 """
@@ -34,17 +31,6 @@ _LONGEST_RECORD = 1 << 30  # the same; a record is read as a whole, at three tim
 _FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "GenBank": (".gb", ".gbk", ".gbff")}
 _COMPRESSED = (".gz", ".bgz")
 SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
-# Of Biopython's scanner, which checks little of a damaged record.
-_SCANNER_ERRORS = (
-    ValueError,
-    AssertionError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    Warning,
-)
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # an empty block: SAM, 4.1.2
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
@@ -72,16 +58,13 @@ def _format_of(name: str) -> str | None:
 def read_codes(path: Path) -> Iterator[Start | bytes]:
     """The sequences of one file, in its order, with a progress bar for a large file on a terminal.
 
-    The format follows from the file's suffix, compression from its first bytes.
-
-    Raises:
-        ValueError: with file, line and reason for a malformed or truncated file, or one that is not DNA.
+    Yields a `Start` and after it the sequence in pieces of at most a few million letters, a byte each as `bases.LETTERS`
+    translates it: code | SOFT, with AMBIGUITY and URACIL for the caller to count. The format follows from the file's suffix,
+    compression from its first bytes. ValueError with file, line and reason for a malformed file, or one that is not DNA.
     """
     format = _format_of(path.name)
     if format is None:
-        raise ValueError(
-            f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}"
-        )
+        raise ValueError(f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without .gz or .bgz")
     if format == "GenBank" and importlib.util.find_spec("Bio") is None:
         raise ImportError(f"{path}: GenBank needs the package `biopython`: pip install biopython")
     with _opened(path) as raw:
@@ -97,7 +80,7 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
         yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
 
 
-def _opened(path: Path) -> AbstractContextManager[Any]:
+def _opened(path: Path) -> AbstractContextManager:
     if path.stat().st_size < _BAR_FROM_BYTES or not sys.stderr.isatty():
         return open(path, "rb")
     from rich.console import Console
@@ -107,8 +90,7 @@ def _opened(path: Path) -> AbstractContextManager[Any]:
 
 
 def check_bgzip_end(path: Path) -> None:
-    """ValueError for a bgzipped file without the empty block that ends it: whole blocks are missing, which gzip alone does not
-    notice. Other files pass."""
+    """ValueError for a bgzipped file without the empty block that ends it: gzip does not notice that blocks are missing."""
     with open(path, "rb") as file:
         if not _BGZIP.match(file.read(64)):
             return
@@ -192,9 +174,8 @@ def _start(header: bytes, path: Path, line: int) -> Start:
     try:
         text = header.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {line}: invalid UTF-8 in the header (byte 0x{header[error.start]:02x}); correct the name"
-        ) from error
+        byte = f"byte 0x{header[error.start]:02x}"
+        raise ValueError(f"{path}, line {line}: invalid UTF-8 in the header ({byte}); correct the name") from error
     if not text.split():
         raise ValueError(f"{path}, line {line}: '>' without a name")
     if "\r" in text.rstrip():
@@ -211,14 +192,14 @@ def _bad_letter(path: Path, piece: bytes, line: int) -> ValueError:
 def _no_header(path: Path, piece: bytes, line: int) -> str:
     before = len(piece) - len(piece.lstrip())
     line += piece.count(b"\n", 0, before)
-    found = piece.lstrip()[:40].splitlines()[0]
-    if found.startswith(b"LOCUS"):
+    start = piece.lstrip()[:40].splitlines()[0]
+    if start.startswith(b"LOCUS"):
         return f"{path}, line {line}: this is GenBank, not FASTA; rename it {path.stem}.gb"
-    if found[:4] in (b"\x43\x27\x41\x1a", b"\x1a\x41\x27\x43"):
+    if start[:4] in (b"\x43\x27\x41\x1a", b"\x1a\x41\x27\x43"):
         return f"{path}: this is 2bit, not FASTA; convert it with twoBitToFa"
-    if not found.decode("latin-1").isprintable() or not found.isascii():
-        return f"{path}: expected '>' and a name, found binary data ({found[:8].hex(' ')})"
-    return f"{path}, line {line}: expected '>' and a name, found {found.decode('ascii')!r}"
+    if not start.decode("latin-1").isprintable() or not start.isascii():
+        return f"{path}: expected '>' and a name, found binary data ({start[:8].hex(' ')})"
+    return f"{path}, line {line}: expected '>' and a name, found {start.decode('ascii')!r}"
 
 
 class _Lines:
@@ -244,29 +225,25 @@ class _Lines:
             self.sequence = self.number
         self.characters += len(line)
         if self.characters > _LONGEST_RECORD:
-            raise ValueError(
-                f"{self.path}, line {self.number}: the record that begins at line {self.record} has more than "
-                f"{_LONGEST_RECORD:,} characters, the most that are read of GenBank; convert it to FASTA"
-            )
+            what = f"the record that begins at line {self.record} has more than {_LONGEST_RECORD:,} characters"
+            raise ValueError(f"{self.path}, line {self.number}: {what}; convert it to FASTA")
         return line
 
 
 def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
-    """One record of a file at a time in memory. GenBank writes every base in lower case, so nothing is soft-masked."""
+    """One record of a file at a time in memory."""
     from Bio.Seq import UndefinedSequenceError
 
     lines = _Lines(stream, path)
     for record, line in _records(lines, path):
-        name = _name(record)
+        name = record.name if record.id in ("", "<unknown id>", ".") else record.id
         yield Start(name, f"line {line}")
         try:
             letters = bytes(record.seq)
         except UndefinedSequenceError as error:
-            raise ValueError(
-                f"{path}, line {line}: record {name!r} has no sequence (no ORIGIN); "
-                "fetch it with its sequence ('gbwithparts' at the NCBI)"
-            ) from error
-        codes = letters.upper().translate(LETTERS)
+            hint = "fetch it with its sequence ('gbwithparts' at the NCBI)"
+            raise ValueError(f"{path}, line {line}: record {name!r} has no sequence (no ORIGIN); {hint}") from error
+        codes = letters.upper().translate(LETTERS)  # GenBank has every base in lower case: no soft mask
         if (place := codes.find(NOT_A_BASE)) >= 0:  # 60 letters a line
             line = lines.sequence + 1 + place // 60
             raise ValueError(f"{path}, line {line} (record {name!r}): {invalid_letter(chr(letters[place]))}")
@@ -285,7 +262,9 @@ def _records(lines: _Lines, path: Path) -> Iterator[tuple[Any, int]]:
             warnings.filterwarnings("error", "Premature end|Expected sequence length")
             try:
                 record = next(records, None)
-            except _SCANNER_ERRORS as error:
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:  # of any kind: the scanner checks little of a damaged record
                 if str(error).startswith(str(path)):
                     raise
                 where = f"line {lines.number}, in the record that begins at line {lines.record}"
@@ -295,7 +274,3 @@ def _records(lines: _Lines, path: Path) -> Iterator[tuple[Any, int]]:
         yield record, lines.record
     if not lines.record:
         raise ValueError(f"{path}: not a GenBank file: no line begins with LOCUS")
-
-
-def _name(record: Any) -> str:
-    return record.name if record.id in ("", "<unknown id>", ".") else record.id

@@ -1,10 +1,8 @@
 """Genomes: contigs with random access to their bases.
 
-Whatever the format, a file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a
-slice of it. Small genomes stay in memory. Larger ones are stored under the cache folder, keyed by paths, link targets, sizes
-and times, and memory-mapped: all workers and processes read the same pages. A store is complete or absent.
-
-Bases stream through; what stays in memory meanwhile, contigs and their runs of unknown bases, has limits.
+A file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a slice of it. Small
+genomes stay in memory. Larger ones are stored under the cache folder, keyed by paths, link targets, sizes and times, and
+memory-mapped: all workers and processes read the same pages. A store is complete or absent.
 """
 
 from __future__ import annotations
@@ -32,8 +30,10 @@ __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
 _FORMAT = 1  # raise when the store or the reading of files changes
 _IN_MEMORY = 32 * 2**20  # bases, whatever the size of the files that they are compressed in
-_MOST_CONTIGS = 1 << 22  # each takes some hundred bytes
+_MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
 _MOST_RUNS = 1 << 24  # of unknown bases, 16 bytes each
+
+Table = dict[str, Any]  # "contigs": [name, length, number of its file, unknown runs] of each; "fingerprint"; "report"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Genome:
     files: absolute paths. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "".
     """
 
-    def __init__(self, table: dict[str, Any], unknown: np.ndarray, files: tuple[str, ...], store: Path | np.ndarray):
+    def __init__(self, table: Table, unknown: np.ndarray, files: tuple[str, ...], store: Path | np.ndarray) -> None:
         ends = np.cumsum([0, *(row[3] for row in table["contigs"])])
         unknown.flags.writeable = False
         self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
@@ -73,10 +73,10 @@ class Genome:
         self._from = store
         self._store = _mapped(store)
 
-    def __getstate__(self) -> dict[str, Any]:  # a worker maps the file again
+    def __getstate__(self) -> dict[str, object]:  # a worker maps the file again
         return {key: value for key, value in self.__dict__.items() if key != "_store"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._store = _mapped(self._from)
 
@@ -104,34 +104,10 @@ class Genome:
 
     def _place(self, name: str) -> tuple[Contig, int]:
         if name not in self._places:
-            names = [contig.name for contig in self.contigs]
+            names = list(self._places)
             few = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
             raise ValueError(f"no contig {name!r}; {did_you_mean(str(name), names)}there are {len(names)}: {few}")
         return self._places[name]
-
-
-def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
-    """The genome of a source; opened again, it costs nothing.
-
-    Args:
-        cache_dir: folder of its store. None: in memory where it has 2²⁵ bases or fewer, else <data folder>/cache.
-
-    Raises:
-        ValueError: with file, line and reason for malformed files; with the limit for more contigs or runs of unknown bases
-            than a genome can have here.
-        OSError: where the store cannot be written.
-    """
-    stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
-    folder = str(Path(data_folder() / "cache" if cache_dir is None else cache_dir).absolute())
-    # Files that are large, or stored already, are not read in vain.
-    if (
-        cache_dir is None
-        and sum(size for _, (_, size, _) in stats) <= _IN_MEMORY
-        and not _place(stats, folder).is_dir()
-    ):
-        with contextlib.suppress(_Large):
-            return _open(stats, None)
-    return _open(stats, folder)
 
 
 class RunCounter:
@@ -153,17 +129,30 @@ class RunCounter:
         return self.total[run] - np.maximum(self.runs[run, 1] - place, 0)
 
 
-# ------------------------------------------------------------------------------------------------ the store
+def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
+    """The genome of a source; opened again, it costs nothing.
 
+    cache_dir: folder of its store; None: in memory where it has 2²⁵ bases or fewer, else <data folder>/cache.
+
+    Raises:
+        ValueError: with file, line and reason for malformed files, or more contigs or runs of unknown bases than fit.
+        OSError: where the store cannot be written.
+    """
+    stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
+    folder = str(Path(data_folder() / "cache" if cache_dir is None else cache_dir).absolute())
+    small = sum(size for _, (_, size, _) in stats) <= _IN_MEMORY
+    if (
+        cache_dir is None and small and not _folder(stats, folder).is_dir()
+    ):  # what is large, or stored, is not read in vain
+        with contextlib.suppress(_Large):
+            return _open(stats, None)
+    return _open(stats, folder)
+
+
+# ------------------------------------------------------------------------------------------------ the store
 
 _Version = tuple[str, int, int]  # of a file: its path with links resolved; its size; its time
 _Files = tuple[tuple[str, _Version], ...]  # absolute paths
-
-
-def _place(stats: _Files, cache_dir: str) -> Path:
-    """The store of these files as they are now."""
-    versions = _digest([_FORMAT, *(version for _, version in stats)])
-    return Path(cache_dir) / f"genome-{_digest([path for path, _ in stats])}-{versions}"
 
 
 class _Large(Exception):
@@ -174,20 +163,29 @@ def _version(path: Path) -> _Version:
     return str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns
 
 
+def _digest(values: object) -> str:
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=8).hexdigest()
+
+
+def _folder(stats: _Files, cache_dir: str) -> Path:
+    """The store of these files as they are now."""
+    versions = _digest([_FORMAT, *(version for _, version in stats)])
+    return Path(cache_dir) / f"genome-{_digest([path for path, _ in stats])}-{versions}"
+
+
 @lru_cache(maxsize=4)
 def _open(stats: _Files, cache_dir: str | None) -> Genome:
     files = tuple(path for path, _ in stats)
     if cache_dir is None:
         memory = bytearray()
 
-        def keep(piece: bytes) -> None:
+        def append(piece: bytes) -> None:
             memory.extend(piece)
             if len(memory) > _IN_MEMORY:
                 raise _Large
 
-        table, unknown = _parse(stats, keep)
-        return Genome(table, unknown, files, np.frombuffer(memory, np.uint8))
-    folder = _place(stats, cache_dir)
+        return Genome(*_parse(stats, append), files, np.frombuffer(memory, np.uint8))
+    folder = _folder(stats, cache_dir)
     stored = _stored(folder)
     if stored is None:
         stored = _write_store(folder, stats)
@@ -204,11 +202,7 @@ def _mapped(store: Path | np.ndarray) -> np.ndarray:
     return array
 
 
-def _digest(values: Any) -> str:
-    return hashlib.blake2b(json.dumps(values).encode(), digest_size=8).hexdigest()
-
-
-def _stored(folder: Path) -> tuple[dict[str, Any], np.ndarray] | None:
+def _stored(folder: Path) -> tuple[Table, np.ndarray] | None:
     """The table and unknown runs of a complete store; a damaged one is removed."""
     if not folder.is_dir():  # nothing to remove, least of all what another process is about to rename to this
         return None
@@ -224,7 +218,7 @@ def _stored(folder: Path) -> tuple[dict[str, Any], np.ndarray] | None:
     return None
 
 
-def _write_store(folder: Path, stats: _Files) -> tuple[dict[str, Any], np.ndarray]:
+def _write_store(folder: Path, stats: _Files) -> tuple[Table, np.ndarray]:
     with contextlib.ExitStack() as stack:
         try:
             temporary = stack.enter_context(new_folder(folder, "contigs.json"))
@@ -240,17 +234,19 @@ def _write_store(folder: Path, stats: _Files) -> tuple[dict[str, Any], np.ndarra
     return table, unknown
 
 
-def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[dict[str, Any], np.ndarray]:
-    """(table for JSON, unknown runs of all contigs) of all files; their bases go to `write`."""
+def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[Table, np.ndarray]:
+    """The table and the unknown runs of all contigs of all files; their bases go to `write`."""
     contigs = _Contigs(write)
     for number, (name, version) in enumerate(stats):
-        path = Path(name)
+        path, count = Path(name), len(contigs.rows)
         for piece in read_codes(path):
             if isinstance(piece, Start):
-                contigs.start(piece, number, path)
+                contigs.start(piece.name, f"{path}, {piece.place}", number)
             else:
                 contigs.add(piece)
-        contigs.end(path)
+        contigs.check_last()
+        if len(contigs.rows) == count:
+            raise ValueError(f"{path}: no sequence in it")
         if _version(path) != version:
             raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
     return contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
@@ -261,34 +257,25 @@ class _Contigs:
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self.write = write
-        self.rows: list[list[Any]] = []  # name, length, number of the file, number of unknown runs
+        self.rows: list[list[Any]] = []  # as in `Table`
         self.unknown: list[np.ndarray] = []
-        self.num_runs = 0
-        self.places: dict[str, str] = {}
+        self.places: dict[str, str] = {}  # where each contig starts
         self.digest = hashlib.blake2b(digest_size=8)
-        self.ambiguous = self.uracil = 0
-        self.open_place: str | None = None
+        self.ambiguous = self.uracil = self.num_runs = 0
 
-    def start(self, start: Start, file: int, path: Path) -> None:
-        self._close(path)
-        place = f"{path}, {start.place}"
-        if start.name in self.places:
-            raise ValueError(f"{place}: a second contig {start.name!r}; the first is in {self.places[start.name]}")
-        self.places[start.name] = self.open_place = place
+    def start(self, name: str, place: str, file: int) -> None:
+        self.check_last()
+        if name in self.places:
+            raise ValueError(f"{place}: a second contig {name!r}; the first is in {self.places[name]}")
         if len(self.rows) == _MOST_CONTIGS:
             raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
-        self.rows.append([start.name, 0, file, 0])
+        self.places[name] = place
+        self.rows.append([name, 0, file, 0])
 
-    def end(self, path: Path) -> None:
-        """End of a file."""
-        if self.open_place is None:
-            raise ValueError(f"{path}: no sequence in it")
-        self._close(path)
-        self.open_place = None
-
-    def _close(self, path: Path) -> None:
-        if self.open_place is not None and self.rows[-1][1] == 0:
-            raise ValueError(f"{self.open_place}: contig {self.rows[-1][0]!r} is empty: no base follows its header")
+    def check_last(self) -> None:
+        if self.rows and self.rows[-1][1] == 0:
+            name = self.rows[-1][0]
+            raise ValueError(f"{self.places[name]}: contig {name!r} is empty: no base follows its header")
 
     def add(self, piece: bytes) -> None:
         """The next bases of the current contig."""
@@ -298,23 +285,21 @@ class _Contigs:
             piece = piece.translate(NORMAL)
         row = self.rows[-1]
         if UNKNOWN in piece or UNKNOWN | SOFT in piece:
-            found = runs(np.frombuffer(piece, np.uint8) & CODE == UNKNOWN) + row[1]
-            if row[3] and self.unknown[-1][-1, 1] == found[0, 0]:  # continues the last piece's
-                self.unknown[-1][-1, 1] = found[0, 1]
-                found = found[1:]
-            if len(found):
-                self.unknown.append(found)
-                row[3] += len(found)
-                self.num_runs += len(found)
-                if self.num_runs > _MOST_RUNS:
-                    raise ValueError(
-                        f"{self.open_place}: more than {_MOST_RUNS:,} runs of unknown bases, the most that a genome can have"
-                    )
+            unknown = runs(np.frombuffer(piece, np.uint8) & CODE == UNKNOWN) + row[1]
+            if row[3] and self.unknown[-1][-1, 1] == unknown[0, 0]:  # continues the last piece's
+                self.unknown[-1][-1, 1] = unknown[0, 1]
+                unknown = unknown[1:]
+            if len(unknown):
+                self.unknown.append(unknown)
+                row[3] += len(unknown)
+                self.num_runs += len(unknown)
+            if self.num_runs > _MOST_RUNS:
+                raise ValueError(f"{self.places[row[0]]}: more than {_MOST_RUNS:,} runs of unknown bases in a genome")
         row[1] += len(piece)
         self.digest.update(piece)
         self.write(piece)
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> Table:
         self.digest.update(json.dumps([row[:2] for row in self.rows]).encode())
         counts = ((self.ambiguous, "IUPAC codes read as N"), (self.uracil, "U as T"))
         report = ", ".join(f"{count:,} {what}" for count, what in counts if count)

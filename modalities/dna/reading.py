@@ -1,16 +1,14 @@
 """The cost of every base of long sequences, in windows that overlap by half.
 
-A contig of at most `window` bases is one window. A longer one is read in windows that overlap by half: all bases of the first
-count, and the last half of every other. So each base counts once, and each but those of the first window is predicted from at
-least window/2 bases. On the other strand windows begin at the contig's other end. Where windows lie does not depend on what is
-asked for: a base costs the same in a region as in its whole contig.
+A contig of at most `window` bases is one window. Of a longer one all bases of the first window count, and the last half of
+every other: each base counts once, predicted from at least window/2 bases but for those of the first window. On the other
+strand windows begin at the contig's other end. A base costs the same in a region as in its whole contig.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,23 +18,19 @@ from modalities.dna.evaluation import step_of
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
-
-__all__ = ["Read", "Span", "base_nats", "cost", "read_spans", "spans_of"]
+from zoo.model import ZooModel
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bases [start, stop) of a contig, whose length is `length`; `row` is the number of the region that they are of.
+    """Bases [start, stop) of a contig."""
 
-    turned: the region means the other strand.
-    """
-
-    row: int
+    row: int  # number of the region that they are of
     contig: str
-    length: int
+    length: int  # of the contig
     start: int
     stop: int
-    turned: bool = False
+    turned: bool = False  # the region means the other strand
 
     def strands(self, both: bool) -> tuple[bool, ...]:
         """Those that are read: whether it is the other one."""
@@ -45,18 +39,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Read:
-    """Bases [start, stop) of a contig on one strand, in the order of the strand as written.
-
-    nats: (n,) float64. counted: (n,) bool. codes: (n,) uint8, of the strand as written. turned: of the other strand.
-    """
+    """Bases [start, stop) of a contig read on one strand; arrays (n,) are in the order of the strand as written."""
 
     span: int
     start: int
     stop: int
-    nats: np.ndarray
-    counted: np.ndarray
-    codes: np.ndarray
-    turned: bool
+    nats: np.ndarray  # float64
+    counted: np.ndarray  # bool
+    codes: np.ndarray  # uint8, of the strand as written
+    turned: bool  # read on the other strand
 
 
 @dataclass(frozen=True)
@@ -92,9 +83,8 @@ def spans_of(genome: Genome, rows: Sequence[BedRow], half: int, size: int) -> It
 
 def cost(span: Span, half: int, *, both: bool) -> int:
     """Bases that the windows of a span read, on one strand or both."""
-    return sum(
-        window.stop - window.start for turned in span.strands(both) for window in _windows(0, span, half, turned)
-    )
+    windows = (window for turned in span.strands(both) for window in _windows(0, span, half, turned))
+    return sum(window.stop - window.start for window in windows)
 
 
 def _windows(number: int, span: Span, half: int, turned: bool) -> Iterator[_Window]:
@@ -106,7 +96,7 @@ def _windows(number: int, span: Span, half: int, turned: bool) -> Iterator[_Wind
 
 
 def read_spans(
-    model: Any,
+    model: ZooModel,
     genome: Genome,
     spans: Sequence[Span],
     half: int,
@@ -117,22 +107,22 @@ def read_spans(
 ) -> Iterator[Read]:
     """What every window of every span says, a strand after the other, windows of similar lengths together."""
     for turned in (False, True):
-        mine = [(n, span) for n, span in enumerate(spans) if turned in span.strands(both)]
-        windows = [window for n, span in mine for window in _windows(n, span, half, turned)]
+        chosen = [(n, span) for n, span in enumerate(spans) if turned in span.strands(both)]
+        windows = [window for n, span in chosen for window in _windows(n, span, half, turned)]
         for batch in _batches(windows, batch_tokens):
             codes = _codes(genome, spans, batch, turned)
             nats, counted = base_nats(model, codes, batch_tokens)
             advance(sum(window.stop - window.start for window in batch))
             for n, window in enumerate(batch):
                 part = slice(window.first - window.start, window.last - window.start)
-                start, own = window.first, (nats[n, part], counted[n, part], codes[n, part])
+                start, arrays = window.first, (nats[n, part], counted[n, part], codes[n, part])
                 if turned:
                     start = spans[window.span].length - window.last
-                    own = (own[0][::-1], own[1][::-1], reverse_complement(own[2]))
-                yield Read(window.span, start, start + len(own[0]), *own, turned)
+                    arrays = (arrays[0][::-1], arrays[1][::-1], reverse_complement(arrays[2]))
+                yield Read(window.span, start, start + len(arrays[0]), *arrays, turned)
 
 
-def base_nats(model: Any, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def base_nats(model: ZooModel, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Nats of each base of windows (B, T), float64, and whether it counts; tokens share their cost evenly among bases."""
     if windows.shape[1] < step_of(load_tokenizer(model.config.tokenizer)):
         return np.zeros(windows.shape), np.zeros(windows.shape, bool)
@@ -158,6 +148,6 @@ def _codes(genome: Genome, spans: Sequence[Span], batch: Sequence[_Window], turn
         span, start, stop = spans[window.span], window.start, window.stop
         if turned:
             start, stop = span.length - stop, span.length - start
-        own = genome.codes(span.contig, start, stop)
-        row[: len(own)] = reverse_complement(own) if turned else own
+        codes = genome.codes(span.contig, start, stop)
+        row[: len(codes)] = reverse_complement(codes) if turned else codes
     return filled

@@ -24,40 +24,26 @@ ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True)
 class DnaSource:
-    """Files of one genome and how it is split; `find_source` makes one.
+    """Files of one genome and how it is split; `find_source` makes one."""
 
-    Attributes:
-        name: what tables and files call it: "genomes", or "genome.fa split by genome.bed".
-        files: sequence files, in order.
-        bed: its split; None for whole contigs by rule.
-        subset: rows of `bed` for other contigs are ignored.
-        complete: `bed` must have a row for every contig.
-    """
-
-    name: str
+    name: str  # in tables and files: "genomes", or "genome.fa split by genome.bed"
     files: tuple[Path, ...]
-    bed: Path | None = None
-    subset: bool = False
-    complete: bool = False
+    bed: Path | None = None  # its split; None for whole contigs by rule
+    subset: bool = False  # rows of `bed` for other contigs are ignored
+    complete: bool = False  # `bed` must have a row for every contig
 
 
 def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None = None) -> DnaSource:
-    """The source of a spec string, split by a BED file `split` where one is given.
-
-    Raises:
-        ValueError: for a malformed spec, or a file of another suffix.
-        FileNotFoundError: for missing files; it names the nearest, or the command that fetches them.
-    """
+    """The source of a spec string, split by a BED file `split` if it is not None. ValueError for a malformed spec, or a file of
+    another suffix; FileNotFoundError, which names the nearest file, or the command that fetches it."""
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}")
     name, bed = (spec, None) if split is None else (f"{spec} split by {split}", Path(split))
     if spec == DEFAULT_SOURCE:
         return DnaSource(name, (ASSETS / "yeast_chr01.fa.gz",), bed or ASSETS / "yeast_chr01.bed")
     if spec == "genomes" or spec.startswith("genomes:"):
-        files = _fetched(spec)
-        if bed is not None:
-            return DnaSource(name, files, bed)
-        return DnaSource(name, files, data_folder() / "genomes" / "split.bed", subset=":" in spec, complete=True)
+        fetched = {} if bed else {"subset": ":" in spec, "complete": True}
+        return DnaSource(name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", **fetched)
     if Path(spec).is_file():  # a name may have a comma in it
         return DnaSource(name, (_sequence_file(spec, Path(spec)),), bed)
     parts = [part.strip() for part in spec.split(",")]
@@ -76,10 +62,8 @@ def _fetched(spec: str) -> tuple[Path, ...]:
     names = [name.strip() for name in spec.partition(":")[2].split(",")] if ":" in spec else there
     for name in names:
         if name not in there:
-            hint = did_you_mean(name, there)
-            raise FileNotFoundError(
-                f"source {spec!r}: no genome {name!r} in {folder}; {hint}there are {', '.join(there)}; {fetch}"
-            )
+            hint = f"{did_you_mean(name, there)}there are {', '.join(there)}; {fetch}"
+            raise FileNotFoundError(f"source {spec!r}: no genome {name!r} in {folder}; {hint}")
     return tuple(folder / f"{name}.fa" for name in names)
 
 
@@ -88,18 +72,16 @@ def _find_files(spec: str, place: str) -> list[Path]:
     if path.is_file():  # a name may have brackets in it
         return [_sequence_file(spec, path)]
     if any(mark in place for mark in "*?["):
-        found = matching_files(place)
-        if not found:
+        paths = matching_files(place)
+        if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
-        return [_sequence_file(spec, path) for path in found]
+        return [_sequence_file(spec, path) for path in paths]
     if path.is_dir():
         example = f"{place.rstrip('/')}/*.fa"
         raise FileNotFoundError(f"source {spec!r}: {place} is a folder; name its files, such as '{example}'")
-    names = [DEFAULT_SOURCE, "genomes"]
-    hint = near_file(place, is_sequence_file) or did_you_mean(place, names, cutoff=0.4)
-    raise FileNotFoundError(
-        f"source {spec!r}: no file {place!r}; {hint}expected a file, {', '.join(names)} or genomes:NAME"
-    )
+    hint = near_file(place, is_sequence_file) or did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
+    expected = f"expected a file, {DEFAULT_SOURCE}, genomes or genomes:NAME"
+    raise FileNotFoundError(f"source {spec!r}: no file {place!r}; {hint}{expected}")
 
 
 def _sequence_file(spec: str, path: Path) -> Path:

@@ -17,26 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from modalities.dna.bed import BedRow, bed_rows
+from modalities.dna.bed import bed_rows
 from modalities.dna.genome import Contig, Genome, RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.heldout import fingerprint_of
 from zoo.naming import did_you_mean
-
-__all__ = [
-    "HELDOUT",
-    "HELDOUT_FRACTION",
-    "MAX_UNKNOWN",
-    "GenomeSplit",
-    "Region",
-    "between",
-    "joined",
-    "load_regions",
-    "read_bed",
-    "select",
-    "split_contigs",
-    "split_fingerprint",
-]
 
 HELDOUT = ("heldout", "valid", "validation", "val", "test")
 HELDOUT_FRACTION = 0.05
@@ -61,30 +46,25 @@ class Region:
 
 
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
-    """The regions of a source: of its BED file where it has one, else of `split_contigs`.
-
-    Raises:
-        FileNotFoundError: for a missing BED.
-        ValueError: with file, line and reason for a malformed one, or one without a contig that it must cover.
-    """
+    """The regions of a source: of its BED file where it has one, else of `split_contigs`. FileNotFoundError for a missing BED;
+    ValueError with file, line and reason for a malformed one, or one without a contig that it must cover."""
     if source.bed is None:
         return split_contigs(genome.contigs)
     regions = read_bed(source.bed, genome, others=source.subset)
     covered = {region.contig for region in regions}
     for contig in genome.contigs if source.complete else ():
         if contig.name not in covered:
-            raise ValueError(
-                f"{source.bed}: no row for {contig.name!r} of {contig.file}; add one, or name another BED file"
-            )
+            where = f"{source.bed}: no row for {contig.name!r} of {contig.file}"
+            raise ValueError(f"{where}; add one, or name another BED file")
     return regions
 
 
 def split_contigs(contigs: Sequence[Contig], fraction: float = HELDOUT_FRACTION) -> tuple[Region, ...]:
-    """Every contig as a region, in order; whole ones are held out until they hold `fraction` of the known bases.
+    """Every contig as a region, in order; whole ones are held out until they have `fraction` of the known bases.
 
     They are taken in the order of blake2b of their names, without those that would raise the held-out share above
-    3 · fraction; if that leaves none, the contig with the fewest known bases is held out. A single contig is cut: its last
-    tenth is held out, or `fraction` of it where that is more. Neither seed nor the order of files matters.
+    3 · fraction; if that leaves none, the contig with the fewest known bases is held out. Of a single contig the last tenth is
+    held out, or `fraction` where that is more. Neither seed nor the order of files matters.
     """
     if not 0 < fraction < 0.5:
         raise ValueError(f"fraction {fraction} of bases to hold out must be above 0 and below 0.5")
@@ -113,36 +93,32 @@ def _rank(name: str) -> bytes:
 
 def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
     """The regions of a split: "train"; "heldout", with all held out under another name; "all"; or another name of the BED.
-
-    Raises:
-        ValueError: where there is none; it lists the splits.
-    """
+    ValueError where there is none; it lists the splits."""
     regions = tuple(regions)
-    wanted = {"all": _SPLITS, "heldout": HELDOUT}.get(split, (split,))
-    found = tuple(region for region in regions if region.split in wanted)
-    if not found:
+    names = {"all": _SPLITS, "heldout": HELDOUT}.get(split, (split,))
+    selected = tuple(region for region in regions if region.split in names)
+    if not selected:
         there = list(dict.fromkeys(region.split for region in regions))
         hint = did_you_mean(split, [*there, "all"]) if split not in _SPLITS else ""
         raise ValueError(f"no region is in the split {split!r}; {hint}there are {', '.join(there) or 'none at all'}")
-    return found
+    return selected
 
 
 def joined(regions: Sequence[Region]) -> tuple[Region, ...]:
     """Regions that share bases merged, so that no base counts twice; unchanged where none do."""
-    found: list[Region] = []
+    union: list[Region] = []
     for region in sorted(regions, key=lambda region: (region.contig, region.start)):
-        if found and found[-1].contig == region.contig and region.start < found[-1].stop:
-            found[-1] = replace(found[-1], stop=max(found[-1].stop, region.stop))
+        if union and union[-1].contig == region.contig and region.start < union[-1].stop:
+            union[-1] = replace(union[-1], stop=max(union[-1].stop, region.stop))
         else:
-            found.append(region)
-    return tuple(found if len(found) < len(regions) else regions)
+            union.append(region)
+    return tuple(union if len(union) < len(regions) else regions)
 
 
 def between(region: Region, runs: np.ndarray) -> np.ndarray:
     """(n, 2) bounds of what sorted, disjoint runs (R, 2) leave of a region."""
-    bounds = np.concatenate([[region.start], runs.clip(region.start, region.stop).ravel(), [region.stop]]).reshape(
-        -1, 2
-    )
+    inside = runs.clip(region.start, region.stop).ravel()
+    bounds = np.concatenate([[region.start], inside, [region.stop]]).reshape(-1, 2)
     return bounds[bounds[:, 1] > bounds[:, 0]]
 
 
@@ -168,41 +144,33 @@ class GenomeSplit:
     @cached_property
     def contigs(self) -> dict[str, tuple[Region, ...]]:
         """The held-out regions by contig, in the order of the files."""
-        order = {contig.name: n for n, contig in enumerate(self.genome.contigs)}
-        found: dict[str, tuple[Region, ...]] = {}
-        for region in sorted(joined(select(self.regions, "heldout")), key=lambda r: order[r.contig]):
-            found[region.contig] = (*found.get(region.contig, ()), region)
-        return found
+        by_contig: dict[str, list[Region]] = {contig.name: [] for contig in self.genome.contigs}
+        for region in joined(select(self.regions, "heldout")):
+            by_contig[region.contig].append(region)
+        return {name: tuple(regions) for name, regions in by_contig.items() if regions}
 
     def longest(self, contig: str) -> Region:
         return max(self.contigs[contig], key=len)
 
     def reaching(self, share: float) -> int:
         """The greatest length such that contigs with this share of the held-out bases have a region that long."""
-        sizes = {name: sum(map(len, regions)) for name, regions in self.contigs.items()}
-        total, found = sum(sizes.values()), 0
-        for length, size in sorted(((len(self.longest(name)), size) for name, size in sizes.items()), reverse=True):
-            found += size
-            if found >= share * total:
-                return length
-        return 0
+        longest_first = sorted(self.contigs.values(), key=lambda regions: max(map(len, regions)), reverse=True)
+        totals = np.cumsum([sum(map(len, regions)) for regions in longest_first])
+        return max(map(len, longest_first[int(np.searchsorted(totals, share * totals[-1]))]))
 
     def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         """At most `count` stretches of `length` bases by contig, in order of place; contigs without room are left out.
-
-        Raises:
-            ValueError: where no contig has room for one; it names the longest held-out region.
-        """
-        found = {name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()}
-        found = {name: stretches for name, stretches in found.items() if stretches}
-        if not found:
+        ValueError where no contig has room for one; it names the longest held-out region."""
+        drawn = {name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()}
+        drawn = {name: stretches for name, stretches in drawn.items() if stretches}
+        if not drawn:
             longest = max(len(self.longest(name)) for name in self.contigs)
             few_unknown = f", at most {MAX_UNKNOWN:.0%} of them unknown" if longest >= length else ""
             raise ValueError(
                 f"no held-out region of {self.name!r} has {length} bases in one piece{few_unknown}; the longest region has "
                 f"{longest}: choose shorter lengths, or a source that holds out more"
             )
-        return found
+        return drawn
 
     def _draw(self, regions: Sequence[Region], length: int, count: int, seed: int) -> list[Region]:
         """A random place in each of `count` equal shares of the places on a grid."""
@@ -230,17 +198,15 @@ class GenomeSplit:
 def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:
     """The regions of a BED file whose fourth column is their split, in its order. others: as in `bed_rows`, which raises."""
     columns = f"contig, start, stop, split (such as {' '.join(_SPLITS)})"
-    rows = [(row.line, _region(path, row)) for row in bed_rows(path, genome, others=others, columns=columns)]
+    rows = []
+    for row in bed_rows(path, genome, others=others, columns=columns):
+        (split,) = row.more
+        if split not in _SPLITS:
+            hint = did_you_mean(split.lower(), _SPLITS)
+            raise ValueError(f"{path}, line {row.line}: split {split!r}; {hint}expected one of {', '.join(_SPLITS)}")
+        rows.append((row.line, Region(row.contig, row.start, row.stop, split)))
     _check_overlaps(path, rows)
     return tuple(region for _, region in rows)
-
-
-def _region(path: Path, row: BedRow) -> Region:
-    (split,) = row.more
-    if split not in _SPLITS:
-        hint = did_you_mean(split.lower(), _SPLITS)
-        raise ValueError(f"{path}, line {row.line}: split {split!r}; {hint}expected one of {', '.join(_SPLITS)}")
-    return Region(row.contig, row.start, row.stop, split)
 
 
 def _check_overlaps(path: Path, rows: list[tuple[int, Region]]) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -32,6 +33,9 @@ from zoo.files import write_text
 from zoo.naming import did_you_mean
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerBase as Inner
+
     from modalities.dna.genome import Genome
     from modalities.dna.splits import Region
 
@@ -45,15 +49,14 @@ SPECIALS = 3  # unknown, start, padding
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokens of a sequence: ids (N,) int64, spans (N,) int64, the bases of each, and the number of bases at the end that make
-    no token."""
+    """Tokens of a sequence: ids and spans (N,) int64, the bases of each; left_over: bases at the end that make no token."""
 
     ids: np.ndarray
     spans: np.ndarray
     left_over: int
 
 
-class DnaTokenizer:
+class DnaTokenizer(ABC):
     """A tokenizer of base codes.
 
     Attributes:
@@ -65,20 +68,20 @@ class DnaTokenizer:
         fingerprint: hex; equal fingerprints give equal ids for every sequence.
     """
 
-    def __init__(
-        self, name: str, widths: np.ndarray, unknown_width: int, bases_per_token: float, fingerprint: str
-    ) -> None:
-        self.name, self.bases_per_token = name, bases_per_token
+    complements: np.ndarray | None = None
+    bases_per_token = 1.0
+
+    def __init__(self, name: str, widths: np.ndarray, unknown_width: int, fingerprint: str) -> None:
+        self.name = name
         self.num_targets = self.unknown_id = len(widths)
         self.bos_id, self.pad_id, self.vocab_size = len(widths) + 1, len(widths) + 2, len(widths) + SPECIALS
         self.widths = np.concatenate([widths, [unknown_width, 0, 0]]).astype(np.int64)
-        self.complements: np.ndarray | None = None
         self._beginning: dict[bytes, np.ndarray] = {}
         self.fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
 
+    @abstractmethod
     def encode(self, codes: np.ndarray) -> Encoded:
         """Tokens of codes (T,) uint8, 0..4. No start or padding is added."""
-        raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> np.ndarray:
         """Codes (T,) uint8 of ids; start and padding are left out. ValueError for an id outside the vocabulary."""
@@ -95,8 +98,8 @@ class DnaTokenizer:
             self._beginning[key] = np.array([n for n, target in every if target.startswith(key)], np.int64)
         return self._beginning[key]
 
-    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def _codes_of(self, ids: np.ndarray) -> np.ndarray: ...
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
@@ -106,8 +109,8 @@ class KmerTokenizer(DnaTokenizer):
     """K bases a token; K = 1 is "bases". `left_over` is what is left of a sequence after its last whole k-mer."""
 
     def __init__(self, k: int, name: str) -> None:
-        super().__init__(name, np.full(4**k, k), k, float(k), f"kmer-{k}")
-        self.k = k
+        super().__init__(name, np.full(4**k, k), k, f"kmer-{k}")
+        self.k, self.bases_per_token = k, float(k)
         self._powers = 4 ** np.arange(k - 1, -1, -1)
         codes = (np.arange(4**k)[:, None] // self._powers % 4).astype(np.uint8)  # (4^K, K)
         self._table = np.concatenate([codes, np.full((1, k), UNKNOWN, np.uint8)])
@@ -116,12 +119,9 @@ class KmerTokenizer(DnaTokenizer):
 
     def encode(self, codes: np.ndarray) -> Encoded:
         count = len(codes) // self.k
-        if self.k == 1:
-            ids = codes.astype(np.int64)  # UNKNOWN is the first id after the four targets
-        else:
-            whole = codes[: count * self.k].reshape(count, self.k)
-            ids = whole @ self._powers
-            ids[(whole == UNKNOWN).any(1)] = self.unknown_id
+        whole = codes[: count * self.k].reshape(count, self.k)
+        ids = whole @ self._powers
+        ids[(whole == UNKNOWN).any(1)] = self.unknown_id
         return Encoded(ids, np.full(count, self.k, np.int64), len(codes) - count * self.k)
 
     def beginning_with(self, codes: np.ndarray) -> np.ndarray:
@@ -132,26 +132,49 @@ class KmerTokenizer(DnaTokenizer):
         return self._table[ids].reshape(-1)
 
 
-class BpeTokenizer(DnaTokenizer):
+class _VocabularyTokenizer(DnaTokenizer):
+    """A tokenizer of a library, whose targets are entries of A, C, G and T alone, in the order of its ids."""
+
+    def __init__(self, name: str, library: Backend | Inner, entries: Sequence[str], fingerprint: str) -> None:
+        widths, vocabulary = np.array([len(entry) for entry in entries]), library.get_vocab()
+        self.width = int(widths[0]) if (widths == widths[0]).all() else None  # of every target
+        super().__init__(name, widths, self.width or 1, fingerprint)
+        self._codes = [encode(entry) for entry in entries] + [np.full(1, UNKNOWN, np.uint8)]
+        self._ids = np.full(max(vocabulary.values()) + 1, self.unknown_id, np.int64)  # by those of the library
+        self._ids[[vocabulary[entry] for entry in entries]] = np.arange(len(entries))
+
+    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
+
+    def _random_ids(self) -> np.ndarray:
+        """Ids of random bases, from which `bases_per_token` follows."""
+        codes = np.random.default_rng(0).integers(0, 4, 16 * PIECE).astype(np.uint8)
+        ids = self.encode(codes).ids
+        self.bases_per_token = len(codes) / max(1, len(ids))
+        return ids
+
+
+def _targets(vocabulary: Mapping[str, int], special: Collection[int] = ()) -> list[str]:
+    """The entries of A, C, G and T alone, in the order of their ids."""
+    entries = (entry for entry, n in vocabulary.items() if n not in special and re.fullmatch(f"[{BASES}]+", entry))
+    return sorted(entries, key=vocabulary.__getitem__)
+
+
+class BpeTokenizer(_VocabularyTokenizer):
     """Byte-pair encoding of bases by the `tokenizers` library. Each unknown base is a token of its own.
 
     Sequences are cut into pieces of `PIECE` bases, and no token spans two. `bases_per_token` is measured on random bases,
     where it is some percent lower than on a genome, so that a window of that many bases rarely has too many tokens.
     """
 
-    def __init__(self, backend: Any, name: str) -> None:
-        vocabulary = sorted((number, token) for token, number in backend.get_vocab().items())
-        targets = [(number, token) for number, token in vocabulary if re.fullmatch(f"[{BASES}]+", token)]
-        missing = set(BASES) - {token for _, token in targets}
-        if missing:
+    def __init__(self, backend: Backend, name: str) -> None:
+        targets = _targets(backend.get_vocab())
+        if missing := set(BASES).difference(targets):
             raise ValueError(f"tokenizer {name!r}: no token {min(missing)!r}; expected a tokenizer of upper-case DNA")
-        super().__init__(name, np.array([len(token) for _, token in targets]), 1, 1.0, backend.to_str())
+        super().__init__(name, backend, targets, backend.to_str())
         self.backend = backend
-        self._codes = [encode(token) for _, token in targets] + [np.full(1, UNKNOWN, np.uint8)]
-        self._ids = np.full(vocabulary[-1][0] + 1, -1, np.int64)  # of this tokenizer, by those of the library
-        self._ids[[number for number, _ in targets]] = np.arange(len(targets))
-        random = np.random.default_rng(0).integers(0, 4, 16 * PIECE).astype(np.uint8)
-        self.bases_per_token = len(random) / len(self.encode(random).ids)
+        self._ids[self._ids == self.unknown_id] = -1  # which `encode` refuses
+        self._random_ids()
 
     def encode(self, codes: np.ndarray) -> Encoded:
         parts, done = [], 0
@@ -170,71 +193,51 @@ class BpeTokenizer(DnaTokenizer):
             )
         return Encoded(ids, spans, 0)
 
-    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
 
+class OutsideTokenizer(_VocabularyTokenizer):
+    """A fast tokenizer of `transformers`, `inner`. Any token but the targets (N, a k-mer with N, unknown) is UNKNOWN. Bases at
+    the end that make no token are left over.
 
-class OutsideTokenizer(DnaTokenizer):
-    """A fast tokenizer of `transformers`, `inner`. Targets are its entries that are strings of A, C, G and T; any other token
-    (N, a k-mer with N, unknown) is UNKNOWN. Bases at the end that make no token are left over.
-
-    Attributes:
-        library_ids: (vocab_size,) int64, the library's id of each; of UNKNOWN that of N or of the unknown token.
+    library_ids: (vocab_size,) int64, the library's id of each; of UNKNOWN that of N or of the unknown token.
     """
 
-    def __init__(self, inner: Any, name: str) -> None:
+    def __init__(self, inner: Inner, name: str) -> None:
         spec = f"hf:{name}"
-        found = sorted((number, entry) for entry, number in inner.get_vocab().items())
-        special = set(inner.all_special_ids)
-        targets = [(n, entry) for n, entry in found if n not in special and re.fullmatch(f"[{BASES}]+", entry)]
+        targets = _targets(inner.get_vocab(), set(inner.all_special_ids))
         if not targets:
             raise ValueError(f"tokenizer {spec!r} has no token of upper-case A, C, G and T")
         if not inner.is_fast:
             raise ValueError(
-                f"tokenizer {spec!r} does not tell where its tokens stand; expected one with a tokenizer.json"
+                f"tokenizer {spec!r} does not tell where its tokens are; expected one with a tokenizer.json"
             )
-        widths = np.array([len(entry) for _, entry in targets])
-        width = int(widths[0]) if (widths == widths[0]).all() else None
-        super().__init__(spec, widths, width or 1, 1.0, fingerprint_of_tokenizer(inner))
+        super().__init__(spec, inner, targets, fingerprint_of_tokenizer(inner))
         self.inner = inner
-        self._codes = [encode(entry) for _, entry in targets] + [np.full(1, UNKNOWN, np.uint8)]
-        self._ids = np.full(found[-1][0] + 1, self.unknown_id, np.int64)  # of this tokenizer, by those of the library
-        self._ids[[number for number, _ in targets]] = np.arange(len(targets))
         start = start_id(inner, name)
-        unknown = inner("N" * int(widths.max()), add_special_tokens=False)["input_ids"] or [inner.unk_token_id]
+        unknown = inner("N" * int(self.widths.max()), add_special_tokens=False)["input_ids"] or [inner.unk_token_id]
         pad = start if inner.pad_token_id is None else inner.pad_token_id
-        ids = [number for number, _ in targets] + [start if unknown[0] is None else unknown[0], start, pad]
+        ids = [*map(inner.get_vocab().__getitem__, targets), start if unknown[0] is None else unknown[0], start, pad]
         self.library_ids = np.array(ids, np.int64)
-        random = np.random.default_rng(0).integers(0, 4, 16 * PIECE).astype(np.uint8)
-        read = self.encode(random).ids
-        if not len(read) or (read == self.unknown_id).any():
+        random_ids = self._random_ids()
+        if not len(random_ids) or (random_ids == self.unknown_id).any():
             raise ValueError(f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens")
-        self.bases_per_token = len(random) / len(read)
-        if width is not None:
-            self.bases_per_token = float(width)
-            self.complements = self._turned([entry for _, entry in targets])
-
-    def _turned(self, words: list[str]) -> np.ndarray | None:
-        place = {word: n for n, word in enumerate(words)}
-        turned = [place.get(word.translate(str.maketrans(BASES, BASES[::-1]))[::-1]) for word in words]
-        if None in turned:
-            return None
-        return np.array([*turned, *range(len(words), self.vocab_size)], np.int64)
+        if self.width is not None:
+            self.bases_per_token = float(self.width)
+            place = {entry: n for n, entry in enumerate(targets)}
+            turned = [place.get(entry.translate(str.maketrans(BASES, BASES[::-1]))[::-1]) for entry in targets]
+            if None not in turned:
+                self.complements = np.array([*turned, *range(len(targets), self.vocab_size)], np.int64)
 
     def encode(self, codes: np.ndarray) -> Encoded:
         with no_panic(self.name):
-            found = self.inner(decode(codes), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids = self._ids[np.asarray(found["input_ids"], np.int64)]
-        ends = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2)
+            tokens = self.inner(decode(codes), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = self._ids[np.asarray(tokens["input_ids"], np.int64)]
+        ends = np.asarray(tokens["offset_mapping"], np.int64).reshape(-1, 2)
         spans = ends[:, 1] - ends[:, 0]
         known = ids < self.num_targets
         end = int(ends[-1, 1]) if len(ends) else 0
         if int(spans.sum()) != end or (spans[known] != self.widths[ids[known]]).any():
             raise ValueError(f"tokenizer {self.name!r} does not keep every base in one token; expected one that does")
         return Encoded(ids, spans, len(codes) - end)
-
-    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
 
 
 @lru_cache(maxsize=8)
@@ -245,10 +248,8 @@ def _outside(name: str) -> OutsideTokenizer:
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
     """The tokenizer of a spec string (see the module's docstring); the same object for the same spec.
 
-    Raises:
-        ValueError: for an unknown spec, naming the nearest; for a K outside 1..8; for a file that is not BPE of DNA.
-        FileNotFoundError: where the file is missing.
-        ImportError: where `tokenizers` is needed and not installed.
+    ValueError for an unknown spec, naming the nearest, and for a file that is not BPE of DNA; FileNotFoundError; ImportError
+    where `tokenizers` is needed and not installed.
     """
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bases', got {spec!r}")
@@ -294,21 +295,16 @@ def train_bpe(
 
     Words are at most `WORD` known bases of one strand; of more than `most_bases`, evenly spread words are taken, because
     memory grows with them (ten million bases: 1 GB). vocab_size includes unknown, start and padding; a small genome may
-    give fewer.
-
-    Raises:
-        ValueError: for a vocabulary without room for the four bases, or regions without a known base.
+    give fewer. ValueError for a vocabulary without room for the four bases, or regions without a known base.
     """
-    if vocab_size < len(BASES) + SPECIALS:
-        raise ValueError(
-            f"vocab_size {vocab_size} must be at least {len(BASES) + SPECIALS}: four bases and {SPECIALS} special ids"
-        )
+    least = len(BASES) + SPECIALS
+    if vocab_size < least:
+        raise ValueError(f"vocab_size {vocab_size} must be at least {least}: four bases and {SPECIALS} special ids")
     library = _library(str(path))
-    every = max(1, -(-sum(region.stop - region.start for region in regions) // most_bases))
+    every = max(1, -(-sum(map(len, regions)) // most_bases))
     backend = library.Tokenizer(library.models.BPE())
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size - SPECIALS, initial_alphabet=list(BASES), show_progress=False
-    )
+    options = {"initial_alphabet": list(BASES), "show_progress": False}
+    trainer = library.trainers.BpeTrainer(vocab_size=vocab_size - SPECIALS, **options)
     words = _words(genome, regions, every)
     first = next(words, None)
     if first is None:

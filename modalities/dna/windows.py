@@ -1,11 +1,7 @@
-"""Windows of a genome as rows: where each lies, its strand, its tokens.
+"""Windows of a genome as rows: their places, strands and tokens.
 
-A region is cut at its long runs of unknown bases into stretches, and a stretch into windows. A window never crosses a
-stretch's end. In training each epoch shifts each stretch's grid by a random offset, permutes the windows, and reads some of
-them on the other strand. In a single pass windows start at a stretch's start and the last is padded, so that every
-known base is a target once.
-
-A window follows from its sample number by arithmetic on the table of stretches; no list of windows is made.
+A region is cut at its long runs of unknown bases into stretches, and a stretch into windows, which never cross its end. A
+window follows from its sample number by arithmetic on the table of stretches; no list of windows is made.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +19,7 @@ from modalities.dna.bases import reverse_complement
 from modalities.dna.genome import Genome, RunCounter
 from modalities.dna.splits import Region, between, joined
 from modalities.dna.tokenizers import BpeTokenizer, DnaTokenizer
-from modalities.loading import hash64, permuted
+from modalities.loading import State, hash64, permuted
 
 __all__ = ["Sample", "WindowDataset"]
 
@@ -95,15 +90,15 @@ class WindowDataset(Dataset):
 
     def _lay_out(self) -> None:
         """The table of stretches."""
-        width, found = self.window, []
+        width, parts = self.window, []
         limit = width if self.one_pass else min(width, math.floor(self.max_unknown * width) + 1)
         for region in self.regions:
             bounds = _stretches(region, self.genome[region.contig].unknown, limit)
             if not self.one_pass and len(bounds) > 1:
                 bounds = bounds[bounds[:, 1] - bounds[:, 0] >= (1 - self.max_unknown) * width]
-            found.append(bounds)
-        self._region = np.repeat(np.arange(len(found)), [len(bounds) for bounds in found])
-        self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *found]).T
+            parts.append(bounds)
+        self._region = np.repeat(np.arange(len(parts)), [len(bounds) for bounds in parts])
+        self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *parts]).T
         # A stretch shorter than one token (of BPE: one base) has no window.
         least = 1 if isinstance(self.tokenizer, BpeTokenizer) else width // self.context
         tokens = (self._stop - self._start) // least * least
@@ -111,10 +106,8 @@ class WindowDataset(Dataset):
         self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
         self.epoch_windows = int(self._windows.sum())
         if not self.epoch_windows:
-            raise ValueError(
-                f"{len(self.regions)} regions have no stretch of known bases for windows of {width} in their "
-                f"{sum(map(len, self.regions)):,} bases"
-            )
+            what = f"{len(self.regions)} regions have no stretch of known bases for windows of {width}"
+            raise ValueError(f"{what} in their {sum(map(len, self.regions)):,} bases")
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([index])[0]
@@ -138,19 +131,13 @@ class WindowDataset(Dataset):
                 raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
         stretch, start, stop = self._places(numbers)
         chance = (hash64(self.seed, _STRAND, numbers) >> np.uint64(11)) * 2.0**-53
+        columns = (self._region[stretch], start, stop, chance < self.reverse_complement, numbers // self.epoch_windows)
         return [
             Sample(self.regions[region].contig, begin, end, "-" if turned else "+", epoch)
-            for region, begin, end, turned, epoch in zip(
-                self._region[stretch].tolist(),
-                start.tolist(),
-                stop.tolist(),
-                (chance < self.reverse_complement).tolist(),
-                (numbers // self.epoch_windows).tolist(),
-                strict=True,
-            )
+            for region, begin, end, turned, epoch in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         """What determines a sample besides its number (`modalities.loading.Samples`)."""
         bounds = ";".join(f"{region.contig}:{region.start}-{region.stop}" for region in self.regions)
         return {
@@ -170,12 +157,8 @@ class WindowDataset(Dataset):
     def padding_row(self) -> dict[str, torch.Tensor]:
         """A row of padding alone: no target."""
         length = self.context + 1
-        return {
-            "tokens": torch.full((length,), self.tokenizer.pad_id),
-            "segments": torch.full((length,), -1),
-            "weights": torch.zeros(length),
-            "sample": torch.tensor(-1),
-        }
+        tokens, segments = torch.full((length,), self.tokenizer.pad_id), torch.full((length,), -1)
+        return {"tokens": tokens, "segments": segments, "weights": torch.zeros(length), "sample": torch.tensor(-1)}
 
     # ---- places ------------------------------------------------------------------------------------------------------
 
@@ -193,13 +176,11 @@ class WindowDataset(Dataset):
             if not len(bad):
                 return places
             again = self._grid(numbers[bad] + tries * step)
-            for kept, new in zip(places, again, strict=True):
-                kept[bad] = new
+            for column, new in zip(places, again, strict=True):
+                column[bad] = new
             bad = bad[self._too_unknown(*again)]
-        raise ValueError(
-            f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than max_unknown={self.max_unknown} unknown "
-            "bases; raise max_unknown, shorten the context, or check the source"
-        )
+        what = f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than max_unknown={self.max_unknown}"
+        raise ValueError(f"{what} unknown bases; raise max_unknown, shorten the context, or check the source")
 
     def _grid(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         epoch, position = np.divmod(numbers, self.epoch_windows)
@@ -251,9 +232,8 @@ class WindowDataset(Dataset):
         if not self.one_pass and self._unknown:
             looked_at = min(self.epoch_windows, _LOOKED_AT)
             if skipped := int(self._too_unknown(*self._grid(np.arange(looked_at))).sum()):
-                parts.append(
-                    f"{skipped:,} of {looked_at:,} windows skipped for more than {self.max_unknown:.0%} unknown bases"
-                )
+                why = f"for more than {self.max_unknown:.0%} unknown bases"
+                parts.append(f"{skipped:,} of {looked_at:,} windows skipped {why}")
         return "; ".join(parts)
 
 

@@ -254,7 +254,7 @@ def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
 
 def _first_scores(entry: Entry) -> list[str]:
     """A card's first score at the first and the last place that was measured, and its name."""
-    rows = entry.get("measured", [])
+    rows: list[dict[str, float]] = entry.get("measured", [])
     axis, score, *_ = [*(rows[0] if rows else {}), "", ""]
     scored = [row for row in rows if score in row]
     cells = [f"{row[score]:.3f} at {row[axis]}" for row in scored[:1] + scored[-1:]]

@@ -46,6 +46,7 @@ def generate_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> int:
     target = find_trained(name, device, import_)
+    context = target.model.config.train_context
     if not isinstance(target.model, Writer):
         able = " and ".join(modality.name for modality in installed_modalities() if issubclass(modality.model, Writer))
         raise CommandError(f"{target.label} continues no text; models of {able} do")
@@ -55,7 +56,7 @@ def generate_command(
     pieces = target.model.stream_text(prompt, max_new_tokens=max_new_tokens, **sampling)
     if dry_run:
         facts = {"characters given": f"{len(prompt):,}", "new tokens": f"at most {max_new_tokens:,}"}
-        facts |= {"trained at": f"{target.model.config.train_context:,} tokens", "device": device}
+        facts |= {"trained at": f"{context:,} tokens", "device": device}
         facts |= {key: str(value) for key, value in sampling.items()}
         Console(highlight=False).print(facts_table(f"{target.label} (dry run)", facts))
         return 0

@@ -108,7 +108,12 @@ def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
 def _draw_glyph(job: Glyph) -> Sample:
     rng = np.random.default_rng([0, job.split == "heldout", job.number])
     scene = scenes.random_scene(rng, job.font.path, job.letter, training=job.split == "train")
-    about = {"letter": job.letter, "font": Path(job.font.path).name, "family": job.name, "package": job.font.package}
+    about: dict[str, object] = {
+        "letter": job.letter,
+        "font": Path(job.font.path).name,
+        "family": job.name,
+        "package": job.font.package,
+    }
     about |= {"cap_height": round(scene.cap_height * scene.zoom, 4)}
     picture = scenes.draw_scene(scene, SIZES[job.split])
     return Sample(scenes.jpeg(picture), CLASSES.index(job.letter), about)

@@ -31,23 +31,22 @@ from zoo.pretrained import manifest
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 
 
-def saved_run(folder: Path, seed: int = 0, *, data=None, train=None, model=None, **config) -> str:
+def saved_run(folder: Path, seed: int = 0, *, data=None, model=None, **config) -> str:
     """A run folder as training leaves it: recipe.json and model/; of a text model, or of `model` with all its settings."""
     torch.manual_seed(seed)
     model = model or CausalLM(TextConfig(**(SMALL | config)))
     model.save_pretrained(folder / "model")
     recipe = {"name": f"{model.modality}.test", "modality": model.modality}
-    recipe |= {"train": {"seed": seed} | (train or {}), "data": {"seed": seed} | (data or {})}
+    recipe |= {"train": {"seed": seed}, "data": {"seed": seed} | (data or {})}
     (folder / "recipe.json").write_text(json.dumps(recipe))
     return str(folder)
 
 
-def vision_run(folder: Path, source: str, seed: int = 0, *, data=None, train=None, **config) -> str:
+def vision_run(folder: Path, source: str, seed: int = 0, **config) -> str:
     torch.manual_seed(seed)
     small = dict(img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
     model = VisionTransformer(VisionConfig(**(small | {"position": "ggd2d"} | config)))
-    data = {"source": source, "num_classes": 2} | (data or {})
-    return saved_run(folder, seed, data=data, train={"steps": 9} | (train or {}), model=model)
+    return saved_run(folder, seed, data={"source": source, "num_classes": 2}, model=model)
 
 
 class Done(NamedTuple):
@@ -172,17 +171,13 @@ def test_all_names_every_evaluator(tmp_path, runs):
         ("text_ggd_tinny passkey", ["'text_ggd_tinny'", "text_ggd_tiny"]),
         ("text_ggd_tiny paskey", ["'paskey'", "'passkey'"]),
         ("text_ggd_tiny", ["model"]),
-        ("text_ggd_tiny ,", ["','", "perplexity", "passkey"]),
         (", passkey", ["','", "text_ggd_ssmax_tiny.facts"]),
-        ("text_nothing_* passkey", ["'text_nothing_*'"]),
         ("text_ggd_tiny perplexity --against text_ggd_tiny", ["'text_ggd_tiny'", "another"]),
         ("text_ggd_tiny perplexity --against text_ggd*_tiny.*", ["text_ggd_tiny.facts", "text_ggd_ssmax_tiny.facts"]),
-        ("text_ggd_tiny passkey --dtype float23", ["'float32'"]),
         ("--sizes 96 text_ggd_tiny passkey", ["--sizes", "passkey", "--lengths"]),
         ("runs/none passkey", ["'runs/none'"]),
         ("text_rope_tiny passkey --set position_option.scaling=yarn", ["'position_options'"]),
         ("text_rope_tiny passkey --set dim=64", ["'dim': 64"]),
-        ("text_ggd_tiny vision_ggd2d_small_patch16 passkey", ["text and vision"]),
         ("vision_goat_ssmax_tiny_patch8.glyphs markov-9 resolution", ["dna and vision"]),
     ],
 )
@@ -263,17 +258,6 @@ def groups(*runs, wanted=None) -> dict[str, str]:
     return seed_groups(find_targets([str(run) for run in runs], {}, "cpu", "float32"), wanted)
 
 
-def test_seeds_are_equal_in_everything_else(tmp_path, pictures):
-    first, second = vision_run(tmp_path / "goat", pictures), vision_run(tmp_path / "any-name", pictures, 1)
-    label = "vision.test (goat)"
-    assert groups(first, second) == {label: label, "vision.test (any-name)": label}
-    assert groups(first, second, wanted=False) == {}
-    for n, options in enumerate(({"train": {"steps": 10}}, {"data": {"augment": "none"}}, {"dim": 32})):
-        assert groups(first, vision_run(tmp_path / f"goat-s{n + 2}", pictures, n + 2, **options)) == {}
-    again = vision_run(tmp_path / "again", pictures)  # the same seed
-    assert groups(first, again) == {} and set(groups(first, again, wanted=True).values()) == {label}
-
-
 def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     name = "text_ggd_ssmax_tiny"
     weights, steps = f"{name}.facts", manifest()[f"{name}.facts"]["steps"]
@@ -291,4 +275,6 @@ def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     assert groups(weights, "text_rope_ssmax_tiny.facts", *runs) == dict.fromkeys(labels, weights)
     assert groups(weights, run("longer-s3", 3, steps=steps + 1)) == {}
     assert groups(weights, run("other-rate", 4, batch=4), *runs) == dict.fromkeys(labels[1:], labels[1])
-    assert groups(weights, run("the-same", 0)) == {}  # the weights' own run: no second seed
+    same = run("the-same", 0)  # the weights' own run: no second seed
+    assert groups(weights, same) == {} and set(groups(weights, same, wanted=True).values()) == {weights}
+    assert groups(*runs, wanted=False) == {}

@@ -56,13 +56,6 @@ def test_the_whole_command(fasta, tmp_path):
     assert len(load_regions(source, open_genome(source))) == 3
 
 
-def test_the_split_by_rule_and_by_fraction(fasta, tmp_path):
-    for options, low, high in (([], 0.05, 0.15), (["--fraction", "0.3"], 0.3, 1.0)):
-        assert prepare(fasta, "--out", tmp_path / "out", "--force", *options).exit_code == 0
-        heldout = sum(SIZES[name] for name, split in splits(tmp_path / "out").items() if split == "heldout")
-        assert low <= heldout / sum(SIZES.values()) <= high
-
-
 def test_a_bed_of_ones_own_and_a_tokenizer(fasta, tmp_path):
     pytest.importorskip("tokenizers")
     bed = tmp_path / "mine.bed"

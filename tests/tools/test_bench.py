@@ -12,7 +12,7 @@ import torch
 
 from tools import bench
 from tools.benches import attention
-from tools.benches.timing import Record, Refused, Rounds, in_turns
+from tools.benches.timing import Record, Refused, Rounds
 
 CPU = torch.device("cpu")
 MODELS = "text_rope_tiny,text_ggd_ssmax_tiny"
@@ -22,18 +22,12 @@ def record(out: Path | None = None, minutes: float = math.inf) -> Record:
     return Record(argparse.Namespace(commit="abc", out=out, seconds=0.0, minutes=minutes), CPU)
 
 
-def test_a_ratio_is_the_median_over_rounds() -> None:
-    rounds = Rounds([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 4.0}, {"a": 1.0, "b": 9.0}])
-    assert rounds.ratio("b", "a") == 2.0 and rounds.ratio("a", "b") == 0.5 and rounds.ms("b") == 4.0
-    order: list[str] = []
-    in_turns({name: lambda name=name: order.append(name) for name in "ab"}, 0.0, CPU)
-    assert order == list("ab" * 4)  # a warm-up and three rounds
-
-
 def test_rows_are_saved_and_an_exception_is_one_contenders(tmp_path: Path) -> None:
     def refuse() -> None:
         raise Refused("too wide")
 
+    rounds = Rounds([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 4.0}, {"a": 1.0, "b": 9.0}])
+    assert rounds.ratio("b", "a") == 2.0 and rounds.ms("b") == 4.0  # medians over rounds
     rows = record(tmp_path / "new" / "r.json")
     calls = {"slow": lambda: sum(range(10**5)), "fast": int, "wide": refuse, "broken": lambda: {}["x"]}
     rows.compare("S", "forward", calls, ["slow", "fast"], tokens=10)

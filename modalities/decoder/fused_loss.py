@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["LIGER", "agrees", "fused_losses", "installed", "serves"]
-
 LIGER = (0, 8, 5)  # the oldest version tried; its reduction "none" multiplies each token's gradient by the incoming one
 
 
@@ -28,11 +26,7 @@ def installed() -> bool:
 
 
 def serves(features: Tensor, unembedding: nn.Module) -> bool:
-    """Whether `fused_losses` takes the weight of an embedding or of a linear layer without bias: on a GPU, uncompiled.
-
-    Not where something stands around the layer, such as LoRA's, where ZeRO-3 leaves each rank a part of the weight, nor where
-    a small problem came out wrong on this device.
-    """
+    """Whether `fused_losses` takes the weight of this embedding or linear layer: on a GPU, whole, plain and uncompiled."""
     return (
         features.is_cuda
         and type(unembedding) in (nn.Embedding, nn.Linear)
@@ -69,15 +63,9 @@ def agrees(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fused_losses(features: Tensor, weight: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """−ln softmax(features · weightᵀ)[target], (N,) float32; 0 where a target is `ignored`.
+    """−ln softmax(features · weightᵀ)[target], (N,) float32, from (N, C), (V, C), (N,); 0 where a target is `ignored`.
 
-    Logits of a part of the tokens are there at a time; in the backward pass they are made again and their gradient, rounded to
-    their format, takes their place. The unembedding's gradient is summed in float32.
-
-    Args:
-        features: (N, C).
-        weight: (V, C).
-        targets: (N,) int64.
+    Logits are made for a part of the tokens at a time.
     """
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Fused
 

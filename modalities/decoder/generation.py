@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from modalities.cost import device_memory
 from zoo.decoding import Cache
@@ -79,11 +79,10 @@ def generate(
 ) -> list[list[int]]:
     """New tokens of each prompt, without the prompt, its end token, or the stop string.
 
-    Rows whose keys and values need more than a quarter of the memory are read in batches, in their order (see `batches`), so
-    memory does not grow with the number of prompts. Calls may run in several threads.
+    Rows are read in batches where memory asks for it (see `batches`). Calls may run in several threads.
 
     Args:
-        prompts: token ids, of any lengths; shorter ones are padded on the left inside.
+        prompts: token ids, of any lengths.
         max_new_tokens: at most so many per prompt.
         temperature: 0 takes the likeliest token; else logits are divided by it.
         top_k: sample among the k likeliest.
@@ -97,11 +96,11 @@ def generate(
     """
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
-    read = partial(stream, model, max_new_tokens=max_new_tokens, seed=_generator(model, seed))
+    options = {"max_new_tokens": max_new_tokens, "seed": _generator(model, seed)}
+    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     rows: list[list[int]] = []
     for part in batches(model, prompts, max_new_tokens):
-        steps = read(prompts[part], temperature=temperature, top_k=top_k, top_p=top_p)
-        rows += _rows(steps, eos_id, stop, tokenizer)
+        rows += _rows(stream(model, prompts[part], **options), eos_id, stop, tokenizer)
     return rows
 
 
@@ -132,8 +131,7 @@ def stream(
     seed: int | torch.Generator | None = None,
     **sampling: Any,
 ) -> Iterator[Tensor]:
-    """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`; all rows are read
-    together, so memory grows with their number."""
+    """Yield (B,) int64, the next token of every row. Arguments as in `generate`; all rows are read together."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     return _stream(model, prompts, max_new_tokens, Sampling(**sampling), _generator(model, seed))
@@ -164,8 +162,8 @@ def _generator(model: Decoder, seed: int | torch.Generator | None) -> torch.Gene
 
 
 def batches(model: Decoder, prompts: Prompts, new_tokens: int) -> list[slice]:
-    """Parts of the prompts that are read together: rows whose keys and values, with those of `new_tokens` each, take at most
-    1/CACHE_SHARE of `device_memory`, one row at least. Besides, a batch takes the activations of PREFILL_TOKENS."""
+    """Parts of the prompts whose keys and values, with those of `new_tokens` each, take at most 1/CACHE_SHARE of
+    `device_memory`; one row at least."""
     row = (max(map(len, prompts), default=0) + new_tokens) * model.token_bytes
     most = device_memory(execution_device(model.embedding)) // CACHE_SHARE
     return list(slices(max(1, len(prompts)), max(1, most // max(1, row))))
@@ -179,9 +177,9 @@ def prefill(
     *,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> Tensor:
-    """Read tokens (B, T), which follow what the cache holds, a part of them at a time. Returns features (B, C) of the last.
+    """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read in parts.
 
-    advance: called with the tokens of each part that is read.
+    advance: called with the tokens of each part.
     """
     for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
         ids = None if segments is None else segments[:, part]
@@ -199,15 +197,12 @@ def stream_text(
     eos_id: int | None = None,
     **sampling: Any,
 ) -> Iterator[str]:
-    """The continuation of one prompt as text, piece by piece; joined, the pieces are `decode` of all new tokens.
-
-    A character whose bytes are spread over tokens is kept back until it is whole.
+    """The continuation of one prompt as text, in pieces of whole characters that joined are `decode` of all new tokens.
 
     Args:
         prompt: token ids.
         decode: ids → text.
-        max_new_tokens, eos_id: as in `generate`.
-        sampling: temperature, top_k, top_p and seed, as in `stream`.
+        max_new_tokens, eos_id, sampling: as in `generate`.
     """
     tokens = stream(model, [prompt], max_new_tokens=max_new_tokens, **sampling)
     return _whole_characters(tokens, decode, eos_id)
@@ -235,23 +230,19 @@ def _whole_characters(
 
 
 def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Tokens (B, T) and document ids (B, T): −1 on the padding, 0 on the prompt; None when all are equally long.
+    """Tokens (B, T) and document ids (B, T), −1 on padding and 0 on prompts, or None where all are equally long.
 
-    Raises:
-        ValueError: for no prompts, or an empty one.
+    Raises ValueError for no prompts, or an empty one.
     """
     rows = [torch.as_tensor(row, dtype=torch.int64).to(device) for row in prompts]
     if not rows or any(row.numel() == 0 for row in rows):
         raise ValueError("every prompt needs at least one token, such as the tokenizer's bos_id")
-    longest = max(len(row) for row in rows)
-    if all(len(row) == longest for row in rows):
-        return torch.stack(rows), None
-    tokens = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)
-    segments = torch.full_like(tokens, -1)
-    for n, row in enumerate(rows):
-        tokens[n, longest - len(row) :] = row
-        segments[n, longest - len(row) :] = 0
-    return tokens, segments
+    tokens = pad_sequence(rows, batch_first=True, padding_side="left")
+    padding = [tokens.shape[1] - len(row) for row in rows]
+    if not any(padding):
+        return tokens, None
+    real = torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]
+    return tokens, real.long().to(device) - 1
 
 
 def _cut_at_stop(row: list[int], stop: Sequence[str], tokenizer: Decodes) -> bool:

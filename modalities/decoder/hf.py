@@ -1,7 +1,6 @@
 """Causal decoders as `transformers` models: Trainer, `generate`, pipelines, PEFT, Auto classes, folders for the hub.
 
-Text and DNA register theirs in `modalities.text.hf` and `modalities.dna.hf`; `wrap` there makes one of a model of the zoo.
-Arguments are those that the models serve; any other is a TypeError that names it. Needs the extra `hf`.
+`wrap` of `modalities.text.hf` and `modalities.dna.hf` makes one of a model of the zoo. Needs the extra `hf`.
 """
 
 from __future__ import annotations
@@ -42,9 +41,13 @@ from zoo.positions import check_runs
 
 __all__ = ["PriorzooCache", "PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
 
-# What `transformers` calls them, and the names in a `DecoderConfig`.
-NAMES = {"vocab_size": "vocab_size", "hidden_size": "dim"}
-NAMES |= {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+# Names of `transformers` → of a `DecoderConfig`.
+NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
 REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
 
 
@@ -55,9 +58,7 @@ class PriorzooConfig(PreTrainedConfig):
         architecture: the entries of the decoder's own config, a `DecoderConfig`.
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads: as in `architecture`, for readers that expect them.
 
-    Raises:
-        TypeError: for an entry of `architecture` that the decoder's config does not have.
-        ValueError: where one of the four disagrees with `architecture`.
+    Raises TypeError for an unknown entry of `architecture`, ValueError where one of the four disagrees with it.
     """
 
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
@@ -72,9 +73,7 @@ class PriorzooConfig(PreTrainedConfig):
         for theirs, ours in NAMES.items():
             value = self.architecture[ours]
             if (other := kwargs.pop(theirs, value)) != value:
-                raise ValueError(
-                    f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: set the latter alone"
-                )
+                raise ValueError(f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: set that alone")
             setattr(self, theirs, value)
         name = type(self).__name__.removesuffix("Config")
         classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
@@ -88,17 +87,11 @@ class PriorzooConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: `auto_map` is always written, and its file imports this class instead of holding a copy."""
+        """Do nothing: `auto_map` is always written."""
 
 
 class PriorzooCache(TransformersCache):
-    """What `transformers` asks of a cache, answered by one of `zoo.decoding`.
-
-    A layer's keys and values belong to its prior (lanes, running sums), so the cache has no `layers` to be looked into.
-
-    Args:
-        held: the cache, as `Decoder.new_cache` makes it.
-    """
+    """`held`, a cache of `Decoder.new_cache`, as one of `transformers`; without `layers`, since lanes and sums are in it."""
 
     def __init__(self, held: Cache) -> None:
         super().__init__(layers=[])
@@ -108,11 +101,9 @@ class PriorzooCache(TransformersCache):
         return len(self.held.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens held; every layer holds as many."""
         return self.held.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """−1: no limit."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -122,19 +113,15 @@ class PriorzooCache(TransformersCache):
         self.held.crop(self.held.length + tokens_to_remove)
 
     def reset(self) -> None:
-        """Drop all tokens."""
         self.held.crop(0)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Rows of the batch by number (B',), as beams are kept and dropped."""
-        self.held.select(beam_idx)
-
     def batch_select_indices(self, indices: Tensor) -> None:
-        """As `reorder_cache`."""
+        """Take rows of the batch by number (B',)."""
         self.held.select(indices)
 
+    reorder_cache = batch_select_indices
+
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Not served: NotImplementedError. `batch_select_indices` takes a row as often as it is named."""
         raise NotImplementedError("this cache repeats rows by batch_select_indices")
 
     def activate_past_recording(self) -> None:
@@ -142,11 +129,7 @@ class PriorzooCache(TransformersCache):
 
 
 class PriorzooModel(PreTrainedModel):
-    """A decoder without its head: features of tokens.
-
-    Attributes:
-        model: the decoder.
-    """
+    """A decoder, `model`, without its head: features of tokens."""
 
     config_class = PriorzooConfig
     config: PriorzooConfig
@@ -173,7 +156,6 @@ class PriorzooModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """As `PreTrainedModel.resize_token_embeddings`. ValueError for mean_resizing=False: only the mean is served."""
         if not mean_resizing:
             raise ValueError("mean_resizing=False is not served: new embeddings are drawn about the mean of the old")
         embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
@@ -187,11 +169,10 @@ class PriorzooModel(PreTrainedModel):
         """Recompute each block in the backward pass. ValueError for what the decoder's own recomputation does not do."""
         options = getattr(gradient_checkpointing_func, "keywords", {})
         function = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func)
-        if enable and (
-            function is not checkpoint or every_n_layers != 1 or options not in ({}, {"use_reentrant": False})
-        ):
+        plain = function is checkpoint and every_n_layers == 1 and options in ({}, {"use_reentrant": False})
+        if enable and not plain:
             raise ValueError(
-                "gradient checkpointing recomputes every layer, with use_reentrant=False, and takes no other options: "
+                "gradient checkpointing recomputes every layer, with use_reentrant=False and no other options: "
                 f"got every_n_layers={every_n_layers}, {options or gradient_checkpointing_func}"
             )
         self.model.gradient_checkpointing = enable
@@ -265,10 +246,7 @@ class PriorzooModel(PreTrainedModel):
         )
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
-        """As `PreTrainedModel.save_pretrained`, and a tokenizer, a model card and the file for `trust_remote_code`.
-
-        A tokenizer or card that the folder has already stays.
-        """
+        """Save also a tokenizer and a card where there is none, and the file for `trust_remote_code`."""
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_main_process:
             complete_folder(Path(save_directory), self.config)
@@ -280,7 +258,7 @@ class PriorzooModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing, as in `PriorzooConfig`."""
+        """Do nothing, as in `PriorzooConfig`."""
 
 
 class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
@@ -376,7 +354,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     ) -> None:
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise ValueError(
-                f"cache_implementation={kind!r} is not served; leave it out, or pass past_key_values=model.new_cache(tokens)"
+                f"cache_implementation={kind!r} is not served: pass past_key_values=model.new_cache(tokens)"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = cache = self.new_cache(max_cache_length + 1)
@@ -388,7 +366,6 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             )
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Not served: ValueError. (`generate(cache_implementation="paged")` comes here.)"""
         raise ValueError("continuous batching is not served; generate() takes past_key_values=model.new_cache(tokens)")
 
 
@@ -413,9 +390,6 @@ def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) 
     return mask[:, past:].long() - 1
 
 
-# ------------------------------------------------------------------------------------------------ Auto classes, Trainer
-
-
 def register(config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm: type[PriorzooForCausalLM]) -> None:
     """Make the Auto classes find a modality's three classes and its tokenizers."""
     AutoConfig.register(config.model_type, config, exist_ok=True)
@@ -425,8 +399,7 @@ def register(config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm
 
 
 def _exempt_from_decay() -> None:
-    """Make Trainer leave undecayed what `ZooModel.no_weight_decay` names: it goes by types and names of layers, which say
-    nothing of priors, and asks no model. Models of other kinds are decayed as before."""
+    """Make Trainer leave undecayed what `ZooModel.no_weight_decay` names; it knows layers by their types alone."""
     original = Trainer.get_decay_parameter_names
 
     @wraps(original)
@@ -441,14 +414,8 @@ def _exempt_from_decay() -> None:
 _exempt_from_decay()
 
 
-# ------------------------------------------------------------------------------------------------ files of a folder
-
-
 def complete_folder(folder: Path, config: PriorzooConfig) -> None:
-    """Write what the folder lacks: the tokenizer's files, README.md, the file that auto_map names.
-
-    Where the tokenizer's own files are missing, a warning says so.
-    """
+    """Write what the folder lacks: the tokenizer's files (with a warning where there are none), README.md, auto_map's file."""
     kind, spec = type(config), (config.architecture or {})["tokenizer"]
     if not (folder / "tokenizer_config.json").exists():
         try:
@@ -466,7 +433,6 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
 
 
 def model_card(config: PriorzooConfig) -> str:
-    """Markdown with YAML front matter, as the hub reads it: what the model is, and how it is loaded."""
     entries = config.architecture or {}
     position = entries["position"] if isinstance(entries["position"], str) else " ".join(entries["position"])
     return f"""---

@@ -38,8 +38,6 @@ __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "t
 
 IGNORED = -100  # in place of a target that does not count
 LOGIT_BYTES = 1 << 29  # of float32 logits that a loss has at a time
-
-
 # Norm and MLP of a style; "gpt2" has biases too.
 STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module]]] = {
     "llama": (nn.RMSNorm, SwiGLU),
@@ -54,10 +52,10 @@ class DecoderConfig:
     Attributes:
         vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the MLP.
         style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).
-        position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of one
-            per layer, or a shorter one that is repeated, with options by name. An embedding enters once, before the layers.
+        position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of names,
+            one per layer or repeated, with options by name. An embedding enters once, before the layers.
         ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start, see `SSMax`.
-        share_prior: one prior for all layers, as in BAM's code by default, instead of one each.
+        share_prior: one prior for all layers instead of one each.
         train_context: tokens per training row.
         tied: one matrix for embedding and output.
         tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
@@ -66,8 +64,7 @@ class DecoderConfig:
         logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
 
     Raises:
-        ValueError: for a field of another type, outside its bounds, or one that with the others asks for more than
-            `MOST_PARAMETERS`.
+        ValueError: for a field of another type or outside its bounds, or more than `MOST_PARAMETERS`.
     """
 
     vocab_size: int = bounded(264, 1, 2**24)
@@ -99,10 +96,7 @@ class DecoderConfig:
 
 
 class Decoder(ZooModel):
-    """A decoder-only language model.
-
-    Logits of a position depend on it and what precedes it in its document alone, and decoding with a cache computes the same.
-    """
+    """A decoder-only language model, whose logits see their position and what precedes it in its document."""
 
     config_class = DecoderConfig
     config: DecoderConfig
@@ -185,12 +179,12 @@ class Decoder(ZooModel):
         last: int | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded; (B, T/N, C)
-        of this rank's tokens where N ranks share the rows.
+        """(B, T, C) after the last norm; (B, T/N, C) of this rank's tokens where N ranks share the rows.
 
         Args:
-            tokens: ids, or their embeddings (B, T, C).
-            last: give (B, last, C) of the last tokens alone; the last layer then computes no others.
+            tokens: ids (B, T), or their embeddings (B, T, C).
+            segments: document ids (B, T) of rows that are packed or padded.
+            last: give (B, last, C) of the last tokens alone.
             states: a list to which the input of every layer is appended, (B, T, C).
         """
         if cache is None:
@@ -206,12 +200,12 @@ class Decoder(ZooModel):
             x = x + self.position_embedding(part, x)
         attentions = [cast(Block, layer).attention for layer in (self.layers if last is None else self.layers[:-1])]
         with loaded(self._small_modules()) if is_offloaded(self.embedding) else nullcontext():
-            made = [] if cache else layer_terms(attentions, positions, x, sequence=self.sequence)
+            terms = [] if cache else layer_terms(attentions, positions, x, sequence=self.sequence)
             for n, layer in enumerate(self.layers):
                 options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
                 options |= {"cache": cache.layers[n]} if cache else {}
                 options |= {"last": last} if layer is self.layers[-1] else {}
-                options |= {"made": made[n]} if n < len(made) else {}
+                options |= {"made": terms[n]} if n < len(terms) else {}
                 if states is not None:
                     states.append(x)
                 if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
@@ -248,8 +242,8 @@ class Decoder(ZooModel):
     def token_losses(self, features: Tensor, targets: Tensor) -> Tensor:
         """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0 where a target is −100.
 
-        What would take more than `LOGIT_BYTES` is cut into chunks of tokens, whose logits are computed again in the backward
-        pass: the logits of all are never there at once. On a GPU Liger does it where it is installed.
+        Logits of more than `LOGIT_BYTES` are made in chunks of tokens, and again in the backward pass; on a GPU by Liger where
+        it is installed.
         """
         if not self.chunks_losses(targets.numel()):
             return self._losses(features, targets)
@@ -293,19 +287,17 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
     """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
 
     Args:
-        model: maps tokens (B, L), segments and targets (B, L) to the targets' losses (B, L), as `Decoder.forward`.
+        model: as `Decoder.forward` with targets.
         batch: tokens and segments, int64 (B, L+1); optionally weights, float32 (B, L+1), see `target_weights`, and packed, a
             bool, see `modalities.loading.to_device`.
 
     Returns:
-        the loss, and {"tokens": how many targets counted}. Where ranks share the rows, of this rank's part of them: the
-        ranks' shares add up to both.
+        the loss, and {"tokens": how many targets counted}; where ranks share the rows, this rank's shares of both.
     """
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
-    # Rows of one document, the usual case, need no document mask.
-    packed = (
-        batch["packed"] if "packed" in batch else not has_values(segments) or not bool(single_documents(segments).all())
-    )
+    packed = batch.get("packed")
+    if packed is None:  # rows of one document, the usual case, need no document mask
+        packed = not has_values(segments) or not bool(single_documents(segments).all())
     # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
     targets, total = tokens[:, 1:].masked_fill(weights == 0, IGNORED), weights.sum()
     if model.sequence is not None:
@@ -349,9 +341,9 @@ def _block(config: DecoderConfig, position: Position) -> Block:
 def register_decoders(
     modality: str, sizes: Mapping[str, Mapping[str, Any]], config: type[DecoderConfig], build: Callable[..., Decoder]
 ) -> None:
-    """`<modality>_<position>[_ssmax]_<size>` for every position method, with SSMax on and off, and every size."""
+    """Register `<modality>_<position>[_ssmax]_<size>` for every position method and size."""
 
-    def made(position: str, size: str, ssmax: bool) -> dict[str, Any]:
+    def entry(position: str, size: str, ssmax: bool) -> dict[str, Any]:
         return asdict(config(**sizes[size], position=position, ssmax=ssmax))
 
-    register_family(ModelFamily(modality, build, sizes, made, list_positions, check_position))
+    register_family(ModelFamily(modality, build, sizes, entry, list_positions, check_position))

@@ -1,11 +1,7 @@
 """Causal decoders of `transformers` behind the interface of `Decoder`, so that evaluators measure them as the zoo's.
 
-    model = OutsideDecoder(open_causal_lm(name), name)
-    model.forward_head(model.forward_features(tokens, cache=model.new_cache()))
-
-Features are those of the base model, logits those of its own head with whatever it does to them (caps, scales); that the two
-together are the whole model is checked when it is opened. Caches are those that the model makes itself. Attention is seen
-where the model takes its function from `AttentionInterface`.
+Features are those of the base model, logits those of its own head; that the two are the whole model is checked when it is
+opened. Caches are the model's own. Attention is seen where the model takes its function from `AttentionInterface`.
 """
 
 from __future__ import annotations
@@ -46,8 +42,7 @@ class OutsideConfig:
     """What evaluators ask of a model's configuration.
 
     Attributes:
-        name: of the folder or repository.
-        position: what figures and tables call it where that tells models apart: the last part of its name.
+        position: the last part of the model's name, for figures and tables.
         train_context: `max_position_embeddings`, or the tokenizer's `model_max_length`.
         max_context: the most tokens that it can read, where positions are tables; else None.
         tokenizer: spec of the modality's `load_tokenizer`.
@@ -80,7 +75,7 @@ class OutsideCache:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it holds states of a recurrence, which have no tokens to crop, and not keys and values alone."""
+        """Whether it holds states of a recurrence, which cannot be cropped."""
         from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
         if self.held is None:
@@ -89,7 +84,6 @@ class OutsideCache:
         return not all(kind in (DynamicLayer, DynamicSlidingWindowLayer) for kind in kinds)
 
     def mark(self) -> Mark:
-        """This state, for `rewind`."""
         if self.recurrent:
             return Mark(self.length, copy.deepcopy(self.held))
         if self.held is not None:
@@ -109,24 +103,16 @@ class OutsideCache:
 class OutsideDecoder(nn.Module):
     """A causal decoder of `transformers`; `forward_features`, `forward_head` and `new_cache` as those of `Decoder`.
 
-    Raises ValueError for a model whose logits are not those of its head on its base model's features, or that names no
-    context it was trained with.
+    Raises ValueError for logits that are not the head's on the base model's features, or an unknown training context.
     """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         super().__init__()
         self.model = model.eval()
         config = model.config.get_text_config()
-        self.config = OutsideConfig(
-            name,
-            PurePath(name).name,
-            config.vocab_size,
-            config.num_hidden_layers,
-            getattr(config, "num_attention_heads", 0),
-            _train_context(config, name),
-            _max_context(model, config),
-            f"hf:{name}",
-        )
+        sizes = config.vocab_size, config.num_hidden_layers, getattr(config, "num_attention_heads", 0)
+        contexts = _train_context(config, name), _max_context(model, config)
+        self.config = OutsideConfig(name, PurePath(name).name, *sizes, *contexts, f"hf:{name}")
         self._kind: Any = None  # class of the base model's output
         self._base = self._find_base()
         self._takes = set(inspect.signature(self._base[0].forward).parameters)
@@ -153,10 +139,8 @@ class OutsideDecoder(nn.Module):
     @property
     def layers(self) -> nn.ModuleList:
         """Its blocks: the list of modules that is as long as the model is deep."""
-        return next(
-            (m for m in self.model.modules() if isinstance(m, nn.ModuleList) and len(m) == self.config.num_layers),
-            nn.ModuleList(),
-        )
+        lists = (m for m in self.model.modules() if isinstance(m, nn.ModuleList))
+        return next((m for m in lists if len(m) == self.config.num_layers), nn.ModuleList())
 
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
@@ -169,12 +153,11 @@ class OutsideDecoder(nn.Module):
         return self
 
     def new_cache(self, capacity: int = 0) -> OutsideCache:
-        """An empty cache; its kind is the model's own."""
         return OutsideCache()
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token of one row in the cache: keys and values of all layers, as the configuration has them."""
+        """Bytes of the keys and values of one token of one row."""
         config, heads = self.model.config.get_text_config(), self.config.num_heads
         groups = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
@@ -195,11 +178,10 @@ class OutsideDecoder(nn.Module):
         kernel: str | Observer = "auto",
         last: int | None = None,
     ) -> Tensor:
-        """(B, T, C) of tokens (B, T), or of the last ones; arguments as in `Decoder.forward_features`.
+        """As `Decoder.forward_features`.
 
-        Raises:
-            ValueError: for more tokens than the model has positions for, rows of several documents, a cache that the model
-                does not make, or attention that cannot be seen.
+        Raises ValueError beyond the model's table of positions, for rows of several documents, for a model without a cache, or
+        where attention cannot be seen.
         """
         name, most = self.config.name, self.config.max_context
         reach = tokens.shape[1] + (cache.length if cache else 0)
@@ -237,7 +219,7 @@ class OutsideDecoder(nn.Module):
         return {"attention_mask": real.long()} | ({"position_ids": places} if "position_ids" in self._takes else {})
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives these features."""
+        """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives them."""
         base, flat = self._base[0], features.reshape(1, -1, features.shape[-1])
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
         with _TURN:
@@ -249,7 +231,6 @@ class OutsideDecoder(nn.Module):
         return logits.float().reshape(*features.shape[:-1], -1)
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:
-        """(B, T, V) float32 logits."""
         return self.forward_head(self.forward_features(tokens, **options))
 
     @contextmanager
@@ -297,15 +278,12 @@ def _train_context(config: PreTrainedConfig, name: str) -> int:
     length = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     length = length or open_tokenizer(name).model_max_length
     if not length or length >= 1 << 30:  # transformers writes 10³⁰ where it is not known
-        raise ValueError(
-            f"hf:{name}: neither max_position_embeddings in config.json nor the tokenizer's model_max_length says how long its "
-            "training texts were; add one"
-        )
+        raise ValueError(f"hf:{name}: unknown training length: add max_position_embeddings to config.json")
     return int(length)
 
 
 def _max_context(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
-    """`max_position_embeddings` where a table of positions ends there: an embedding of its own, or a buffer of that size."""
+    """`max_position_embeddings` where a table of positions ends there: an embedding, or a buffer of that size."""
     most = getattr(config, "max_position_embeddings", None)
     if most is None:
         return None

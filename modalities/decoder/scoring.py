@@ -1,4 +1,4 @@
-"""What evaluators read off causal decoders: log-likelihoods, answers, continuations, and a vector for a text.
+"""What evaluators read off causal decoders: log-likelihoods, answers, and a vector for a text.
 
 Memory grows with the length, never with its square or with length × vocabulary: logits are made for a slice of
 positions at a time and dropped once reduced.
@@ -7,16 +7,14 @@ positions at a time and dropped once reduced.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from modalities.decoder.generation import PREFILL_TOKENS, batches, left_pad, prefill
+from modalities.decoder.generation import prefill
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
 from zoo.naming import nearest
@@ -33,9 +31,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 def logits_by_slice(model: Decoder, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Slices of the T positions of ``features`` (B, T, C), each with its float64 logits (B, ·, V), at most LOGIT_BUDGET."""
-    step = max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))
-    for start in range(0, features.shape[1], step):
-        part = slice(start, start + step)
+    for part in slices(features.shape[1], max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))):
         yield part, model.forward_head(features[:, part]).double()
 
 
@@ -46,7 +42,7 @@ def position_buckets(length: int) -> np.ndarray:
 
 @contextmanager
 def telling(model: Decoder, units: int, advance: Callable[[int], object] | None) -> Iterator[None]:
-    """Inside the context one pass through the layers calls `advance` after each of them, with its share of ``units``."""
+    """Inside the context one pass calls `advance` after each layer, with its share of `units`."""
     layers = list(getattr(model, "layers", ())) if advance else []
     reported, reader = 0, threading.get_ident()
 
@@ -69,10 +65,9 @@ def telling(model: Decoder, units: int, advance: Callable[[int], object] | None)
 def token_nll(
     model: Decoder, inputs: Tensor, targets: Tensor, *, advance: Callable[[int], object] | None = None
 ) -> Tensor:
-    """Negative log-likelihood in nats of ``targets`` (B, T) after ``inputs`` (B, T), as (B, T) float64.
+    """−ln p, in nats, of `targets` (B, T) after `inputs` (B, T), as (B, T) float64; the softmax is taken in float64.
 
-    The softmax is taken in float64 over the model's logits, so that a mean over millions of tokens carries no
-    rounding of ours. ``advance``: called with tokens as they are read, B·T in all.
+    advance: called with the tokens read since the last call, B·T in all.
     """
     with telling(model, inputs.numel(), advance):
         features = model.forward_features(inputs)
@@ -93,11 +88,10 @@ def next_logits(model: Decoder, tokens: Tensor, cache: Cache) -> Tensor:
 def force_and_write(
     model: Decoder, prompts: Tensor, answers: Tensor, cache: Cache | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill.
+    """(Logits (B, A, V) of each token of answers (B, A) given the true ones before it, tokens (B, A) of greedy decoding).
 
-    Prompts follow what `cache` holds, which holds them and the written tokens afterwards; without one they begin a text.
-    Returns the logits (B, A, V) of each answer token given the true ones before it, read in one parallel pass, and the
-    A tokens (B, A) that greedy decoding writes one at a time through the cache.
+    Both from one prefill of equally long prompts (B, P), which follow what `cache` holds; it holds them and the written tokens
+    afterwards.
     """
     count = answers.shape[1]
     cache = cache or model.new_cache(prompts.shape[1] + count)
@@ -114,14 +108,11 @@ def force_and_write(
 
 
 def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> dict[str, Tensor]:
-    """Score answers (B, A) to equally long prompts (B, P) in both ways, (B,) float64 each.
+    """Scores of answers (B, A) to equally long prompts (B, P), (B,) float64 each.
 
-    ``teacher_forced``: every answer token is the likeliest one given the *true* tokens before it.
-    ``free_generation``: greedy decoding of A tokens gives the answer exactly.
-    ``tokens_right``: share of answer tokens that are the likeliest under teacher forcing; ``nll``: mean nats per token.
-
-    For greedy decoding and exact match the first two are the same event (the first wrong token spoils both); they
-    are computed on separate paths, so a difference is a fault of the cache or a tie, and worth a look.
+    teacher_forced: every answer token is the likeliest given the true tokens before it.  free_generation: greedy decoding gives
+    the answer; a difference from teacher_forced is a fault of the cache or a tie.  tokens_right: share of answer tokens that
+    are the likeliest under teacher forcing.  nll: mean nats per token.
     """
     device = device_of(model)
     prompt_ids, answer_ids = (torch.as_tensor(x, device=device) for x in (prompts, answers))
@@ -132,80 +123,6 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
     free = (written == answer_ids).all(1)
     scores = {"teacher_forced": hits.all(1), "free_generation": free, "tokens_right": hits.double().mean(1)}
     return {name: value.double().cpu() for name, value in (scores | {"nll": nll.mean(1)}).items()}
-
-
-@torch.inference_mode()
-def continuation_scores(
-    model: Decoder, contexts: Sequence[Sequence[int]], continuations: Sequence[Sequence[Sequence[int]]]
-) -> list[list[tuple[float, bool]]]:
-    """Score any number of continuations of each context. The contexts are read once, as one batch, or as several where their
-    keys and values need more than a quarter of the memory (see `batches`).
-
-    Args:
-        contexts: token ids, B rows of any lengths.
-        continuations: of each context the token ids that may follow it, any number of rows of any lengths.
-
-    Returns:
-        of each context, for each continuation: its log-probability in nats, the sum over its tokens in float64, and whether
-        each of its tokens is the likeliest after those before it, so that greedy decoding writes it.
-
-    Raises:
-        ValueError: for a context or a continuation without tokens.
-    """
-    lengths = [len(row) for rows in continuations for row in rows]
-    if 0 in lengths:
-        raise ValueError("every continuation needs at least one token")
-    parts = batches(model, contexts, max(lengths, default=0))
-    if len(parts) > 1:
-        return [row for part in parts for row in continuation_scores(model, contexts[part], continuations[part])]
-    tokens, segments = left_pad(contexts, device_of(model))
-    cache = model.new_cache(tokens.shape[1] + max(lengths, default=0))
-    last = prefill(model, tokens, cache, segments)[:, None]
-    mark = cache.mark()
-    scores: list[list[tuple[float, bool]]] = [[] for _ in contexts]
-    for turn in zip_longest(*continuations, fillvalue=()):  # a continuation of every context that has more
-        log_probs, greedy = _scores_after(model, cache, last, turn, padded=segments is not None)
-        for row, score in enumerate(zip(log_probs.tolist(), greedy.tolist(), strict=True)):
-            if turn[row]:
-                scores[row].append(score)
-        cache.rewind(mark)
-    return scores
-
-
-def _scores_after(
-    model: Decoder, cache: Cache, last: Tensor, rows: Sequence[Sequence[int]], *, padded: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probability (B,) float64 of rows of token ids after what `cache` holds, and whether greedy decoding writes them.
-
-    Args:
-        last: features (B, 1, C) of the last token held.
-        padded: whether the cache holds document ids.
-    """
-    device = last.device
-    targets = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True).to(device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    real = torch.arange(targets.shape[1], device=device) < lengths[:, None]
-    log_probs, likeliest = torch.zeros_like(targets, dtype=torch.float64), torch.ones_like(real)
-    for part, features in _features_before(model, cache, last, targets, padded=padded):
-        here = real[:, part]
-        wanted = targets[:, part][here]
-        log_p, hits = torch.empty_like(wanted, dtype=torch.float64), torch.empty_like(wanted, dtype=torch.bool)
-        for piece, (logits,) in logits_by_slice(model, features[here][None]):
-            log_p[piece] = logits.gather(-1, wanted[piece, None])[:, 0] - logits.logsumexp(-1)
-            hits[piece] = logits.argmax(-1) == wanted[piece]
-        log_probs[:, part][here], likeliest[:, part][here] = log_p, hits
-    return log_probs.sum(1), likeliest.all(1)
-
-
-def _features_before(
-    model: Decoder, cache: Cache, last: Tensor, targets: Tensor, *, padded: bool
-) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the T positions of ``targets`` (B, T), each with the features (B, ·, C) that predict it; read in parts."""
-    yield slice(0, 1), last
-    for part in slices(targets.shape[1] - 1, max(1, PREFILL_TOKENS // len(targets))):
-        inputs = targets[:, part]
-        segments = torch.zeros_like(inputs) if padded else None
-        yield slice(part.start + 1, part.stop + 1), model.forward_features(inputs, segments=segments, cache=cache)
 
 
 @torch.inference_mode()

@@ -21,33 +21,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-__all__ = [
-    "MOST_IDS",
-    "check_tokenizer_file",
-    "fingerprint_of_tokenizer",
-    "make_fast",
-    "no_panic",
-    "open_tokenizer",
-    "opened",
-    "read_backend",
-    "spells",
-    "start_id",
-]
-
 MOST_IDS = 2**24  # ids of a vocabulary
 _LARGEST = 1 << 28  # bytes of a file; the largest in use have some 30 million
 _T = TypeVar("_T")
 
 
-# ------------------------------------------------------------------------------------------------ files
-
-
 def check_tokenizer_file(path: Path) -> dict[str, Any]:
-    """The content of a tokenizer.json.
-
-    Raises:
-        ValueError: for what is none, or has an id that no vocabulary has.
-    """
+    """The content of a tokenizer.json. ValueError for what is none, or has an id outside 0 to `MOST_IDS`."""
     content = read_json(path, most=_LARGEST)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError(f"{path} is not a `tokenizers` JSON file: it has no object 'model'")
@@ -74,8 +54,7 @@ def read_backend(spec: str, path: Path, tokenizers: ModuleType) -> Tokenizer:
 
 @contextmanager
 def no_panic(name: str) -> Iterator[None]:
-    """Turns a panic of the library, such as by a pattern that takes forever, and text with half of a surrogate pair into a
-    ValueError."""
+    """Turn a panic of the library and text with half of a surrogate pair into a ValueError."""
     try:
         yield
     except TypeError as error:
@@ -87,16 +66,8 @@ def no_panic(name: str) -> Iterator[None]:
         raise ValueError(f"tokenizer {name!r} failed inside its library: {message}") from error
 
 
-# ------------------------------------------------------------------------------------------------ of transformers
-
-
 def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
-    """`load(transformers)`; what it raises becomes one line that names the model.
-
-    Raises:
-        ImportError: without `transformers`.
-        ValueError: for a name that cannot be opened; code of a folder or a repository is never run.
-    """
+    """`load(transformers)`. ImportError without that library; ValueError for a name that cannot be opened, in one line."""
     try:
         import transformers
     except ImportError as error:
@@ -130,10 +101,7 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
-    """The token that begins a text: BOS, else EOS, which then stands between documents, else [CLS].
-
-    Raises ValueError for a tokenizer with none of them.
-    """
+    """The token that begins a text: BOS, else EOS, else [CLS]. ValueError for a tokenizer with none of them."""
     for role in ("bos", "eos", "cls"):
         number = getattr(tokenizer, f"{role}_token_id", None)
         if number is not None:
@@ -161,13 +129,7 @@ def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 def make_fast(
     backend: Tokenizer, *, bos: int, pad: int, eos: int | None = None, **options: Any
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of `transformers` that puts `bos` before a text and pads on the left.
-
-    Args:
-        backend: its post-processor is replaced.
-        bos, pad, eos: ids in its vocabulary.
-        options: of `PreTrainedTokenizerFast`.
-    """
+    """A tokenizer of `transformers` that puts the id `bos` before a text and pads on the left with `pad`."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 

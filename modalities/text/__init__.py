@@ -25,20 +25,14 @@ register_text_models()
 
 
 def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooModel:
-    """A registered model at the data's context and tokenizer.
-
-    A tokenizer's files are read only for the size of a vocabulary that neither the entry nor `options` knows.
-    """
+    """A registered model at the data's context and tokenizer, whose files are read for an unknown vocabulary alone."""
     spec, entry = data.tokenizer, model_entry(name).config
     check_tokenizer(options, spec)
-    given: dict[str, Any] = {"train_context": data.context}
-    if spec != entry["tokenizer"]:
-        given["tokenizer"] = spec
-        # Options after "?" change how text is cut, not the vocabulary.
-        same = spec.partition("?")[0] == entry["tokenizer"].partition("?")[0]
-        if "vocab_size" not in options and not same:
-            given["vocab_size"] = load_tokenizer(spec).vocab_size
-    return create_model(name, **given | dict(options))
+    fields: dict[str, Any] = {"train_context": data.context, "tokenizer": spec}
+    # Options after "?" change how text is cut, not the vocabulary.
+    if "vocab_size" not in options and spec.partition("?")[0] != entry["tokenizer"].partition("?")[0]:
+        fields["vocab_size"] = load_tokenizer(spec).vocab_size
+    return create_model(name, **fields | dict(options))
 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:

@@ -38,11 +38,7 @@ TOKENS = 8192  # most in one forward pass
 def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """A causal language model, its tokenizer, and the spec by which `load_tokenizer` knows that.
 
-    Args:
-        name: a folder or hub name, or a RoPE model of the zoo, which becomes a Llama.
-
-    Raises:
-        ValueError: for a model of the zoo that is untrained or no Llama (`as_llama`), and where transformers finds none.
+    name: a folder or hub name, or a RoPE model of the zoo, which becomes a Llama. ValueError where there is none.
     """
     if name in list_models(modality="text"):
         known = list_models("text_rope_*", pretrained=True)
@@ -57,8 +53,7 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
 class AdaptationRows(Dataset):
     """Rows of packed documents as Trainer takes them: input_ids, labels and position_ids, (context,) int64 each.
 
-    Positions restart with each document, from which transformers sees that rows are packed; a document's first token, and
-    padding, are no targets.
+    Positions restart with each document; a document's first token, and padding, are no targets.
     """
 
     def __init__(self, rows: PackedDataset, length: int) -> None:
@@ -73,11 +68,8 @@ class AdaptationRows(Dataset):
         row = self.rows[index]
         tokens, segments = row["tokens"], row["segments"]
         labels = tokens.masked_fill(document_starts(segments) | (segments < 0), IGNORED)
-        return {
-            "input_ids": tokens,
-            "labels": labels,
-            "position_ids": Positions.documents(segments[None]).index()[0],
-        }
+        positions = Positions.documents(segments[None]).index()[0]
+        return {"input_ids": tokens, "labels": labels, "position_ids": positions}
 
 
 def adaptation_rows(
@@ -105,16 +97,10 @@ def train_on(
     seed: int = 0,
     resume: bool = False,
 ) -> tuple[float, float]:
-    """Train for one pass over `rows`; the held-out loss before and after, in nats a token.
+    """Train for one pass over `rows` in steps of `batch`; the held-out loss before and after, in nats a token.
 
     AdamW, betas 0.9 and 0.95, weight decay 0.1 but for priors, norms and biases, clipped at 1; the rate rises over a tenth of
-    the steps, then falls by a cosine to 0.
-
-    Args:
-        folder: checkpoints go to its folder `checkpoints`.
-        batch: rows a step.
-        lr: of the weights; of priors `prior_lr_scale` times that.
-        resume: continue from the last checkpoint.
+    the steps, then falls by a cosine to 0. Priors learn at `prior_lr_scale` times `lr`. Checkpoints go to folder/checkpoints.
     """
     torch.manual_seed(seed)
     size = max(1, min(batch, TOKENS // rows.rows.context))
@@ -142,8 +128,8 @@ def train_on(
             groups.setdefault((name in priors, name in decayed), []).append(parameter)
     trainer.optimizer = torch.optim.AdamW(
         [
-            {"params": held, "lr": lr * (prior_lr_scale if prior else 1.0), "weight_decay": 0.1 if decays else 0.0}
-            for (prior, decays), held in groups.items()
+            {"params": group, "lr": lr * (prior_lr_scale if prior else 1.0), "weight_decay": 0.1 if decays else 0.0}
+            for (prior, decays), group in groups.items()
         ],
         betas=(0.9, 0.95),
     )

@@ -15,18 +15,17 @@ __all__ = ["TextDataConfig"]
 class TextDataConfig:
     """What to train on.
 
-    source, tokenizer: spec strings (sources.py, tokenizers.py). "tokens:FOLDER" is a source too: FOLDER/train and
-        FOLDER/heldout as `TokenCorpus.save` writes them.
-    context: L, tokens a model sees at once.
-    facts_fraction: the share of training rows that state facts and ask for them (rows.py).
-    facts_weight: what each token of an answer counts in the loss; every other token counts 1. A few targets in a row of
-        hundreds are too few for a small model to learn copying from within a small budget.
-    facts_paraphrased: the share of those facts whose question repeats the subject alone (`Grammar.paraphrased`).
-    copies_fraction: the share of training rows in which a stretch of text comes again.
-    cache_dir: keep tokenised corpora there; None keeps small ones in memory and others in <data folder>/cache/text.
-    heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).
-        All of it is then held out.
-    heldout_limit: documents taken for the held-out split of a stream.
+    Attributes:
+        source, tokenizer: spec strings (sources.py, tokenizers.py); or "tokens:FOLDER", whose folders train and heldout
+            `TokenCorpus.save` wrote.
+        context: L, tokens a model sees at once.
+        facts_fraction: share of training rows that state facts and ask for them (rows.py).
+        facts_weight: what each token of an answer counts in the loss; other tokens count 1.
+        facts_paraphrased: share of those facts whose question repeats the subject alone (`Grammar.paraphrased`).
+        copies_fraction: share of training rows in which a stretch of text comes again.
+        cache_dir: see `tokenize_corpus`.
+        heldout_source: a source that is held out as a whole, instead of a split of `source`.
+        heldout_limit: documents of the held-out split of a stream.
     """
 
     source: str = "sotu-excerpt"
@@ -45,10 +44,8 @@ class TextDataConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.facts_fraction + self.copies_fraction > 1.0:
-            raise ValueError(
-                f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction} are shares of the rows: "
-                "together at most 1"
-            )
+            shares = f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction}"
+            raise ValueError(f"{shares} are shares of the rows: together at most 1")
         if not self.facts_weight > 0:
             raise ValueError(f"facts_weight {self.facts_weight} must be positive")
 

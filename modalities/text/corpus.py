@@ -1,11 +1,7 @@
 """A corpus tokenised once: one flat array of ids and where each document starts in it.
 
-`tokenize_corpus` walks a source, keeps one split, and returns a `TokenCorpus`. With a cache folder, or where there are many
-tokens, the result is written to disk (`tokens.npy` as uint16 or uint32, `offsets.npy`, `corpus.json`) and memory-mapped; a
-folder is complete or absent, never half-written. Such a folder can be moved to a machine that has neither the text
-nor the tokenizer's package, and opened there with `TokenCorpus.load`.
-
-One document is in memory at a time. A long one is tokenised in parts, cut where the tokenizer cuts it anyway.
+A saved corpus is a folder of `tokens.npy` (uint16 or uint32), `offsets.npy` and `corpus.json`. It can be opened on a machine
+that has neither the text nor the tokenizer's package.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ class TokenCorpus:
         return len(self.offsets) - 1
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the corpus to a new folder. An existing one is an error (FileExistsError)."""
+        """Write the corpus to a new folder. FileExistsError for an existing one."""
         if Path(folder).exists():
             raise FileExistsError(f"{folder} exists; a saved corpus is never overwritten")
         self.save_once(Path(folder))
@@ -70,7 +66,7 @@ class TokenCorpus:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TokenCorpus:
-        """Open a saved corpus, its tokens memory-mapped. Errors: FileNotFoundError; ValueError for a wrong format."""
+        """Open a saved corpus, memory-mapped. FileNotFoundError for a missing one, ValueError for a damaged one."""
         folder = Path(folder)
         if not (folder / "corpus.json").is_file():
             raise FileNotFoundError(f"{folder} holds no saved corpus (no corpus.json)")
@@ -80,19 +76,14 @@ class TokenCorpus:
             raise ValueError(f"{folder}: format {found!r:.80}, this version reads {_FORMAT}; delete it")
         tokens = _array(folder / "tokens.npy", "uint16", "uint32")
         offsets = np.array(_array(folder / "offsets.npy", "int64"))
-        ids, num_bytes, tokenizer, fingerprint = map(facts.get, ("ids", "num_bytes", "tokenizer", "fingerprint"))
-        if not (
-            isinstance(ids, list)
-            and isinstance(num_bytes, int)
-            and len(offsets) == len(ids) + 1
-            and offsets[0] == 0
-            and (np.diff(offsets) >= 0).all()
-            and facts.get("num_tokens") == len(tokens) == offsets[-1]
-        ):
+        fields = {"ids": list, "num_bytes": int, "tokenizer": str, "fingerprint": str}
+        for name, kind in fields.items():
+            if not isinstance(facts.get(name), kind):
+                raise ValueError(f"{folder}: corpus.json has no {name}; delete it")
+        bounds = len(offsets) == len(facts["ids"]) + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+        if not (bounds and facts.get("num_tokens") == len(tokens) == offsets[-1]):
             raise ValueError(f"{folder}: offsets.npy and corpus.json do not fit {len(tokens)} tokens; delete it")
-        if not (isinstance(tokenizer, str) and isinstance(fingerprint, str)):
-            raise ValueError(f"{folder}: corpus.json names no tokenizer or no fingerprint; delete it")
-        return cls(tokens, offsets, ids, num_bytes, tokenizer, fingerprint)
+        return cls(tokens, offsets, **{name: facts[name] for name in fields})
 
 
 def _array(path: Path, *kinds: str) -> np.ndarray:
@@ -116,11 +107,12 @@ def tokenize_corpus(
 ) -> TokenCorpus:
     """The documents of one split ("train", "heldout" or "all") of a source, as tokens.
 
-    cache_dir: where to keep the result, under a name made of the files' names, sizes and times, the tokenizer and the
-        split. None: in memory where it has 2²⁵ tokens or fewer, else in <data folder>/cache/text. Streams (hf) have no such
-        name, stay in memory and are tokenised anew.
-    limit: take the first `limit` documents of the split only.
-    Errors: ValueError when the split is unknown, or has no document at all.
+    Args:
+        cache_dir: a folder that keeps the result of files. None: <data folder>/cache/text above 2²⁵ tokens, else memory.
+        limit: the first documents of the split only.
+
+    Raises:
+        ValueError: for an unknown split or one without documents.
     """
     if split not in (*SPLITS, "all"):
         raise ValueError(f"split {split!r} is none of 'train', 'heldout', 'all'")
@@ -142,10 +134,7 @@ def tokenize_corpus(
 
 
 def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpus:
-    """Documents as tokens: in memory, or, where they are many, in a temporary file.
-
-    They are tokenised some at a time, so that BPE tokenizers use every core.
-    """
+    """Documents as tokens: in memory, or, where they are many, in a temporary file."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     digest = hashlib.blake2b(tokenizer.fingerprint.encode(), digest_size=16)
     ids: list[str] = []

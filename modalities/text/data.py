@@ -1,9 +1,4 @@
-"""Text data, read from here outwards: a config in, a resumable loader of packed batches out.
-
-    config.py      the data section of a recipe    sources.py    documents by spec string, and the held-out split
-    tokenizers.py  text -> ids                     corpus.py     a source tokenised once, cached on disk
-    data.py        packing, order, held-out set    streaming.py  the same samples from an endless stream
-    rows.py        rows of facts and of copies     ../loading.py the loaders: ranks, workers, resume
+"""Text data: a config in, a resumable loader of packed batches out.
 
 A sample is a row of L+1 tokens with the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target
 counts where its segment equals its input's and is not −1; −1 marks padding.
@@ -40,14 +35,9 @@ _DOCUMENTS, _WINDOWS, _MIX = 0, 1, 2
 class PackedDataset(Dataset):
     """Rows of L+1 tokens cut from shuffled, concatenated documents. Sample n depends on (corpus, seed, n) alone.
 
-    Epoch e lays all documents out as [BOS] + tokens in an order drawn from (seed, e), cuts that line into
-    W = ceil((E − 1) / L) windows of L+1 tokens at stride L (so every token is a target once), pads the last one, and
-    serves the windows in a second random order. Sample n is window n mod W of epoch n div W; the dataset is endless.
-    A document that crosses a window's end continues in another row as a separate piece: its positions restart at 0
-    there and it has no BOS. Where the whole corpus is shorter than a window, every row is the padded corpus.
-
-    epochs=1 with shuffle=False is one pass in the corpus's order, for evaluation: `len(dataset)` is then its length.
-    Memory beyond the corpus is 16 bytes per document and 8 per window.
+    An epoch lays all documents out as [BOS] + tokens in random order, cuts that line into windows of L+1 tokens at stride L, so
+    that every token is a target once, pads the last one, and serves the windows in a second random order. A document that
+    crosses a window's end continues in another row, without BOS and with positions from 0. With `epochs` the dataset ends.
     """
 
     def __init__(
@@ -157,13 +147,10 @@ def build_loader(
     micro_batch: int,
     tokenizer: Tokenizer | None = None,
 ) -> Any:
-    """The loader of one split for one rank: iterable of {"tokens", "segments"}, int64 (B, L+1), with state_dict() and
-    load_state_dict().
+    """The loader of one split for one rank: batches {"tokens", "segments"}, int64 (B, L+1).
 
-    "train" is endless and shuffled, with rows of facts and copies as configured. "heldout" is one pass over the held-out
-    documents, in a mixed order that is the same for every seed, of plain rows alone, with equally many batches on every rank.
-    A "hf:" source streams in training (StreamLoader: its state is each rank's own); everything else is tokenised
-    once (IndexedLoader: its state is the same on all ranks).
+    "train" is endless and shuffled, with rows of facts and copies. "heldout" is one pass over plain rows, in one order for all
+    seeds, with equally many batches on every rank. A "hf:" source streams in training.
     """
     tokenizer = tokenizer or load_tokenizer(config.tokenizer)
     share: dict[str, Any] = {"rank": rank, "world": world, "num_workers": config.num_workers}
@@ -173,10 +160,9 @@ def build_loader(
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
-        options: dict[str, Any] = {"seed": config.seed, "mix": config.row_mix}
-    else:  # shuffled, so that the first few batches represent all documents; always alike, so that runs compare
-        options = {"seed": 0, "epochs": 1}
-    dataset = PackedDataset(corpus, config.context, tokenizer, **options)
+        dataset = PackedDataset(corpus, config.context, tokenizer, seed=config.seed, mix=config.row_mix)
+    else:  # shuffled: the first few batches represent all documents
+        dataset = PackedDataset(corpus, config.context, tokenizer, epochs=1)
     return IndexedLoader(RowBatches(dataset), micro_batch, **share)
 
 
@@ -195,11 +181,9 @@ class EncodedDocument:
 
 @lru_cache(maxsize=4)
 def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Heldout[tuple[EncodedDocument, ...]]:
-    """The first held-out documents of a source, at most `MOST_DOCUMENTS` and with at most `MOST_CHARACTERS`, read and
-    tokenised once per process.
+    """The first held-out documents of a source, at most `MOST_DOCUMENTS` with `MOST_CHARACTERS`, read once per process.
 
-    split="all" takes every document, for a source that is a held-out set as a whole. Raises ValueError when the split is
-    empty: measuring on text that was trained on is not an alternative.
+    split="all" takes every document. ValueError for an empty split.
     """
     tokenizer = load_tokenizer(tokenizer_spec)
     texts, size = [], 0
@@ -210,10 +194,7 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
             break
         texts.append(document.text)
     if not texts:
-        raise ValueError(
-            f"source {spec!r} has no held-out document (5% are held out, by hash of their text; '?split=heldout' behind it "
-            "holds out all of it)"
-        )
+        raise ValueError(f"source {spec!r} has no held-out document; '?split=heldout' behind it holds out all of it")
     documents = tuple(
         EncodedDocument(text, tokens, tokenizer.count_bytes(text))
         for text, tokens in zip(texts, tokenizer.encode_many(texts), strict=True)

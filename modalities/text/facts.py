@@ -2,9 +2,7 @@
 
     " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
-A fact is a subject and a random value. The facts of a document are stated in one wording, so that their subjects alone tell
-them apart, or each in its own. Wordings are of a list, or invented on the spot, of random words and of words of the text that
-they stand in.
+A fact is a subject and a random value. Wordings are of a list, or invented of random words and words of the surrounding text.
 """
 
 from __future__ import annotations
@@ -22,21 +20,6 @@ import numpy as np
 
 from modalities.heldout import fingerprint_of
 from modalities.text.tokenizers import Tokenizer
-
-__all__ = [
-    "GRAMMARS",
-    "HELDOUT",
-    "TRAIN",
-    "VALUES",
-    "Fact",
-    "Grammar",
-    "Sentence",
-    "draw_digits",
-    "draw_facts",
-    "fill_aside",
-    "pick",
-    "sentence_ends",
-]
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
@@ -183,12 +166,6 @@ class Grammar:
         return frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}.")), asked + frame
 
 
-def _read_grammars() -> dict[str, Grammar]:
-    """The grammars of the file: "train" and "heldout"."""
-    tables = tomllib.loads((Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8"))
-    return {name: _grammar(**table) for name, table in tables.items()}
-
-
 def _grammar(
     wordings: list[list[str]],
     people: str,
@@ -210,7 +187,8 @@ def _grammar(
     )
 
 
-TRAIN, HELDOUT = _read_grammars().values()
+_TABLES = tomllib.loads((Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8"))
+TRAIN, HELDOUT = (_grammar(**table) for table in _TABLES.values())
 
 # Of prompts; rows of training are drawn from TRAIN itself.
 GRAMMARS = {
@@ -250,14 +228,11 @@ def draw_facts(
     """`count` facts about different subjects.
 
     Args:
-        rng, grammar: decide all.
-        count: of facts.
         value: what all values are, of VALUES; drawn where None.
         alike: all in one wording and of one kind of name, so that only names (or nouns) tell them apart; drawn where None.
         text: words that invented wordings and names may have.
 
-    Raises:
-        ValueError: for more facts than the grammar has subjects.
+    Raises ValueError for more facts than the grammar has subjects.
     """
     alike = bool(rng.random() < 0.75) if alike is None else alike
     by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2  # one name that has several nouns
@@ -282,8 +257,8 @@ def draw_facts(
         stated, question = (words.format(name=name, noun=noun) for words in wording)
         before, after = stated.split("|")
         lead = wording[0].partition("|")[0]
-        told = all(word in lead for word in ("{name}", "{noun}") if word in wording[1])
-        subject = before if told else stated  # what tells the statement from others
+        complete = all(word in lead for word in ("{name}", "{noun}") if word in wording[1])
+        subject = before if complete else stated  # what tells the statement from others
         if {question, subject} & taken:
             continue
         taken |= {question, subject}

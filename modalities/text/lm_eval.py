@@ -2,9 +2,8 @@
 
     priorzoo lm-eval --model priorzoo --model_args pretrained=text_ggd_ssmax_tiny.facts --tasks arc_easy
 
-The harness knows the models of its own package and those of modules that have been imported; it looks for no entry points.
-The command imports this module and hands its words over. In Python, `import modalities.text.lm_eval` comes before
-`lm_eval.simple_evaluate(model="priorzoo", ...)`. Needs the extra `lm-eval`.
+In Python, `import modalities.text.lm_eval` comes before `lm_eval.simple_evaluate(model="priorzoo", ...)`. Needs the extra
+`lm-eval`.
 """
 
 from __future__ import annotations
@@ -30,17 +29,14 @@ UNLIMITED = 2**31 - 1
 
 @register_model("priorzoo")
 class PriorzooLM(HFLM):
-    """A text model that answers the harness' requests: its `transformers` form, behind the harness' own class for those.
-
-    BOS precedes every text, as in training.
+    """The `transformers` form of a text model behind the harness' own class. BOS precedes every text, as in training.
 
     Args:
         pretrained: a name with weights, the folder of a run or a checkpoint, or one written by `save_pretrained`.
         dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in float32.
-        device: such as cuda:1. Where torch sees no CUDA device it is the CPU: the harness' command asks for cuda:0 by itself.
+        device: such as cuda:1; the CPU where torch sees no CUDA device.
         batch_size: contexts that are read together.
-        max_length: tokens that a prediction sees at most, the newest ones. By default nothing is cut, whatever length the
-            model was trained at.
+        max_length: tokens that a prediction sees at most, the newest ones. By default nothing is cut.
 
     Raises:
         ValueError: for other arguments, values out of range, or a model without weights or of another modality.
@@ -59,10 +55,8 @@ class PriorzooLM(HFLM):
         check_options("the model priorzoo", type(self), {"pretrained", *unknown}, fixed=("unknown",))
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
-        for name, value in (
-            ("batch_size", batch_size),
-            ("max_length", UNLIMITED if max_length is None else max_length),
-        ):
+        sizes = {"batch_size": batch_size, "max_length": UNLIMITED if max_length is None else max_length}
+        for name, value in sizes.items():
             if not str(value).isdecimal() or int(value) < 1:
                 raise ValueError(f"{name}={value}: expected a number from 1 on")
         place = torch.device(device if torch.cuda.is_available() or not device.startswith("cuda") else "cpu")
@@ -70,8 +64,7 @@ class PriorzooLM(HFLM):
         super().__init__(
             wrap(model),
             tokenizer=fast_tokenizer(model.config.tokenizer),
-            batch_size=int(batch_size),
-            max_length=int(max_length or UNLIMITED),
+            **{name: int(value) for name, value in sizes.items()},
             softmax_dtype="float32",
             add_bos_token=True,
         )
@@ -83,7 +76,7 @@ class PriorzooLM(HFLM):
         return cls(**options | arg_dict)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of each text in nats: every token once, after all before it; with `max_length`, in windows."""
+        """Log-probability of each text in nats; with `max_length`, in windows."""
         self.add_bos_token = False  # windows begin with it
         try:
             return super().loglikelihood_rolling(requests, disable_tqdm)

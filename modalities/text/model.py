@@ -30,9 +30,8 @@ class CausalLM(Decoder):
     def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
         """What follows the prompt, yielded as it is written; `sampling` as in `modalities.decoder.generation.stream`."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        ids = [tokenizer.bos_id, *tokenizer.encode(prompt).tolist()]
-        end = tokenizer.eos_id
-        return stream_text(self, ids, tokenizer.decode, max_new_tokens=max_new_tokens, eos_id=end, **sampling)
+        options = {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id} | sampling
+        return stream_text(self, self.read(prompt)[0].tolist(), tokenizer.decode, **options)
 
     def read(self, text: str) -> Tensor:
         """(1, T) ids: BOS and the tokens of a text."""
@@ -52,27 +51,9 @@ GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
 # The sizes of the papers keep their names; small reads bytes. In the models that ship lanes stand beside the heads' columns, so
 # that all methods have the same room for content.
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": dict(
-        dim=128,
-        num_layers=4,
-        num_heads=4,
-        hidden_dim=344,
-        train_context=256,
-        vocab_size=1024,
-        tokenizer="bpe-1k",
-        lanes="beside",
-    ),
+    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
-    "lm": dict(
-        dim=192,
-        num_layers=6,
-        num_heads=6,
-        hidden_dim=512,
-        train_context=512,
-        vocab_size=4096,
-        tokenizer="bpe-4k",
-        lanes="beside",
-    ),
+    "lm": dict(dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512),
     # GOAT, C4: "a pre-norm GPT"
     "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),
     # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them 44M, 124M and 334M
@@ -84,6 +65,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),
     "1100m": dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192, train_context=512),
 }
+SIZES["tiny"] |= dict(vocab_size=1024, tokenizer="bpe-1k", lanes="beside")
+SIZES["lm"] |= dict(vocab_size=4096, tokenizer="bpe-4k", lanes="beside")
 for _name in ("120m", "432m", "1100m"):
     SIZES[_name] |= dict(vocab_size=32768, tokenizer="data/mistral-v0.3/tokenizer.json", tied=False)
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ from modalities.text.facts import (
 )
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = ["HAYSTACKS", "PUBLISHED", "TEMPLATES", "Haystack", "Template", "open_haystack"]
+__all__ = ["PUBLISHED", "TEMPLATES", "Haystack", "Template", "default_haystack", "open_haystack"]
 
 TEMPLATES = ("own", "heldout", "paraphrased", "train", "train_paraphrased", "invented", "mohtashami", "bam")
 PUBLISHED = ("mohtashami", "bam")
@@ -74,12 +74,9 @@ OTHER_THINGS = ("gate", "room", "order", "train", "ticket", "house", "page", "fl
 
 @dataclass(frozen=True, eq=False)
 class Haystack:
-    """What statements are hidden in. Equal to itself alone.
+    """What statements are hidden in: tokens of documents, or of one text that repeats (`loop`).
 
-    Attributes:
-        texts: tokens of each document, or of the one text that a loop repeats.
-        loop: whether the text has no end.
-        any_text: whether it may be without sentences, see `places`.
+    `any_text`: it may be without sentences, see `places`.
     """
 
     texts: tuple[np.ndarray, ...]
@@ -87,10 +84,7 @@ class Haystack:
     any_text: bool = False
 
     def draw(self, count: int, rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray:
-        """A random stretch of `count` tokens: of one document where one is that long, else of several in a row.
-
-        Of a loop it begins with a sentence.
-        """
+        """A random stretch of `count` tokens of one document, else of several; of a loop it begins with a sentence."""
         if self.loop:
             return self.repeat(count, int(pick(rng, sentence_ends(self.texts[0], tokenizer)[:-1])))
         long = [text for text in self.texts if len(text) >= count]
@@ -106,10 +100,8 @@ class Haystack:
     @property
     def fingerprint(self) -> str:
         """16 hex digits, equal for equal haystacks."""
-        parts = [
-            part for text in self.texts for part in (len(text).to_bytes(8, "little"), text.astype("<i8").tobytes())
-        ]
-        return fingerprint_of([*parts, bytes([self.loop + 2 * self.any_text])])
+        texts = [(len(text).to_bytes(8, "little"), text.astype("<i8").tobytes()) for text in self.texts]
+        return fingerprint_of([*chain(*texts), bytes([self.loop + 2 * self.any_text])])
 
     def places(self, hay: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
         """Where statements may stand in a stretch of it, 0 and its end among them: between sentences.
@@ -133,6 +125,11 @@ class Haystack:
         return np.concatenate([first, self.repeat(max(0, count - len(first)))])[:count]
 
 
+def default_haystack(template: str) -> str:
+    """The name of the haystack that belongs to a template."""
+    return "grass" if template in PUBLISHED else "own" if template == "own" else "text"
+
+
 def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarray] = ()) -> Haystack:
     """A haystack by name: "own", "grass", "text" (`documents`, in tokens) or "file:PATH".
 
@@ -142,38 +139,31 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
     """
     if name in ("own", "grass"):
         return Haystack((tokenizer.encode(OWN if name == "own" else GRASS),), loop=True)
-    if name == "text":
-        texts: tuple[np.ndarray, ...] = tuple(documents)
-    elif name.startswith("file:"):
+    if name.startswith("file:"):
         path = Path(name.removeprefix("file:"))
         if not path.is_file():
             raise FileNotFoundError(f"filler {name!r}: no file {path}")
         if (size := path.stat().st_size) > LONGEST_FILLER:
             raise ValueError(f"filler {name!r}: {size:,} bytes; at most {LONGEST_FILLER:,}")
         return Haystack((tokenizer.encode(_read_filler(name, path)),), any_text=True)
-    else:
-        check_choice("filler", name, HAYSTACKS)
-    if not any(map(len, texts)):
+    check_choice("filler", name, HAYSTACKS)
+    if not any(map(len, documents)):
         raise ValueError(f"filler {name!r} has no text")
-    return Haystack(tuple(text for text in texts if len(text)))
+    return Haystack(tuple(text for text in documents if len(text)))
 
 
 def _read_filler(name: str, path: Path) -> str:
-    """The text of a file; ValueError for one that is none, or that states a key itself."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"filler {name!r}: not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
-        ) from error
+        place = f"byte {error.object[error.start]:#04x} at {error.start}"
+        raise ValueError(f"filler {name!r}: not UTF-8 text: {place}") from error
     if "\0" in text:
         raise ValueError(f"filler {name!r}: not text: byte 0x00 at {len(text.partition(chr(0))[0].encode())}")
     if not text.strip():
         raise ValueError(f"filler {name!r} has no text")
     if said := STATED.search(text):
-        raise ValueError(
-            f"filler {name!r} itself says {' '.join(said[0].split())!r}: expected text without a pass key, which prompts state"
-        )
+        raise ValueError(f"filler {name!r} itself says {' '.join(said[0].split())!r}: expected text without a pass key")
     return text
 
 
@@ -258,19 +248,16 @@ class Template:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.facts > 1 and self.grammar is None:
             raise ValueError(
-                f"template {self.name!r} states one fact, got facts={self.facts}: templates heldout, train and "
-                "invented state several; distractors puts other numbers beside it"
+                f"template {self.name!r} states one fact, got facts={self.facts}: {', '.join(GRAMMARS)} state several"
             )
         if self.values != "digits" and self.distractors:
             raise ValueError(f"distractors are numbers of five digits: expected values='digits', got {self.values!r}")
         if self.values != "digits" and self.grammar is None:
-            raise ValueError(
-                f"template {self.name!r} hides digits, got values={self.values!r}: templates {', '.join(GRAMMARS)} have others"
-            )
+            names = ", ".join(GRAMMARS)
+            raise ValueError(f"template {self.name!r} hides digits, got values={self.values!r}: {names} have others")
         if self.given and self.name not in PUBLISHED:
-            raise ValueError(
-                f"template {self.name!r} gives no digit away, got prefix_digits={self.given}: mohtashami and bam do"
-            )
+            names = " and ".join(PUBLISHED)
+            raise ValueError(f"template {self.name!r} gives no digit away, got prefix_digits={self.given}: {names} do")
 
     @property
     def grammar(self) -> Grammar | None:
@@ -279,13 +266,9 @@ class Template:
     def draw(
         self, length: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(prompt, answer) in tokens, int64.
+        """(prompt, answer) in tokens, int64; ValueError where the words alone take more than `length` tokens.
 
-        depth: the statement stands at the sentence's end nearest to this share of the hay (mohtashami: at it); everything
-            else anywhere.
-
-        Raises:
-            ValueError: where the words alone take more than `length` tokens.
+        depth: share of the hay before the statement, to the nearest sentence's end (mohtashami: exactly).
         """
         tokens = self._draw_tokens(length, rng, tokenizer, 1)
         hay, place, free = self._lay_hay(tokens.room, depth, rng, tokenizer, haystack)
@@ -296,16 +279,13 @@ class Template:
     def draw_all(
         self, length: int, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
     ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """(text, [(question, answer), …]) in tokens, int64: every fact is asked for, one at a time after the same text.
+        """(text, [(question, answer), …]) in tokens, int64: every fact is asked for after the same text.
 
-        Facts stand at even depths, the first at the start of the hay and the last at its end, distractors anywhere; text,
-        any question and its answer together have at most `length` tokens.
-
-        Raises:
-            ValueError: where the words alone take more, or for a template that is no grammar's.
+        Facts stand at even depths from the start of the hay to its end; text, any question and its answer together have at most
+        `length` tokens. ValueError where the words alone take more, or for a template of one fact.
         """
         if self.grammar is None:
-            raise ValueError(f"template {self.name!r} states one fact: heldout, train and invented state several")
+            raise ValueError(f"template {self.name!r} states one fact: {', '.join(GRAMMARS)} state several")
         tokens = self._draw_tokens(length, rng, tokenizer, self.facts)
         hay = haystack.draw(tokens.room, rng, tokenizer)
         ends = haystack.places(hay, tokenizer)

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from modalities.evaluation import (
 from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
 from modalities.text.facts import VALUES
-from modalities.text.prompts import PUBLISHED, TEMPLATES, Haystack, Template, open_haystack
+from modalities.text.prompts import TEMPLATES, Haystack, Template, default_haystack, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from zoo.slices import slices
 
@@ -42,18 +43,15 @@ class TextEvaluator(Evaluator[S, Decoder]):
     @property
     def text_name(self) -> str:
         """The source of the held-out documents."""
-        return (
-            self.settings.source
-            or self.trained_on.get("heldout_source")
-            or self.trained_on.get("source", DEFAULT_SOURCE)
-        )
+        trained_on = self.trained_on.get("heldout_source") or self.trained_on.get("source", DEFAULT_SOURCE)
+        return self.settings.source or trained_on
 
     @property
     def source_name(self) -> str | None:
         return self.text_name
 
     def heldout_for(self, model: Decoder) -> Heldout[tuple[EncodedDocument, ...]]:
-        """The documents in the model's tokens. Raises ValueError where training read tokens and kept no text."""
+        """The documents in the model's tokens. ValueError where training read tokens and kept no text."""
         name = self.text_name
         if name.startswith("tokens:"):
             raise ValueError(f"training read {name!r}, which holds no text: name held-out text with --source")
@@ -62,10 +60,7 @@ class TextEvaluator(Evaluator[S, Decoder]):
 
 
 class HaystackEvaluator(TextEvaluator[S]):
-    """An evaluator that hides statements in a haystack: `filler`, a name of `modalities.text.prompts`.
-
-    Raises ValueError where settings name held-out text and the filler is another one.
-    """
+    """An evaluator that hides statements in a haystack. ValueError for a source of held-out text and another filler."""
 
     def __init__(self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
@@ -97,10 +92,7 @@ class RetrievalSettings(LengthSettings):
     )
     facts: tuple[int, ...] = option((1,), "facts in the text, as 1,2,5; one is asked for", parse=counts)
     distractors: tuple[int, ...] = option((0,), "sentences with another number, as 0,1,4", parse=counts)
-    values: str = option(
-        "digits",
-        f"{', '.join(VALUES)}: what the facts of a grammar's template say; what a model writes behind it is not looked at",
-    )
+    values: str = option("digits", f"{', '.join(VALUES)}: what the facts of a grammar's template say")
     depths: int | None = option(None, "places of the fact between the text's start and end; default: the evaluator's")
     prefix_digits: int | None = option(None, "digits of the key that the prompt gives away; default: as published")
 
@@ -111,17 +103,15 @@ class RetrievalSettings(LengthSettings):
         if self.depths is not None and self.depths < 2:
             raise ValueError(f"depths must be at least 2, got {self.depths}")
         for name in ("facts", "distractors"):
-            found = getattr(self, name)
-            if not found or len(set(found)) < len(found):
-                raise ValueError(f"{name} must be different numbers, got {list(found)}")
+            numbers = getattr(self, name)
+            if not numbers or len(set(numbers)) < len(numbers):
+                raise ValueError(f"{name} must be different numbers, got {list(numbers)}")
 
 
 class Retrieval(HaystackEvaluator[RetrievalSettings]):
-    """A value stated somewhere in a text and asked for at its end: a grid of length × depth, under several conditions.
+    """A value stated somewhere in a text and asked for at its end: a grid of length × depth, scored by `answer_scores`.
 
-    `samples` prompts a depth, with random values and words. Exact match is scored teacher-forced and by free generation (see
-    `answer_scores`). A condition is a number of facts and of distractors; where there are several, each has columns of its own,
-    such as `free_generation (facts=5)`.
+    A condition is a number of facts and of distractors; of several each has columns such as `free_generation (facts=5)`.
     """
 
     overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True, within=0.2)
@@ -133,17 +123,16 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     def __init__(self, settings: RetrievalSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
-        given = self.settings
-        name = given.template or "own"
-        prefix = (1 if name == "bam" else 0) if given.prefix_digits is None else given.prefix_digits
+        options = self.settings
+        name = options.template or "own"
+        prefix = (1 if name == "bam" else 0) if options.prefix_digits is None else options.prefix_digits
         # (facts, distractors) → what columns of the condition end with
         self.conditions: dict[tuple[int, int], str] = {}
-        for facts in given.facts:
-            for distractors in given.distractors:
-                told = [f"facts={facts}"] * (len(given.facts) > 1)
-                told += [f"distractors={distractors}"] * (len(given.distractors) > 1)
-                self.conditions[facts, distractors] = f" ({', '.join(told)})" if told else ""
-        self.templates = [Template(name, *condition, prefix, given.values) for condition in self.conditions]
+        for facts, distractors in product(options.facts, options.distractors):
+            parts = [f"facts={facts}"] * (len(options.facts) > 1)
+            parts += [f"distractors={distractors}"] * (len(options.distractors) > 1)
+            self.conditions[facts, distractors] = f" ({', '.join(parts)})" if parts else ""
+        self.templates = [Template(name, *condition, prefix, options.values) for condition in self.conditions]
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
             drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True, within=0.2) for c in conditions)
@@ -160,9 +149,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     @property
     def filler(self) -> str:
-        name = self.settings.template or "own"
-        by_template = "grass" if name in PUBLISHED else "own" if name == "own" else "text"
-        return self.settings.filler or self.default_filler or by_template
+        return self.settings.filler or self.default_filler or default_haystack(self.settings.template or "own")
 
     def identity(self, model: Decoder) -> dict[str, Any]:
         template = self.templates[0]
@@ -179,17 +166,13 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     def cells(self, model: Decoder) -> list[Cell]:
         tokenizer, haystack, cells = model.config.tokenizer, self.haystack(model), []
-        for length in self.points(model):
-            for template in self.templates:
-                for k in range(self.depths):
-                    depth = k / (self.depths - 1)
-                    pairs = _prompts(template, tokenizer, haystack, length, depth, self.samples, self.settings.seed)
-                    name = (
-                        f"length={length}/facts={template.facts}/distractors={template.distractors}/depth={depth:.3f}"
-                    )
-                    data = {"facts": template.facts, "distractors": template.distractors, "pairs": pairs}
-                    data |= {"length": length, "depth": depth}
-                    cells.append(Cell(name, cost=len(pairs) * length, data=data))
+        for length, template, k in product(self.points(model), self.templates, range(self.depths)):
+            depth = k / (self.depths - 1)
+            pairs = _prompts(template, tokenizer, haystack, length, depth, self.samples, self.settings.seed)
+            name = f"length={length}/facts={template.facts}/distractors={template.distractors}/depth={depth:.3f}"
+            data = {"facts": template.facts, "distractors": template.distractors, "pairs": pairs}
+            data |= {"length": length, "depth": depth}
+            cells.append(Cell(name, cost=len(pairs) * length, data=data))
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
@@ -201,11 +184,11 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         scores: dict[str, torch.Tensor] = {}
         for alike in by_shape.values():
             for part in slices(len(alike), self.settings.batch_size(cell.data["length"])):
-                mine = alike[part]
-                found = answer_scores(model, *(np.stack(side) for side in zip(*(pairs[n] for n in mine), strict=True)))
-                for name, values in found.items():
-                    scores.setdefault(name, torch.zeros(len(pairs), dtype=torch.float64))[mine] = values
-                self.advance(len(mine) * cell.data["length"])
+                batch = alike[part]
+                sides = (np.stack(side) for side in zip(*(pairs[n] for n in batch), strict=True))
+                for name, values in answer_scores(model, *sides).items():
+                    scores.setdefault(name, torch.zeros(len(pairs), dtype=torch.float64))[batch] = values
+                self.advance(len(batch) * cell.data["length"])
         facts = {key: cell.data[key] for key in ("length", "depth", "facts", "distractors")} | {"samples": len(pairs)}
         means = {name: float(values.mean()) for name, values in scores.items()}
         outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}
@@ -213,29 +196,28 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """Every prompt: the k-th at a depth."""
-        for column, found in cell["outcomes"].items():
-            for k, right in enumerate(found):
+        for column, outcomes in cell["outcomes"].items():
+            for k, right in enumerate(outcomes):
                 yield Observed(cell["length"], f"{cell['depth']}/{k}", column + self._condition(cell), right)
 
     def _condition(self, cell: CellValue) -> str:
         return self.conditions[cell["facts"], cell["distractors"]]
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        """One row per length; for each condition means over depths, the binomial standard error of the generated score, and it
-        by depth."""
+        """A row per length: of each condition means over depths, and the generated score's standard error and depths."""
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             row: dict[str, Any] = {"length": length}
             for condition in self.conditions.values():
-                mine = [c for c in cells.values() if (c["length"], self._condition(c)) == (length, condition)]
-                mine.sort(key=lambda c: c["depth"])
-                samples = row["samples"] = sum(c["samples"] for c in mine)
+                column = [c for c in cells.values() if (c["length"], self._condition(c)) == (length, condition)]
+                column.sort(key=lambda c: c["depth"])
+                samples = row["samples"] = sum(c["samples"] for c in column)
                 for score in ("teacher_forced", "free_generation", "tokens_right", "nll"):
-                    row[score + condition] = sum(c[score] * c["samples"] for c in mine) / samples
-                found = row["free_generation" + condition]
-                row["free_generation_standard_error" + condition] = math.sqrt(found * (1 - found) / samples)
-                row["depths"] = [c["depth"] for c in mine]
-                row["free_generation_by_depth" + condition] = [c["free_generation"] for c in mine]
+                    row[score + condition] = sum(c[score] * c["samples"] for c in column) / samples
+                share = row["free_generation" + condition]
+                row["free_generation_standard_error" + condition] = math.sqrt(share * (1 - share) / samples)
+                row["depths"] = [c["depth"] for c in column]
+                row["free_generation_by_depth" + condition] = [c["free_generation"] for c in column]
             rows.append(row)
         return rows
 

@@ -25,12 +25,9 @@ WORD = re.compile("[A-Za-z]{2,}")
 
 @dataclass(frozen=True)
 class RowMix:
-    """The shares of training rows that are not plain text.
+    """Shares of training rows: `facts_row` (whose answers count `weight` in the loss), `copies_row`; the rest is plain.
 
-    Attributes:
-        facts: of `facts_row`, in which an answer's tokens count `weight` in the loss.
-        copies: of `copies_row`.
-        paraphrased: of the facts, whose question repeats the subject alone.
+    paraphrased: share of the facts whose question repeats the subject alone.
     """
 
     facts: float = 0.0
@@ -67,18 +64,15 @@ class RowMix:
             rng = np.random.default_rng(0)
             sizes = [_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, self.grammar, 1)]
             if context < max(sizes):
-                raise ValueError(
-                    f"context {context} is too short for facts and their questions: tokenizer {tokenizer.name!r} "
-                    f"needs at least {max(sizes)}"
-                )
+                needs = f"tokenizer {tokenizer.name!r} needs at least {max(sizes)}"
+                raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
 
 
 def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float, grammar: Grammar = TRAIN) -> Row:
-    """A row of facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
+    """Facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
-    Facts of the grammar, one to ten and as many as fit, stand between sentences of the text; all or some of them are asked for
-    at the end. Values are random where they are stated and do not count in the loss; in answers they count `weight`, all
-    else 1.
+    One to ten facts, as many as fit, stand between sentences; all or some are asked for at the end. Values count 0 in the loss
+    where they are stated, `weight` in answers; all else counts 1.
     """
     room = len(row["tokens"]) - 1  # BOS
     statements, answers = [], []
@@ -110,10 +104,9 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
 
 
 def copies_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer) -> Row:
-    """A row in which a stretch comes again and again between other text, as in `facts_row`.
+    """A row in which a stretch comes again and again between other text; keys as in `facts_row`.
 
-    The stretch is the row's first words, or its first tokens in random order, which do not count in the loss where they come
-    first.
+    The stretch is the row's first tokens, as they are or in random order, which then count 0 where they come first.
     """
     length, text = len(row["tokens"]), _plain(row, tokenizer)
     stretch = text[:, : int(rng.integers(COPIED[0], COPIED[1] + 1))]

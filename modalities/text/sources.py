@@ -17,8 +17,7 @@ Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
     data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
     data_dir, revision   hf only: handed to load_dataset
 
-JSONL is read here and not by `datasets`, whose errors name no row and whose import takes longer than the excerpt.
-The data folder: `modalities.files.data_folder`.
+JSONL is read here because errors of `datasets` name no row.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ from zoo.naming import did_you_mean, nearest
 
 SPLITS = ("train", "heldout")
 HELDOUT_FRACTION = 0.05
-# The number after the name was chosen once, so that enough long speeches of the shipped corpus are held out, and is
-# never to change: every shipped weight was trained on what this key leaves to training.
+# Never change this key: every shipped weight was trained on what it leaves to training.
 _SPLIT_KEY = b"priorzoo held-out 33"
 _ASSETS = Path(__file__).parent / "assets"
 # name -> (file under the data folder, options)
@@ -69,19 +67,12 @@ class Document:
 
 
 def document_split(document: Document) -> str:
-    """The split of a document ("train", "heldout", "unused"): what its source says, else by hash of the text.
-
-    blake2b of the stripped text, as a number in [0, 1), below 0.05 is held out. The text alone decides: a copy of a
-    document under another name falls into the same split, and neither seed, order nor file layout matters.
-    """
+    """ "train", "heldout" or "unused", as the source says; else by the hash of the stripped text, of which 5% are held out."""
     if document.split is not None:
         return document.split
     text = document.text.strip().encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8, key=_SPLIT_KEY).digest()
     return "heldout" if int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64 else "train"
-
-
-# ------------------------------------------------------------------------------------------------ sources
 
 
 class Source:
@@ -128,10 +119,7 @@ class FileSource(Source):
 
 @dataclass(frozen=True)
 class UnseenSource(Source):
-    """The speeches that no model trained on the shipped excerpt has seen: all of `every` that `excerpt` does not train on.
-
-    Raises ValueError where one that it trains on is not there word by word, since it could then not be left out.
-    """
+    """The speeches of `every` that `excerpt` does not train on. ValueError where `every` lacks one that it trains on."""
 
     spec: str
     every: FileSource
@@ -165,8 +153,8 @@ class HFSource(Source):
         extra: dict[str, Any] = {name: value for name, value in self.options.items() if name in _HUB_OPTIONS}
         if files := extra.get("data_files"):
             extra["data_files"] = [str(path) for path in matching_files(files)] or files
-        datasets = _import_datasets(f"source {self.spec!r}")
-        return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True, **extra)
+        load = _import_datasets(f"source {self.spec!r}").load_dataset
+        return load(self.name, self.config, split=self.split, streaming=True, **extra)
 
     def document(self, row: dict[str, Any], number: int) -> Document:
         return _row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
@@ -175,14 +163,12 @@ class HFSource(Source):
         return (self.document(row, number) for number, row in enumerate(self.load()))
 
 
-# ------------------------------------------------------------------------------------------------ spec strings
-
-
 def open_source(spec: str = "sotu-excerpt") -> Source:
-    """The source of a spec string (grammar: the module's docstring).
+    """The source of a spec string, see the module's docstring.
 
-    Errors: ValueError for an unknown name or option, naming the nearest valid one; FileNotFoundError where files are
-    missing, naming the command that fetches them if there is one.
+    Raises:
+        ValueError: for an unknown name or option.
+        FileNotFoundError: for missing files.
     """
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"source must be a non-empty string such as 'sotu-excerpt', got {spec!r}")
@@ -196,12 +182,10 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
         return excerpt
     if place == "sotu-unseen":
         return UnseenSource(spec, _fetched(spec, {"sotu": 1}, options), excerpt)
-    if place in _FETCHED:
-        return _fetched(spec, {place: 1}, options)
-    if place in _MIXES:
-        if options:
-            raise ValueError(f"source {spec!r}: a mix takes no options; its parts, {', '.join(_MIXES[place])}, do")
-        return _fetched(spec, _MIXES[place], options)
+    if place in _MIXES and options:
+        raise ValueError(f"source {spec!r}: a mix takes no options; its parts, {', '.join(_MIXES[place])}, do")
+    if place in (*_FETCHED, *_MIXES):
+        return _fetched(spec, _MIXES.get(place, {place: 1}), options)
     return FileSource(spec, tuple((path, options, 1) for path in _find_files(spec, place)))
 
 
@@ -234,9 +218,10 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def _hf_source(spec: str, rest: str, options: dict[str, str]) -> HFSource:
-    name, config, split, *more = [*rest.split(":"), "", ""][: max(3, rest.count(":") + 1)]
-    if not name or more:
+    parts = rest.split(":")
+    if not parts[0] or len(parts) > 3:
         raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
+    name, config, split = [*parts, "", ""][:3]
     if config in ("train", "validation", "test") and not split:  # "hf:name:validation" can only mean the split
         config, split = "", config
     return HFSource(spec, name, config or None, split or "train", options)
@@ -247,26 +232,20 @@ def _find_files(spec: str, place: str) -> tuple[Path, ...]:
         paths = matching_files(place)
         if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
+    elif os.path.isdir(place):
+        pattern = f"{place.rstrip('/')}/*.jsonl"
+        raise FileNotFoundError(f"source {spec!r} is a folder; give a glob of its files, such as '{pattern}'")
+    elif not os.path.isfile(place):
+        names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES, "hf:NAME"]
+        hint = near_file(place, lambda name: name.endswith(_SUFFIXES)) or did_you_mean(place, names, cutoff=0.4)
+        message = f"source {spec!r}: no such file, and not one of {', '.join(names)}; {hint}"
+        raise FileNotFoundError(message.rstrip("; "))
     else:
         paths = [Path(place)]
-        if not paths[0].is_file():
-            raise FileNotFoundError(_missing(spec, place))
     for path in paths:
         if not path.name.endswith(_SUFFIXES):
             raise ValueError(f"source {spec!r}: {path} is none of {', '.join(_SUFFIXES)}")
     return tuple(paths)
-
-
-def _missing(spec: str, place: str) -> str:
-    names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES]
-    if os.path.isdir(place):
-        return f"source {spec!r} is a folder; give a glob of its files, such as '{place.rstrip('/')}/*.jsonl'"
-    beside = near_file(place, lambda name: name.endswith(_SUFFIXES))
-    hint = beside or did_you_mean(place, [*names, "hf:NAME"], cutoff=0.4)
-    return f"source {spec!r}: no such file, and not one of {', '.join(names)}, hf:NAME; {hint}".rstrip("; ")
-
-
-# ------------------------------------------------------------------------------------------------ files and rows
 
 
 def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
@@ -278,7 +257,7 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
                 data += part
                 if len(data) > LONGEST_TEXT:
                     raise ValueError(
-                        f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into several files"
+                        f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files"
                     )
         yield Document(path.name, _decode(bytes(data), str(path), options).removeprefix("\ufeff"), options.get("split"))
         return
@@ -293,9 +272,7 @@ def _jsonl_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, Any]
             if not line:
                 return
             if len(line) > LONGEST_ROW:
-                raise ValueError(
-                    f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; a longer text fits in a .txt"
-                )
+                raise ValueError(f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; use a .txt")
             if line.strip():
                 yield number, parse_json(_decode(line, where, options), where)
 
@@ -320,7 +297,6 @@ def _import_datasets(what: str) -> ModuleType:
 
 
 def _row_document(row: Any, default_id: str, where: str, options: dict[str, str]) -> Document:
-    """A JSONL, Parquet or dataset row as a Document. `where` names the row in errors."""
     field = options.get("field", "text")
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object with a field {field!r}, got {type(row).__name__}")
@@ -347,7 +323,5 @@ def _decode(data: bytes, where: str, options: dict[str, str]) -> str:
     try:
         return data.decode("utf-8", errors=options.get("errors", "strict"))
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{where}: invalid UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
-            "correct the file, or add '?errors=replace' to the source to put U+FFFD there"
-        ) from error
+        place = f"byte {error.start} (0x{data[error.start]:02x})"
+        raise ValueError(f"{where}: invalid UTF-8 at {place}; '?errors=replace' puts U+FFFD there") from error

@@ -1,12 +1,9 @@
 """The samples of data.py from an endless stream: a Hugging Face dataset that is never held as a whole.
 
-Each rank and worker reads its own shard (`split_dataset_by_node`): whole files where their number divides evenly, else
-every n-th row. A shard is packed into one endless line of [BOS] + tokens, cut at stride L, and served in blocks of
-`BLOCK` windows, each block in a random order. The block stands in for a shuffle buffer, whose content would be lost
-on resuming: a block can be read again. The state is where its first document starts in the dataset, and is exact.
-
-Held-out documents (by hash) are skipped here and read with split="heldout". Unlike data.py's, the order
-depends on the number of ranks and workers, as shards do; a state therefore fits only the set-up that saved it.
+Each rank and worker reads its own shard (`split_dataset_by_node`), packs it into one endless line of [BOS] + tokens, cuts that
+at stride L, and serves blocks of `BLOCK` windows, each in random order. The state is the place of a block's first document in
+the dataset, and is exact: a block can be read again, where the content of a shuffle buffer would be lost. Order and state
+depend on the number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -45,8 +42,7 @@ class _Shard:
         """Pairs (row, state after it), from the start or from a state on."""
         length = self.config.context
         skip, block, done = (state["skip"], state["block"], state["done"]) if state else (0, 0, 0)
-        # The line: documents not used up, each with the position of the dataset in front of it. `skip` tokens of the
-        # first one are used up already.
+        # Documents not used up, each with the position of the dataset before it; of the first `skip` tokens are used up.
         line: deque[tuple[dict[str, Any], np.ndarray]] = deque()
         held = -skip
         documents = self._documents(state["dataset"] if state else None)
@@ -86,28 +82,22 @@ class _Shard:
             if position is not None and position["hf"] is not None:
                 self.dataset.load_state_dict(copy.deepcopy(position["hf"]))
                 before["hf"] = position["hf"]
-            found = position is not None
+            any_documents = position is not None
             for row in self.dataset:
                 document = self.source.document(row, self.row)
                 self.row += 1
                 if document.text.strip() and document_split(document) == "train":
-                    found = True
+                    any_documents = True
                     yield before, np.concatenate([[self.tokenizer.bos_id], self.tokenizer.encode(document.text)])
                 before = {"epoch": self.epoch, "row": self.row, "hf": self.dataset.state_dict()}
-            if not found:
-                raise ValueError(
-                    f"source {self.source.spec!r}: shard {self.shard} has no training document; "
-                    "use fewer ranks or workers"
-                )
+            if not any_documents:
+                place = f"source {self.source.spec!r}: shard {self.shard}"
+                raise ValueError(f"{place} has no training document; use fewer ranks or workers")
             self.epoch, self.row, position = self.epoch + 1, 0, None
 
 
 def _hide_worker() -> None:
-    """Inside a worker process, make torch forget it is one.
-
-    `datasets` splits a stream among DataLoader workers by itself, and would split our shards a second time, dropping
-    rows without a word. torch has no public way to prevent it, so the private variable is cleared, and checked.
-    """
+    """Make torch forget that this is a worker process: `datasets` would split our shards a second time and drop rows."""
     if get_worker_info() is not None:
         torch.utils.data._utils.worker._worker_info = None
         if get_worker_info() is not None:

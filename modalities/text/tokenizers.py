@@ -10,14 +10,8 @@
     "hf:NAME"         the tokenizer of a folder or repository of `transformers`
 
 Options follow after "?", as in "gpt2?split_digits=true" or "FILE.json?bos=[GO]&split_digits=true": `split_digits` makes
-each decimal digit a token of its own; `bos`, `eos` and `pad` name special tokens of a FILE.json. The whole string is what
-a model's config keeps, so evaluation cuts text as training did. Splitting is needed where numbers are to be recalled digit
-by digit, as in the passkey task (bytes do so anyway); it is checked on a sample when the tokenizer is built.
-
-A text of "hf:NAME" begins with the tokenizer's BOS; where it has none with EOS, which stands between documents then; else with
-[CLS]. This token is put once, whether the tokenizer puts one itself or not, and nothing behind the text.
-
-All but bytes import `tokenizers` when they are loaded.
+each decimal digit a token of its own; `bos`, `eos` and `pad` name special tokens of a FILE.json. A model's config keeps the
+whole string. A text of "hf:NAME" begins with the tokenizer's BOS, else EOS, else [CLS].
 """
 
 from __future__ import annotations
@@ -43,11 +37,7 @@ _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
 
 
 class Tokenizer:
-    """What the rest of the package may ask of a tokenizer.
-
-    Attributes: name (str), vocab_size, bos_id, eos_id, pad_id (ints), fingerprint (hex; equal fingerprints give
-    equal ids for every text, so caches can be keyed by it).
-    """
+    """A tokenizer; equal fingerprints (hex) give equal ids for every text."""
 
     name: str
     vocab_size: int
@@ -114,16 +104,15 @@ class BPETokenizer(Tokenizer):
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        left_out = {self.bos_id, self.eos_id, self.pad_id}
-        kept = [i for i in _as_ints(ids, self.vocab_size) if i not in left_out]
-        return self.backend.decode(kept, skip_special_tokens=False)
+        special = {self.bos_id, self.eos_id, self.pad_id}
+        plain = [i for i in _as_ints(ids, self.vocab_size) if i not in special]
+        return self.backend.decode(plain, skip_special_tokens=False)
 
 
 class OutsideTokenizer(Tokenizer):
-    """A tokenizer of `transformers`, `inner`. Nothing is cut off or padded, and special tokens are not added.
+    """A tokenizer of `transformers`. Nothing is cut off or padded, and special tokens are not added.
 
-    One that puts a space before a text, as sentencepiece does, gets a text that begins with a space without it: pieces of a
-    prompt are then the tokens that they are within a text.
+    Where it puts a space before a text, as sentencepiece does, a space that begins the text is left out.
     """
 
     def __init__(self, inner: Any, name: str) -> None:
@@ -140,15 +129,15 @@ class OutsideTokenizer(Tokenizer):
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        given = [text[1:] if self._puts_space and text.startswith(" ") else text for text in texts]
+        bare = [text[1:] if self._puts_space and text.startswith(" ") else text for text in texts]
         with no_panic(self.name):
-            found = self.inner(given, add_special_tokens=False, verbose=False)["input_ids"]
-        return [np.asarray(ids, dtype=np.int64) for ids in found]
+            rows = self.inner(bare, add_special_tokens=False, verbose=False)["input_ids"]
+        return [np.asarray(ids, dtype=np.int64) for ids in rows]
 
     def decode(self, ids: Iterable[int]) -> str:
         """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are left out too."""
-        kept = [i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size]
-        return self.inner.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        known = [i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size]
+        return self.inner.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 @lru_cache(maxsize=8)
@@ -157,10 +146,9 @@ def _load_outside(name: str) -> OutsideTokenizer:
 
 
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:
-    """The tokenizer of a spec string (see the module's docstring for the kinds).
+    """The tokenizer of a spec string, see the module's docstring.
 
-    Errors: ValueError for an unknown spec, naming the nearest valid one; FileNotFoundError for missing files,
-    naming what was looked for; ImportError naming the package to install.
+    Raises ValueError for an unknown spec, FileNotFoundError for missing files, ImportError for a missing package.
     """
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bytes', got {spec!r}")
@@ -234,9 +222,8 @@ def _special_id(
 ) -> int:
     """The id of a special token: the named one, else the first known name, else the default, else an error."""
     for name in (named,) if named else names:
-        found = backend.token_to_id(name)
-        if found is not None:
-            return int(found)
+        if (number := backend.token_to_id(name)) is not None:
+            return int(number)
     if named is None and default is not None:
         return default
     looked_for = repr(named) if named else ", ".join(map(repr, names))
@@ -248,9 +235,8 @@ def _finish(backend: Any, name: str, bos: int, eos: int, pad: int, split_digits:
         return BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad)
     from tokenizers import pre_tokenizers
 
-    # Cut at digits before the tokenizer's own pre-tokenizer runs; the vocabulary and its ids stay as they are.
-    digits, own = pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer
-    backend.pre_tokenizer = digits if own is None else pre_tokenizers.Sequence([digits, own])
+    digits, inner = pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer
+    backend.pre_tokenizer = digits if inner is None else pre_tokenizers.Sequence([digits, inner])
     tokenizer = BPETokenizer(backend, name=f"{name}+digits", bos_id=bos, eos_id=eos, pad_id=pad)
     sample = "x 90817 26354"  # all ten digits; every one must come out alone
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode(sample)]
@@ -270,7 +256,6 @@ def _import_tokenizers(spec: str) -> Any:
 def _as_ints(ids: Iterable[int], vocab_size: int) -> list[int]:
     """Plain ints from a list, array or tensor; an id outside the vocabulary is an error, not a blank."""
     values = [int(i) for i in (ids.tolist() if hasattr(ids, "tolist") else ids)]
-    for value in values:
-        if not 0 <= value < vocab_size:
-            raise ValueError(f"token id {value} is outside 0..{vocab_size - 1}")
+    if wrong := [value for value in values if not 0 <= value < vocab_size]:
+        raise ValueError(f"token id {wrong[0]} is outside 0..{vocab_size - 1}")
     return values

@@ -39,9 +39,9 @@ class FarSettings(LengthSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if Template(self.template, 1).grammar is None or self.depths < 2:
+            got = f"template {self.template!r} with depths={self.depths}"
             raise ValueError(
-                f"far asks for several facts, got template {self.template!r} with depths={self.depths}; expected two or more "
-                "of heldout, train or invented"
+                f"far asks for several facts, got {got}; expected two or more of heldout, train or invented"
             )
 
 
@@ -133,7 +133,7 @@ class Far(HaystackEvaluator[FarSettings]):
     def _answer(
         self, model: Decoder, cache: Cache, asked: list[tuple[np.ndarray, np.ndarray]]
     ) -> tuple[list[Tensor], list[int]]:
-        """Of each question the logits (A, V) of its answer, and 1 where it is generated. The cache is left as it was."""
+        """Of each question its answer's logits (A, V), and 1 where it is generated; the cache is left as it was."""
         logits, right = [], []
         for question, answer in asked:
             mark = cache.mark()

@@ -12,7 +12,7 @@ from modalities.attention import Heads, Probe
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of
 from modalities.evaluation import Settings, check_choice, counts, option
-from modalities.text.prompts import PUBLISHED, TEMPLATES, Template
+from modalities.text.prompts import TEMPLATES, Template, default_haystack
 from modalities.text.retrieval import HaystackEvaluator
 from modalities.text.tokenizers import load_tokenizer
 
@@ -43,8 +43,7 @@ class TextHeads(Heads, HaystackEvaluator):
 
     @property
     def filler(self) -> str:
-        name = self.settings.template
-        return self.settings.filler or ("grass" if name in PUBLISHED else "own" if name == "own" else "text")
+        return self.settings.filler or default_haystack(self.settings.template)
 
     def identity(self, model: Decoder) -> dict[str, Any]:
         grammar = Template(self.settings.template).grammar

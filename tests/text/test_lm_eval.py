@@ -87,15 +87,6 @@ def model(by_bytes: str) -> CausalLM:
     return CausalLM.from_pretrained(by_bytes).eval()
 
 
-@pytest.fixture(scope="module")
-def bpe(tmp_path_factory) -> Path:
-    """A model with a vocabulary of pieces, whose weights are random, in the folder of a run."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("run")
-    create_model("text_cable_tiny", num_layers=2, tokenizer="bpe-1k", vocab_size=1024).save_pretrained(folder / "model")
-    return folder
-
-
 def asked(kind: str, *arguments: tuple) -> list[Instance]:
     return [Instance(kind, {}, args, n) for n, args in enumerate(arguments)]
 
@@ -140,17 +131,6 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
     assert found["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(-sum(nats) / size / math.log(2), abs=1e-5)
 
 
-PAIRS = [
-    ("The people of the", " United States"),
-    ("The people of the", " w"),
-    ("", "The people"),
-    ("A much longer text, " * 12 + "and", " then"),
-    ("The people of the ", "United States"),
-    ("", "We"),
-    ("The people of the", " United Nations of all the world"),
-]
-
-
 def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
     harness, encode = PriorzooLM(by_bytes, batch_size=2, max_length=20), load_tokenizer("bytes").encode
     pairs = [("The people of the United", " States"), ("The", " people")]
@@ -168,24 +148,7 @@ def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
     assert rolling == pytest.approx(expected, abs=1e-4)
 
 
-def test_generation_equals_ours_in_any_batch(bpe) -> None:
-    prompts = ["The people", "", "In this long text, " * 10]
-    for name in (NAME, str(bpe)):
-        for batch_size in (1, 3):
-            harness = PriorzooLM(name, batch_size=batch_size)
-            tokenizer, own = load_tokenizer(harness.model.model.config.tokenizer), harness.model.model.generate
-            requests = asked("generate_until", *((prompt, {"max_gen_toks": 9, "until": []}) for prompt in prompts))
-            found = harness.generate_until(requests, disable_tqdm=True)
-            for prompt, text in zip(prompts, found, strict=True):
-                ids = [tokenizer.bos_id, *tokenizer.encode(prompt).tolist()]
-                assert text == tokenizer.decode(own([ids], max_new_tokens=9, eos_id=tokenizer.eos_id)[0])
-            # A stop string may end inside a token: what the token has before it stays.
-            stop = found[0][3:5]
-            requests = asked("generate_until", (prompts[0], {"max_gen_toks": 9, "until": stop}))
-            assert harness.generate_until(requests, disable_tqdm=True) == [found[0][: found[0].index(stop)]]
-
-
-def test_what_is_not_served_is_named(bpe, tmp_path) -> None:
+def test_what_is_not_served_is_named(tmp_path) -> None:
     create_model("dna_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
     for options, message in (
         ({"max_lenght": 9}, "did you mean 'max_length'"),
@@ -199,10 +162,6 @@ def test_what_is_not_served_is_named(bpe, tmp_path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             PriorzooLM(**{"pretrained": NAME} | options)
-    low = PriorzooLM(str(bpe), dtype="bfloat16", device="cpu")
-    [(log_prob, _)] = low.loglikelihood(asked("loglikelihood", PAIRS[0]), disable_tqdm=True)
-    [(exact, _)] = PriorzooLM(str(bpe / "model")).loglikelihood(asked("loglikelihood", PAIRS[0]), disable_tqdm=True)
-    assert log_prob != exact and log_prob == pytest.approx(exact, rel=0.02)
 
 
 def test_the_command_is_the_harness_own(tasks, capsys, monkeypatch) -> None:

@@ -53,7 +53,7 @@ def load(name):
 
 MEASURED = {
     "perplexity": dict(lengths=(64, 256), samples=3),
-    "passkey": dict(lengths=(128, 256), samples=1, depths=3),
+    "passkey": dict(lengths=(128,), samples=1, depths=3),
     "heads": dict(length=96, samples=2),
     "sinks": dict(length=96, samples=2),
 }
@@ -69,13 +69,6 @@ def test_rows_are_those_of_the_zoo_s_own_model(name, kind, zoo_model, folders):
         shared = {"head", "layer", *(score.column for score in evaluator.scores)}
         mine, theirs = ([{k: v for k, v in row.items() if k in shared} for row in rows] for rows in (mine, theirs))
     close(mine, theirs)
-
-
-def test_far_reads_once_and_answers_as_the_zoo_does(zoo_model, folders):
-    settings = EVALUATORS["far"].settings_class(lengths=(500,), filler="own", depths=3, samples=1, exact=500)
-    far = EVALUATORS["far"](settings)
-    mine, theirs = (dict(far.run(model)) for model in (zoo_model, load(folders["llama"])))
-    assert all(mine[cell]["right"] == theirs[cell]["right"] for cell in mine)
 
 
 def test_generation_pads_on_the_left_and_goes_on_from_the_cache(zoo_model, folders):
@@ -184,12 +177,6 @@ def test_a_head_that_caps_logits_is_its_own(tmp_path):
         analyse(outside, tokens)
 
 
-def test_a_lower_precision_is_of_weights_alone(folders):
-    model = find_targets([f"hf:{folders['llama']}"], {}, "cpu", "bfloat16")[0].model
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert {b.dtype for b in model.buffers()} == {torch.float32}  # angles
-
-
 # ---------------------------------------------------------------------------------------------------- tokenizers
 
 TOKENIZERS = {
@@ -212,9 +199,7 @@ def tokenizer_of(tmp_path, **options):
     return load_tokenizer(f"hf:{tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("kind", "template"), [*((kind, "own") for kind in TOKENIZERS), *(("adds BOS", name) for name in PUBLISHED)]
-)
+@pytest.mark.parametrize(("kind", "template"), [*((kind, "own") for kind in TOKENIZERS), ("adds BOS", "bam")])
 def test_prompts_begin_once_and_are_of_the_length_asked_for(kind, template, tmp_path):
     tokenizer = tokenizer_of(tmp_path, **TOKENIZERS[kind])
     hay = open_haystack("grass" if template in PUBLISHED else "own", tokenizer)
@@ -261,11 +246,9 @@ def test_a_table_of_positions_is_the_limit(tmp_path, folders):
 def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
     out = tmp_path / "out"
     words = ("perplexity", "--lengths", "64", "--samples", 2, "--out", out, "--against", "text_rope_tiny.facts")
-    done = invoke(f"hf:{folders['llama']}", *words)
-    assert done.exit_code == 0, done.stderr
-    (found,) = [json.loads(path.read_text()) for path in (out / "perplexity").glob("hf_*.json")]
-    assert found["label"] == f"hf:{folders['llama']}" and found["method"] == "llama"
-    assert (out / "perplexity.png").exists() and (out / "perplexity.paired.csv").exists()
+    assert (done := invoke(f"hf:{folders['llama']}", *words)).exit_code == 0, done.stderr
+    (results,) = [json.loads(path.read_text()) for path in (out / "perplexity").glob("hf_*.json")]
+    assert results["label"] == f"hf:{folders['llama']}" and (out / "perplexity.paired.csv").exists()
 
 
 def test_modality_and_forced_forms(folders, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from modalities.text import rows
-from modalities.text.facts import TRAIN
 from modalities.text.rows import RowMix, copies_row, facts_row
 from modalities.text.tokenizers import load_tokenizer
 
@@ -70,17 +69,15 @@ def drawn(monkeypatch):
 
 
 @both_tokenizers
-@pytest.mark.parametrize("length", [96, 256])
-def test_a_row_of_facts_keeps_form_and_length(tokenizer, length):
-    for seed in range(40):
-        row = facts_row(plain_row(tokenizer, length, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
-        assert row.keys() == {"tokens", "segments", "weights"}
+def test_a_row_of_facts_keeps_form_and_length(tokenizer):
+    for seed, length in ((n, (12, 96, 256)[n % 3]) for n in range(30)):
+        plain = plain_row(tokenizer, length, seed)
+        row = facts_row(plain, np.random.default_rng(seed), tokenizer, WEIGHT)
         assert {name: (len(t), t.dtype) for name, t in row.items()} == {
             "tokens": (length + 1, torch.int64), "segments": (length + 1, torch.int64), "weights": (length + 1, torch.float32)
         }  # fmt: skip
         assert row["tokens"][0] == tokenizer.bos_id and (row["tokens"] == tokenizer.bos_id).sum() == 1
-        assert (row["segments"] == 0).all() and not (row["tokens"] == tokenizer.pad_id).any()
-        assert set(row["weights"].tolist()) <= {0.0, 1.0, WEIGHT}
+        assert set(row["weights"].tolist()) <= {0.0, 1.0, WEIGHT} and (length > 12 or not runs_of(row, WEIGHT))
 
 
 @both_tokenizers
@@ -113,25 +110,6 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
     assert 4 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 20  # mostly all of them, now and then some
 
 
-@both_tokenizers
-def test_around_facts_stands_the_rows_own_text(tokenizer, drawn):
-    asides = [re.escape(aside).replace(r"\|", r"\d{5}") for aside in TRAIN.asides]
-    with_aside, behind = 0, 0
-    for seed in range(60):
-        plain = plain_row(tokenizer, 256, seed)
-        row = facts_row(plain, np.random.default_rng(seed), tokenizer, WEIGHT)
-        rest = text_of(row, tokenizer)
-        places = [rest.find("".join(fact.statement)) for fact in drawn]
-        aside = re.search(f" ({'|'.join(asides)})", rest)
-        if aside:
-            with_aside, behind = with_aside + 1, behind + (aside.start() > max(places))
-        for fact in drawn:
-            rest = rest.replace("".join(fact.statement), "", 1).replace(f"{fact.question}{fact.value}.", "", 1)
-        rest, asides_found = re.subn(f" ({'|'.join(asides)})", "", rest)
-        assert asides_found <= 1 and text_of(plain, tokenizer).startswith(rest)
-    assert 8 < with_aside < 32 and behind < with_aside / 2  # anywhere among the facts
-
-
 def test_wordings_have_words_of_the_text_but_none_that_is_held_out(drawn):
     tokenizer, sentences = TOKENIZERS["bpe-1k"], (" Zebras graze at a falcon in velvet, Helsinki.",)
     said = set()
@@ -139,15 +117,6 @@ def test_wordings_have_words_of_the_text_but_none_that_is_held_out(drawn):
         facts_row(plain_row(tokenizer, 256, seed, sentences=sentences), np.random.default_rng(seed), tokenizer, WEIGHT)
         said |= set(re.findall("[a-z]+", " ".join(fact.question + fact.statement[2] for fact in drawn).lower()))
     assert {"zebras", "graze"} <= said and not {"falcon", "velvet", "helsinki"} & said
-
-
-@both_tokenizers
-def test_a_row_without_room_is_plain_text(tokenizer):
-    for seed in range(20):
-        plain = plain_row(tokenizer, 12, seed)
-        row = facts_row(plain, np.random.default_rng(seed), tokenizer, WEIGHT)
-        assert len(row["tokens"]) == 13 and not runs_of(row, WEIGHT)
-        assert text_of(plain, tokenizer).startswith(re.sub(r" [A-Z][^.]*\d{5}[^.]*\.", "", text_of(row, tokenizer)))
 
 
 # ---- copies ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -96,11 +97,11 @@ def generate(
     """
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
-    options = {"max_new_tokens": max_new_tokens, "seed": _generator(model, seed)}
-    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    read = partial(stream, model, max_new_tokens=max_new_tokens, seed=_generator(model, seed))
     rows: list[list[int]] = []
     for part in batches(model, prompts, max_new_tokens):
-        rows += _rows(stream(model, prompts[part], **options), eos_id, stop, tokenizer)
+        steps = read(prompts[part], temperature=temperature, top_k=top_k, top_p=top_p)
+        rows += _rows(steps, eos_id, stop, tokenizer)
     return rows
 
 

@@ -119,7 +119,8 @@ class PriorzooCache(TransformersCache):
         """Take rows of the batch by number (B',)."""
         self.held.select(indices)
 
-    reorder_cache = batch_select_indices
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.held.select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         raise NotImplementedError("this cache repeats rows by batch_select_indices")

@@ -21,7 +21,6 @@ from modalities.text.evaluators.far import Far
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
-from modalities.text.facts import GRAMMARS
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.prompts import Template
 from modalities.text.tokenizers import load_tokenizer
@@ -92,27 +91,6 @@ def passkey_of(prompt):
     found = re.search(r"The pass key is (\d+)\.", prompt)
     given = re.search(r"\d*$", prompt)[0]
     return "nothing" if not found else found[1].removeprefix(given) if given else f" {found[1]}"
-
-
-def numbers_by_lead(prompt):
-    """The five-digit numbers of a prompt of facts, that one first whose lead is the question's end."""
-    text = re.sub(r"What is (the [^?]+)\? Answer:$", r"\1 is", prompt)
-    text = re.sub(r"Which (\w[^?]*) does ([^?]+) have\? It is$", r"\2 has the \1", text).lower()
-
-    def alike(match):
-        lead = text[: match.start()].rstrip()
-        return next((n for n in range(1, len(lead)) if text[-n:] != lead[-n:]), len(lead))
-
-    found = re.finditer(r"(?<!\d)\d{5}(?!\d)", text)
-    return [match[0] for match in sorted(found, key=alike, reverse=True)]
-
-
-def value_of(prompt):
-    return f" {numbers_by_lead(prompt)[0]}"
-
-
-def other_value_of(prompt):
-    return f" {numbers_by_lead(prompt)[1]}"
 
 
 def other_number_of(prompt):
@@ -224,50 +202,32 @@ def test_passkeys_depend_on_the_seed_alone():
     assert drawn(1, (128,)) != alone
 
 
-SETTINGS = {"lengths": (1500,), "samples": 2, "depths": 3}
-HARD = [
-    (kind, name, {"template": name, "facts": (5 if name in GRAMMARS else 1,), "distractors": (4,)})
-    for kind, name in (
-        (Passkey, "own"),
-        (Passkey, "heldout"),
-        (Passkey, "bam"),
-        (NeedleGrid, "mohtashami"),
-        (Passkey, "train"),
-    )
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "condition"), HARD)
-def test_among_other_facts_and_numbers_copying_is_one_and_another_value_zero(kind, name, condition):
-    right, wrong = (value_of, other_value_of) if name in GRAMMARS else (passkey_of, other_number_of)
-    for answer, score in ((right, 1.0), (wrong, 0.0)):
-        row = summary(kind, KnownAnswer(answer), **SETTINGS, **condition)[1500]
+@pytest.mark.parametrize("kind", [Passkey, NeedleGrid])
+@pytest.mark.parametrize("name", ["own", "mohtashami", "bam"])
+def test_among_other_numbers_copying_is_one_and_another_value_zero(kind, name):
+    for answer, score in ((passkey_of, 1.0), (other_number_of, 0.0)):
+        options = {"lengths": (1500,), "samples": 2, "depths": 3, "template": name, "distractors": (4,)}
+        row = summary(kind, KnownAnswer(answer), **options)[1500]
         assert row["samples"] == 6 and row["depths"] == [0.0, 0.5, 1.0]
         assert (row["teacher_forced"], row["free_generation"]) == (score, score)
         assert row["free_generation_by_depth"] == [score] * 3 and row["free_generation_standard_error"] == 0.0
 
 
 def test_conditions_have_columns_of_their_own():
-    evaluator = made(Passkey, template="heldout", facts=(1, 3), distractors=(0, 2), lengths=(900,), samples=2, depths=2)
-    told = [f" (facts={f}, distractors={d})" for f in (1, 3) for d in (0, 2)]
-    drawn = [f"free_generation{condition}" for condition in told]
-    assert [score.column for score in evaluator.scores] == [f"teacher_forced{condition}" for condition in told] + drawn
-    assert evaluator.overview.column == drawn[-1] and Passkey.overview.column == "free_generation"
+    """The model writes the key where the prompt has no other number."""
 
-    def alone(prompt):  # writes the fact's value where the prompt has no other number
-        return value_of(prompt) if len(numbers_by_lead(prompt)) == 1 else other_value_of(prompt)
+    def alone(prompt):
+        return passkey_of(prompt) if len(re.findall(r"(?<!\d)\d{5}(?!\d)", prompt)) == 1 else other_number_of(prompt)
 
+    evaluator = made(Passkey, distractors=(0, 2), lengths=(900,), samples=2, depths=2)
+    names = [" (distractors=0)", " (distractors=2)"]
+    columns = [f"{score}{name}" for score in ("teacher_forced", "free_generation") for name in names]
+    assert [score.column for score in evaluator.scores] == columns and evaluator.overview.column == columns[-1]
     cells = dict(evaluator.run(KnownAnswer(alone)))
     (row,) = evaluator.rows(cells)
-    assert [row[column] for column in drawn] == [1.0, 0.0, 0.0, 0.0]
-    assert [row[f"free_generation_by_depth{condition}"] for condition in told] == [[1.0, 1.0]] + [[0.0, 0.0]] * 3
+    assert [row[column] for column in columns] == [1.0, 0.0] * 2
     scores = scores_by_unit(one for cell in cells.items() for one in evaluator.observed(*cell))
-    assert set(scores) == {
-        (900, f"{score}{condition}") for score in ("teacher_forced", "free_generation") for condition in told
-    }
-    assert all(len(units) == 4 for units in scores.values())
-    single = made(Passkey, template="heldout", facts=(1, 3), lengths=(900,), samples=2, depths=2)
-    assert [score.column for score in single.scores][2:] == ["free_generation (facts=1)", "free_generation (facts=3)"]
+    assert set(scores) == {(900, column) for column in columns} and all(len(units) == 4 for units in scores.values())
 
 
 @pytest.mark.parametrize(

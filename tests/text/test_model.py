@@ -109,19 +109,6 @@ def test_parameter_counts_are_the_papers() -> None:
         assert count == pytest.approx(published, rel=0.09 if name.endswith("small") else 0.05), name
 
 
-def test_activation_checkpointing_changes_nothing(tokens: torch.Tensor) -> None:
-    grads = []
-    for on in (False, True):
-        model = small("text_ggd_ssmax_tiny", activation_checkpointing=on).train()
-        batch = {"tokens": tokens, "segments": (torch.arange(33) >= 14).long().expand(2, -1)}
-        loss, counts = causal_lm_loss(model, batch)
-        loss.backward()
-        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-        assert counts["tokens"] == 2 * 31
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize("options", [{}, {"tied": False, "activation_checkpointing": True}], ids=str)
 def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(options, tokens: torch.Tensor, monkeypatch) -> None:
     """Documents, padding and weights, in float32; chunks of 5 of 64 tokens, whose logits alone are ever there."""

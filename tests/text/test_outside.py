@@ -165,14 +165,7 @@ def test_a_head_that_caps_logits_is_its_own(tmp_path):
     with torch.inference_mode():
         whole = outside.model(tokens).logits
         torch.testing.assert_close(outside(tokens), whole)
-        assert whole.abs().max() <= 0.05
-        cache = outside.new_cache()  # beyond a sliding window too a mark is kept
-        outside.forward_features(tokens[:, :20], cache=cache)
-        mark = cache.mark()
-        outside.forward_features(tokens[:, :5], cache=cache)
-        cache.rewind(mark)
-        after = outside.forward_head(outside.forward_features(tokens[:, 20:], cache=cache))
-    torch.testing.assert_close(after, whole[:, 20:])
+    assert whole.abs().max() <= 0.05
     with pytest.raises(ValueError, match="softcap"):
         analyse(outside, tokens)
 

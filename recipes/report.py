@@ -77,8 +77,16 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
             raise ValueError(f"{path} was measured with other settings than {first[0].name}: {differing}")
         content["trained_at"] = content.pop(evaluator.axis.trained)
         content["trained_range"] = tuple(content.get("trained_range", ()))
+        content["rows"] = [{name: _number(value) for name, value in row.items()} for row in content["rows"]]
         results.append(ModelResult(**{name: value for name, value in content.items() if name in names}))
     return results
+
+
+def _number(value: Any) -> Any:
+    """A value of a row: NaN where the file has null, which is how JSON has it."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
+    return math.nan if value is None else value
 
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:

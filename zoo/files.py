@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -77,8 +78,17 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Indented JSON; NaN and infinities as Python writes them, values JSON does not know as strings."""
-    write_text(path, json.dumps(value, indent=2, default=str) + "\n")
+    """Indented JSON; NaN and infinities, which JSON does not have, are null, other unknown values strings."""
+    write_text(path, json.dumps(without_nan(value), indent=2, default=str, allow_nan=False) + "\n")
+
+
+def without_nan(value: object) -> object:
+    """`value` with None for every float in its mappings and sequences that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(one) for key, one in value.items()}
+    return [without_nan(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -190,6 +190,10 @@ def load(genome: Genome, regions: Sequence[Region]) -> Markov:
     Raises:
         ValueError: for a damaged file, which it names, and for regions without a training split.
     """
+    if not any(region.split == "train" for region in regions):
+        raise ValueError(
+            "a Markov chain learns from a source's training regions, and all of it is held out: give --split BED"
+        )
     train = joined(select(regions, "train"))
     digest = hashlib.sha256(f"{VERSION} {ORDER} {split_fingerprint(genome, train)}".encode()).hexdigest()[:16]
     path = data_folder() / "cache" / f"markov-{digest}.npy"

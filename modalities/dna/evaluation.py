@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -111,12 +111,32 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
     @cached_property
     def source(self) -> DnaSource:
         if self.settings.source is not None:
-            return find_source(self.settings.source, self.settings.split)
+            source = find_source(self.settings.source, self.settings.split)
+            if source.bed is not None or self._trained_on(source):
+                return source
+            return replace(source, name=f"all of {source.name}", whole=True)
         return find_source(self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split") or None)
+
+    def _trained_on(self, source: DnaSource) -> bool:
+        """Whether the model's training read one of a source's files."""
+        spec = self.trained_on.get("source")
+        try:
+            files = () if spec is None else find_source(spec, self.trained_on.get("split")).files
+        except (FileNotFoundError, ValueError):  # it is not here, so it is not this one
+            files = ()
+        return spec == self.settings.source or any(a.samefile(b) for a in files for b in source.files)
 
     @property
     def heldout(self) -> Heldout[GenomeSplit]:
         return open_heldout(self.source)
+
+    def contents(self) -> str:
+        """What is measured of the source, in words: how much of it, contigs and bases."""
+        contigs = self.heldout.items.contigs
+        bases = sum(len(region) for regions in contigs.values() for region in regions)
+        names = ", ".join(list(contigs)[:6]) + (", …" if len(contigs) > 6 else "")
+        part = "" if self.source.whole else ", the held-out part"
+        return f"{self.source.name}{part}: {bases:,} bases of {len(contigs)} contigs ({names})"
 
     @property
     def source_name(self) -> str:

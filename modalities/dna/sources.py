@@ -31,6 +31,7 @@ class DnaSource:
     bed: Path | None = None  # its split; None for whole contigs by rule
     subset: bool = False  # rows of `bed` for other contigs are ignored
     complete: bool = False  # `bed` must have a row for every contig
+    whole: bool = False  # all is held out, as from a model that was not trained on it
 
 
 def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None = None) -> DnaSource:

@@ -200,7 +200,9 @@ class Bits(DnaEvaluator[BitsSettings]):
         return rows
 
     def show(self, results: list[ModelResult], console: Any) -> None:
-        """That other bases are read than at shorter lengths, where that is so."""
+        """What was measured; that other bases are read than at shorter lengths, where that is so."""
+        read = results[0].rows[-1]
+        console.print(f"measured: {read['bases']:,} bases of {self.contents()}", soft_wrap=True, markup=False)
         longest = max(row["length"] for result in results for row in result.rows)
         if self.settings.stretch is None and longest > (common := self._common_stretch()):
             console.print(

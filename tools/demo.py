@@ -73,12 +73,12 @@ def execute(command: list[str]) -> None:
 
 def summary(perplexity: list[ModelResult], passkey: list[ModelResult]) -> str:
     """What was shown, from the measured rows, and what to run next."""
-    mine = next(result for result in perplexity if result.label.startswith(RECIPE))
-    first, last = mine.rows[0], mine.rows[-1]
-    found = {result.method: result.rows[-1]["free_generation"] for result in passkey if result.label in SHIPPED}
-    answered = ", ".join(f"{method} {share:.0%}" for method, share in found.items())
+    trained = next(result for result in perplexity if result.label.startswith(RECIPE))
+    first, last = trained.rows[0], trained.rows[-1]
+    shares = {result.method: result.rows[-1]["free_generation"] for result in passkey if result.label in SHIPPED}
+    answered = ", ".join(f"{method} {share:.0%}" for method, share in shares.items())
     return (
-        f"Trained on {mine.trained_at} tokens for a few minutes, {mine.method} reads held-out speeches at "
+        f"Trained on {trained.trained_at} tokens for a few minutes, {trained.method} reads held-out speeches at "
         f"{first['bits_per_byte']:.2f} bits per byte in windows of {first['length']:,} tokens and at "
         f"{last['bits_per_byte']:.2f} in windows of {last['length']:,}.\n"
         f"The shipped models, trained longer, find a key in {passkey[0].rows[-1]['length']:,} tokens again in this share of "

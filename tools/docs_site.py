@@ -17,11 +17,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = {
-    ROOT / "README.md": "index.md",
-    ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md": "CHANGELOG.md",
-}
+PAGES = {ROOT / f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG")} | {ROOT / "README.md": "index.md"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 
@@ -35,9 +31,8 @@ def place(path: Path) -> str:
     """Where a file of the project lies in the site's sources."""
     if path in PAGES:
         return PAGES[path]
-    return (
-        path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else "files/" + path.relative_to(ROOT).as_posix()
-    )
+    inside = path.is_relative_to(DOCS)
+    return path.relative_to(DOCS).as_posix() if inside else "files/" + path.relative_to(ROOT).as_posix()
 
 
 def on_files(files: Any, *, config: Any) -> Any:

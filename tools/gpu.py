@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -51,14 +52,13 @@ def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
         env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     path.unlink(missing_ok=True)
     started = time.monotonic()
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds)
-        status, text = done.returncode, done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        status, text = (
-            124,
-            "".join(part.decode() if isinstance(part, bytes) else part or "" for part in (error.stdout, error.stderr)),
-        )
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            status = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            status = 124
+        log.seek(0)
+        text = log.read()
     took = round(time.monotonic() - started)
     print(f"\n=== {name}: exit status {status}, {took} s\n{text[-3000:]}", flush=True)
     if not path.exists():

@@ -74,21 +74,13 @@ class Group:
         return BENCHMARKS / self.recipe.replace(".{}", "")
 
 
-# What the columns of cards mean.
-NOTES = {
-    "text": "free_generation: share of answers generated exactly. passkey: one fact, or one of five, in held-out text, with "
-    "wording, names and nouns unseen in training. niah: the passkey sentence in held-out text. nll: nats per token.",
-    "vision": "Held-out font families, with real detail at every size (pixels of a side), nothing tuned for any size. miou: "
-    "mean IoU of the patches' letters. reduced: reduced to the training size first; multi_scale: mean of the sizes up to "
-    "it; enlarged: the training canvas enlarged; tiled: windows of the training size; overlapping: half a side apart.",
-    "dna": "Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any length. "
-    "nll: nats a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base.",
-}
 with Path(__file__).with_name("weights.toml").open("rb") as file:
-    GROUPS = {
-        name: Group(**facts | {"tables": [Table(**table) for table in facts["tables"]]})
-        for name, facts in tomllib.load(file).items()
-    }
+    FACTS = tomllib.load(file)
+NOTES: dict[str, str] = FACTS.pop("notes")  # by modality: what the columns of cards mean
+GROUPS = {
+    name: Group(**facts | {"tables": [Table(**table) for table in facts["tables"]]}) for name, facts in FACTS.items()
+}
+
 Name = Annotated[str, typer.Argument(metavar="GROUP", help=", ".join(GROUPS))]
 Methods = Annotated[str, typer.Option(help="comma-separated; default all")]
 
@@ -180,9 +172,8 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     }
     samples = settings["steps"] * settings["batch"]
     if "context" in data:
-        return facts | {
-            "tokens": samples * data["context"], "train_context": data["context"], "tokenizer": data["tokenizer"],
-        }  # fmt: skip
+        context = data["context"]
+        return facts | {"tokens": samples * context, "train_context": context, "tokenizer": data["tokenizer"]}
     from modalities.vision.sources import class_names
 
     images = {"images": samples, "image_size": data["image_size"], "class_names": list(class_names(data["source"]))}
@@ -205,9 +196,8 @@ def scores_of(group: Group, weights: str) -> list[dict[str, float]]:
 
 def write_card(group: Group, weights: str, entry: dict[str, Any]) -> None:
     """The model card next to the weights, with the commands of its scores."""
-    tables = [
-        table for table in group.tables if not table.folder and set(table.evaluators.split(",")) & set(group.columns)
-    ]
+    columns = set(group.columns)
+    tables = [table for table in group.tables if not table.folder and set(table.evaluators.split(",")) & columns]
     commands = [f"priorzoo evaluate {weights} {table.evaluators} {table.options}".strip() for table in tables]
     card = published_card(weights, entry, [NOTES[group.modality], "", "```bash", *commands, "```"])
     write_text(WEIGHTS / f"{weights}.md", card)

@@ -69,7 +69,7 @@ class Run:
         return torch.autograd.grad(self.forward(), self.leaves, grad, allow_unused=True)
 
 
-# ------------------------------------------------------------------------------------------------------------ contenders
+# ---- contenders
 
 
 def plain(problem: Problem, backend: SDPBackend | None = None) -> Run:
@@ -165,7 +165,7 @@ def contenders(device: torch.device, methods: Sequence[str]) -> tuple[dict[str, 
     return known, baselines
 
 
-# ----------------------------------------------------------------------------------------------------------- measurement
+# ---- measurement
 
 
 def error_of(run: Run, problem: Problem) -> float:

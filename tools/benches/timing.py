@@ -66,7 +66,7 @@ def device_of(options: argparse.Namespace) -> torch.device:
     return torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-# -------------------------------------------------------------------------------------------------------- time and memory
+# ---- time and memory
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / in_turns({"mm": lambda: a @ b}, 0.5, device).ms("mm") / 1e9
 
 
-# -------------------------------------------------------------------------------------------------------- record
+# ---- record
 
 
 class Record:
@@ -186,9 +186,8 @@ class Record:
             ms = rounds.ms(name)
             rates = {f"{unit}_per_s": 1e3 * count / ms for unit, count in units.items()}
             ratios = {"ratio": rounds.ratio(name, baseline), "baseline": baseline, "rounds": len(rounds.rows)}
-            self.rows.append(
-                {"shape": shape, "what": what, "name": name, "ms": ms, "mib": memory[name], **ratios, **rates}
-            )
+            place = {"shape": shape, "what": what, "name": name}
+            self.rows.append({**place, "ms": ms, "mib": memory[name], **ratios, **rates})
         self.save()
         if self.device.type == "cuda":
             gc.collect()
@@ -206,9 +205,8 @@ class Record:
         for row in self.rows:
             if place != (place := (row["shape"], row["what"])):
                 print(f"\n{row['shape']}, {row['what']}; ratios to {row['baseline']}")
-            rates = " ".join(
-                f"{row[name]:12,.1f} {name.replace('_per_s', '/s')}" for name in row if name.endswith("_per_s")
-            )
+            per_s = [name for name in row if name.endswith("_per_s")]
+            rates = " ".join(f"{row[name]:12,.1f} {name.replace('_per_s', '/s')}" for name in per_s)
             memory = "" if row["mib"] is None else f"{row['mib']:9,.0f} MiB"
             print(f"  {row['name']:34} {row['ms']:10.3f} ms {row['ratio']:7.2f} {memory} {rates}")
         for kind, notes in (("failed", self.failed), ("not measured", self.missing)):

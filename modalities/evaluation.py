@@ -279,6 +279,10 @@ class Evaluator(ABC, Generic[S, Model]):
         """All models in one figure, written to `path`; by default a panel of curves for each score."""
         scores_figure(results, path, self.scores, self.axis, unit=self.unit)
 
+    def measured(self, results: list[ModelResult]) -> str:
+        """A line above the table: what was measured of what was asked for, and what was left out; "" where that is all."""
+        return ""
+
     def show(self, results: list[ModelResult], console: Console) -> None:
         """What a rich `console` shows besides the table; nothing by default."""
 

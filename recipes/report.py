@@ -94,6 +94,8 @@ def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
 
     Then what the evaluator shows besides; a listing shows itself.
     """
+    if line := evaluator.measured(results):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     if not isinstance(evaluator, Listing):
         _print_table(evaluator, results)
     evaluator.show(results, console)

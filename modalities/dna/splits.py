@@ -47,7 +47,10 @@ class Region:
 
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
     """The regions of a source: of its BED file where it has one, all held out where it is `whole`, else of `split_contigs`.
-    FileNotFoundError for a missing BED; ValueError with file, line and reason for a malformed one, or one without a contig that it must cover."""
+
+    FileNotFoundError for a missing BED; ValueError with file, line and reason for a malformed one, or one without a contig
+    that it must cover.
+    """
     if source.whole:
         return tuple(Region(contig.name, 0, contig.length, "heldout") for contig in genome.contigs if contig.known)
     if source.bed is None:

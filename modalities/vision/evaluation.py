@@ -123,6 +123,16 @@ class SizeEvaluator(ImageEvaluator[Sizes]):
     enlarges: bool = False  # whether pictures may be smaller than a size
     way_out: ClassVar[str] = ""  # of an error for sizes that no picture reaches
 
+    def measured(self, results: list[ModelResult]) -> str:
+        row = max((row for result in results for row in result.rows), key=lambda row: row["skipped"])
+        if not row["skipped"]:
+            return ""
+        count = row.get("images", row.get("canvases"))
+        largest = max(row["size"] for result in results for row in result.rows)
+        because = row["skipped_because"].replace("too small", f"smaller than {largest} pixels")
+        hint = self.way_out.replace("or ", "") if because != row["skipped_because"] else ""
+        return f"{self.name}: {count} of {count + row['skipped']} pictures measured; left out: {because}{hint}"
+
     def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)
 

@@ -39,7 +39,7 @@ def test_all_contigs_of_a_file_unseen_in_training(
     ]
     assert main(arguments) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"of all of {fasta}: 5,000 bases of 2 contigs (chrA, random)" in printed
+    assert f"bases measured of all of {fasta}: 5,000 bases of 2 contigs (chrA, random)" in printed
     tables = [json.loads(path.read_text(), parse_constant=pytest.fail) for path in (out / "bits").glob("*.json")]
     assert {row["contigs"] for table in tables for row in table["rows"]} == {2}
 

@@ -199,10 +199,11 @@ class Bits(DnaEvaluator[BitsSettings]):
             rows.append(row)
         return rows
 
+    def measured(self, results: list[ModelResult]) -> str:
+        return f"bits: {results[0].rows[-1]['bases']:,} bases measured of {self.contents()}"
+
     def show(self, results: list[ModelResult], console: Any) -> None:
-        """What was measured; that other bases are read than at shorter lengths, where that is so."""
-        read = results[0].rows[-1]
-        console.print(f"measured: {read['bases']:,} bases of {self.contents()}", soft_wrap=True, markup=False)
+        """That other bases are read than at shorter lengths, where that is so."""
         longest = max(row["length"] for result in results for row in result.rows)
         if self.settings.stretch is None and longest > (common := self._common_stretch()):
             console.print(

@@ -20,30 +20,13 @@ from typing_extensions import TypeVar
 
 from modalities.loading import Batch, State
 from zoo.model import ZooModel
-from zoo.registry import load_modality, modality_names
+from zoo.registry import load_modality
+from zoo.registry import modality_names as modality_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from modalities.evaluation import Evaluator
-
-__all__ = [
-    "Batch",
-    "Classifier",
-    "Collector",
-    "Cost",
-    "Embedder",
-    "Evaluators",
-    "Loader",
-    "Loss",
-    "Modality",
-    "OpenHeldout",
-    "OpenLoader",
-    "Outside",
-    "Writer",
-    "find_modality",
-    "modality_names",
-]
 
 Data = TypeVar("Data", default=Any)  # a recipe's data section
 Model = TypeVar("Model", bound=ZooModel, default=Any)
@@ -56,17 +39,14 @@ class Loader(Protocol):
     @property
     def report(self) -> object:
         """str() of it says what was converted or skipped; empty where there is nothing to say."""
-        ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 
     def state_dict(self) -> State:
         """JSON values from which `load_state_dict` continues with the next sample. Equal on all ranks, or this rank's own."""
-        ...
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError for a state of other data, or of a set-up in which samples would differ."""
-        ...
 
 
 class OpenLoader(Protocol[DataIn]):
@@ -99,7 +79,6 @@ class Writer(Protocol):
 
     def stream_text(self, prompt: str, *, max_new_tokens: int, **sampling: float | None) -> Iterator[str]:
         """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p, seed."""
-        ...
 
 
 @runtime_checkable
@@ -108,7 +87,6 @@ class Classifier(Protocol):
 
     def classify(self, path: str, /, *, size: int | None = None) -> list[tuple[str, float]]:
         """Every class and its probability, likeliest first. size: side in pixels; None: as trained."""
-        ...
 
 
 @runtime_checkable
@@ -117,7 +95,6 @@ class Embedder(Protocol):
 
     def represent(self, text: str, /, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32 features of a text, of bases, or of the image at a path. pool: over tokens; size: of images, pixels."""
-        ...
 
 
 @runtime_checkable
@@ -127,7 +104,6 @@ class Collector(Protocol):
     def collect(self, path: str, /, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
         """(name, what `represent` takes) of everything in a file, or in its parts that the file `regions` names; what is no
         such file is an input itself."""
-        ...
 
 
 @dataclass(frozen=True)

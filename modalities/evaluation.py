@@ -36,27 +36,6 @@ from zoo.naming import did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "LENGTH",
-    "Axis",
-    "Cell",
-    "CellValue",
-    "Evaluator",
-    "LengthSettings",
-    "Listing",
-    "ModelResult",
-    "Observed",
-    "Row",
-    "Score",
-    "Settings",
-    "check_choice",
-    "clustered_error",
-    "counts",
-    "find_evaluators",
-    "option",
-    "standard_error",
-]
-
 # ------------------------------------------------------------------------------------------------ settings
 
 MOST = 2**27  # tokens, samples, pixels of a side, or whatever else a whole number of settings counts

@@ -33,11 +33,9 @@ class Source(Protocol):
     @property
     def report(self) -> object:
         """str() of it says what was converted or skipped; where batches come with events, it has `extend(events)`."""
-        ...
 
     def identity(self) -> State:
         """Everything that decides what a sample is, kept in saved states. "kind" names the class of data."""
-        ...
 
 
 class Samples(Source, Protocol):
@@ -47,7 +45,6 @@ class Samples(Source, Protocol):
 
     def __getitem__(self, numbers: list[int], /) -> tuple[Arrays, Events]:
         """The batch of these samples; numbers beyond `size` give entries without targets."""
-        ...
 
 
 class Stream(Source, Protocol):
@@ -58,7 +55,6 @@ class Stream(Source, Protocol):
 
         state: that of batch `done` − 1, or None at the start; a stream that can seek may ignore it and give None.
         """
-        ...
 
 
 S = TypeVar("S", bound=Source)
@@ -242,7 +238,6 @@ class Rows(Protocol):
 
     def padding_row(self) -> Batch:
         """A row without a target, with the keys of every row."""
-        ...
 
 
 class RowBatches(Dataset):

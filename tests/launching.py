@@ -14,8 +14,7 @@ RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # wh
 
 
 def free_port() -> str:
-    """A port that nobody listens at, drawn below those that the system gives to connections, so that tests which run at the
-    same time hardly ever draw the same."""
+    """A port without a listener, below those that the system gives to connections, so that tests hardly ever draw the same."""
     draw = random.SystemRandom()
     while True:
         port = draw.randrange(20_000, 32_000)
@@ -25,7 +24,7 @@ def free_port() -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Variables for a process on the CPU with one thread, which is of no other test's process group."""
+    """Variables for a process on the CPU with one thread, in no process group."""
     settings = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} | more
     return {name: value for name, value in settings.items() if name not in RANKS}
 

@@ -103,7 +103,6 @@ def test_the_command_writes_table_and_figure(tmp_path) -> None:
 
 def test_errors() -> None:
     for modality, name, settings, message in (
-        ("text", "heads", {"facts": (1, 2)}, r"facts=\[1, 2\]"),
         ("text", "heads", {"length": 5}, "heads: length 5 is too short for template 'own'"),
         ("text", "heads", {"length": None, "template": "heldout", "facts": (50,)}, "give --length"),
         ("text", "sinks", {"length": 10**7}, "no held-out document"),

@@ -27,18 +27,13 @@ Shapes = tuple[dict[int, Any]]
 Call = Callable[[Tensor], Tensor]
 
 
-def line_model(method: str, *, modality: str = "text", **options: Any) -> nn.Module:
-    return moved(create_model(f"{modality}_{method}_tiny", **TINY, train_context=CONTEXT, **options))
-
-
-def grid_model(method: str, **options: Any) -> nn.Module:
-    if "goat" in method or "spectral" in method:
-        options["lanes"] = "beside"
-    return moved(create_model(f"vision_{method}_tiny_patch8", **TINY, class_token=True, **options))
-
-
-def moved(model: nn.Module) -> nn.Module:
+def model_of(side: str, method: str, *, modality: str = "text", **options: Any) -> nn.Module:
     """Priors and embeddings off their inits, so that no identity holds by accident."""
+    if side == "line":
+        model = create_model(f"{modality}_{method}_tiny", **TINY, train_context=CONTEXT, **options)
+    else:
+        options |= {"lanes": "beside"} if "goat" in method or "spectral" in method else {}
+        model = create_model(f"vision_{method}_tiny_patch8", **TINY, class_token=True, **options)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -106,7 +101,7 @@ def agree(run: Call, model: nn.Module, side: str, tolerance: float) -> None:
 def test_methods_in_every_form(form: str, side: str, method: str) -> None:
     """The same logits at the example's size and at another one; eager calls take the kernels they took before."""
     make, tolerance = FORMS[form]
-    model = line_model(method) if side == "line" else grid_model(method, ssmax=True)
+    model = model_of(side, method, **({} if side == "line" else {"ssmax": True}))
     example, other = inputs(side)
     with torch.no_grad():
         before = model(other)
@@ -120,20 +115,21 @@ def test_options_of_models() -> None:
     """What a method name does not say: DNA's head, SSMax on a line, grouped keys, the prior's gate, an untied head."""
     gate = {"prior_gate": True, "temperature": 2.0}
     options = dict(num_kv_heads=1, logit_options=gate, ssmax=True, scale_prior=False, tied=False)
-    model = line_model("ggd", modality="dna", **options)
+    model = model_of("line", "ggd", modality="dna", **options)
     agree(exported(model, inputs("line")[0], shapes("line")), model, "line", 1e-5)
 
 
 def test_a_size_that_cannot_be_exported_is_named() -> None:
     with pytest.raises(Exception, match=rf"n <= {CONTEXT}|max={CONTEXT}"):  # learned positions beyond their number
-        exported(line_model("learned"), inputs("line")[0], ({1: Dim("n", min=2, max=4096)},))
+        exported(model_of("line", "learned"), inputs("line")[0], ({1: Dim("n", min=2, max=4096)},))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cpu" or shutil.which("g++") is None, reason="it compiles for a minute")
 def test_a_compiled_library(tmp_path: Path) -> None:
-    program = torch.export.export(grid_model("ggd2d"), (inputs("grid")[0],), dynamic_shapes=shapes("grid"))
+    model = model_of("grid", "ggd2d")
+    program = torch.export.export(model, (inputs("grid")[0],), dynamic_shapes=shapes("grid"))
     # Compiles in a third of the time.
     with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
         package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    agree(torch._inductor.aoti_load_package(package), grid_model("ggd2d"), "grid", 1e-5)
+    agree(torch._inductor.aoti_load_package(package), model, "grid", 1e-5)

@@ -38,8 +38,7 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
         file.write(b"new")
     assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o644
     write_json(path, {"path": Path("a/b"), "nan": math.nan})
-    content = json.loads(path.read_text())
-    assert content == {"path": "a/b", "nan": None}
+    assert json.loads(path.read_text()) == {"path": "a/b", "nan": None}
 
 
 def test_a_folder_is_complete_or_absent_and_the_first_of_two_is_kept(tmp_path):

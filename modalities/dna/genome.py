@@ -2,7 +2,8 @@
 
 A file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a slice of it. Small
 genomes stay in memory. Larger ones are stored under the cache folder, keyed by paths, link targets, sizes and times, and
-memory-mapped: all workers and processes read the same pages. A store is complete or absent.
+memory-mapped: all workers and processes read the same pages. A store is complete or absent, and verified by its digests when
+it is opened.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,12 +30,14 @@ from zoo.naming import did_you_mean
 
 __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
-_FORMAT = 1  # raise when the store or the reading of files changes
+_FORMAT = 2  # raise when the store or the reading of files changes
 _IN_MEMORY = 32 * 2**20  # bases, whatever the size of the files that they are compressed in
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
 _MOST_RUNS = 1 << 24  # of unknown bases, 16 bytes each
 
-Table = dict[str, Any]  # "contigs": [name, length, number of its file, unknown runs] of each; "fingerprint"; "report"
+Table = dict[
+    str, Any
+]  # "contigs": [name, length, number of its file, unknown runs] of each; "fingerprint", "report", "digest"
 
 
 @dataclass(frozen=True)
@@ -203,19 +207,37 @@ def _mapped(store: Path | np.ndarray) -> np.ndarray:
 
 
 def _stored(folder: Path) -> tuple[Table, np.ndarray] | None:
-    """The table and unknown runs of a complete store; a damaged one is removed."""
+    """The table and unknown runs of a store whose digests fit its content; a damaged one is removed."""
     if not folder.is_dir():  # nothing to remove, least of all what another process is about to rename to this
         return None
     try:
         table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
-        unknown = np.load(folder / "unknown.npy")
-        bases, count = (sum(row[column] for row in table["contigs"]) for column in (1, 3))
-        if (folder / "bases.u8").stat().st_size == bases and len(unknown) == count:
+        unknown, digest = np.load(folder / "unknown.npy"), hashlib.blake2b(digest_size=8)
+        with open(folder / "bases.u8", "rb") as file:
+            while piece := file.read(1 << 24):
+                digest.update(piece)
+        fits = table["digest"] == _content_digest(table, unknown)
+        if fits and table["fingerprint"] == _fingerprint(digest, table["contigs"]):
             return table, unknown
-    except (FileNotFoundError, EOFError, ValueError, KeyError):
+    except (PermissionError, MemoryError):
+        raise
+    except Exception:  # of any kind: NumPy checks little of a damaged header
         pass
+    warnings.warn(f"{folder} is damaged: the files of the genome are read again", stacklevel=2)
     shutil.rmtree(folder, ignore_errors=True)
     return None
+
+
+def _fingerprint(bases: hashlib.blake2b, contigs: list[list[Any]]) -> str:
+    """bases: the hash of all that went to the store."""
+    bases.update(json.dumps([row[:2] for row in contigs]).encode())
+    return bases.hexdigest()
+
+
+def _content_digest(table: Table, unknown: np.ndarray) -> str:
+    """Of all but the bases."""
+    content = {key: value for key, value in table.items() if key != "digest"}
+    return _digest([content, hashlib.blake2b(np.ascontiguousarray(unknown)).hexdigest()])
 
 
 def _write_store(folder: Path, stats: _Files) -> tuple[Table, np.ndarray]:
@@ -249,7 +271,8 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[Table, np.n
             raise ValueError(f"{path}: no sequence in it")
         if _version(path) != version:
             raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
-    return contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
+    table, unknown = contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
+    return table | {"digest": _content_digest(table, unknown)}, unknown
 
 
 class _Contigs:
@@ -300,7 +323,6 @@ class _Contigs:
         self.write(piece)
 
     def table(self) -> Table:
-        self.digest.update(json.dumps([row[:2] for row in self.rows]).encode())
         counts = ((self.ambiguous, "IUPAC codes read as N"), (self.uracil, "U as T"))
         report = ", ".join(f"{count:,} {what}" for count, what in counts if count)
-        return {"contigs": self.rows, "fingerprint": self.digest.hexdigest(), "report": report}
+        return {"contigs": self.rows, "fingerprint": _fingerprint(self.digest, self.rows), "report": report}

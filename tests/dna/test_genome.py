@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -218,10 +219,17 @@ def test_store_follows_file(tmp_path):
     os.utime(path, ns=(1, 1))
     assert sequences_of(opening(path, cache_dir=cache)) == {"a": "TTTT"} and sequences_of(first) == {"a": "ACGT"}
     (folder,) = cache.iterdir()  # the store of what the file was is gone
-    for name, content in (("bases.u8", b"\0"), ("contigs.json", b"{"), ("unknown.npy", b"")):  # damaged: written again
-        written(folder / name, content)
-        genome._open.cache_clear()
-        assert sequences_of(opening(path, cache_dir=cache)) == {"a": "TTTT"}
+    for name in ("bases.u8", "contigs.json", "unknown.npy"):  # damaged: written again
+        whole = (folder / name).read_bytes()
+        flips = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 3)]
+        for content in (b"", b"{", *flips):
+            written(folder / name, content)
+            genome._open.cache_clear()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert sequences_of(opening(path, cache_dir=cache)) == {"a": "TTTT"}
+            said = [str(warning.message) for warning in caught]
+            assert said == [f"{folder} is damaged: the files of the genome are read again"] or name == "unknown.npy"
     with pytest.raises(OSError, match=rf"bases of {path}: {path} cannot be written .*; set cache_dir or"):
         opening(path, cache_dir=path)
 

@@ -71,7 +71,7 @@ def adapt_command(  # noqa: PLR0913 - options of a command
         "trained": f"{trained:,} parameters, {steps:,} steps of {batch} rows of {context:,} tokens of {source}",
         "out": str(out),
     }
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(facts_table(f"{name} adapted{' (dry run)' if dry_run else ''}", facts))
     if dry_run:
         return

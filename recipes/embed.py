@@ -61,7 +61,7 @@ def embed_command(
     if out.suffix not in FORMATS:
         raise CommandError(f"--out {out}: expected a file that ends in {' or '.join(FORMATS)}")
     target = find_trained(name, device, import_)
-    model, console = target.model, Console(highlight=False)
+    model, console = target.model, Console(highlight=False, markup=False)
     if not isinstance(model, Embedder):
         raise CommandError(f"{target.label} reads nothing that a command line can name")
     words = sys.stdin.read().splitlines() if inputs == ["-"] else inputs

@@ -99,7 +99,7 @@ def gallery_command(
     page = gallery_page(tables, measured=bool(folders))
     write_text(out, page)
     summary = f"written: {out}, {len(page.encode()) / 1e3:,.0f} kB, {len(manifest())} models, {len(tables)} tables"
-    Console(highlight=False).print(summary, markup=False, soft_wrap=True)
+    Console(highlight=False, markup=False).print(summary, soft_wrap=True)
 
 
 # ---- scores

@@ -58,7 +58,7 @@ def generate_command(
         facts = {"characters given": f"{len(prompt):,}", "new tokens": f"at most {max_new_tokens:,}"}
         facts |= {"trained at": f"{context:,} tokens", "device": device}
         facts |= {key: str(value) for key, value in sampling.items()}
-        Console(highlight=False).print(facts_table(f"{target.label} (dry run)", facts))
+        Console(highlight=False, markup=False).print(facts_table(f"{target.label} (dry run)", facts))
         return 0
     try:
         for piece in pieces:

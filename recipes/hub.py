@@ -66,7 +66,7 @@ def hub_command(
         raise CommandError(f"--push {push!r}: expected OWNER/NAME")
     if out.exists():
         raise CommandError(f"{out} exists; remove it, or name another folder with --out")
-    console, recipe, source = Console(highlight=False), None, Path(model).resolve()
+    console, recipe, source = Console(highlight=False, markup=False), None, Path(model).resolve()
     if (source / "recipe.json").is_file():
         loaded, recipe = load_run(model)
     elif source.is_dir():
@@ -86,7 +86,7 @@ def hub_command(
     card.usage = imports.format(loaded.modality) + place
     text = card.markdown()
     if dry_run:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
         return
     with new_folder(out, "config.json") as folder:
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
@@ -94,14 +94,14 @@ def hub_command(
         write_text(folder / ".gitattributes", "*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
         if recipe is not None:
             write_json(folder / "recipe.json", recipe)
-    console.print(f"written: {out}", soft_wrap=True, markup=False)
+    console.print(f"written: {out}", soft_wrap=True)
     if push:
         from huggingface_hub import HfApi
 
         api = HfApi()
         api.create_repo(push, private=private, exist_ok=True)
         api.upload_folder(repo_id=push, folder_path=out, commit_message="Model of priorzoo")
-        console.print(f"pushed: {push}", soft_wrap=True, markup=False)
+        console.print(f"pushed: {push}", soft_wrap=True)
 
 
 # ---- cards

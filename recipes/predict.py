@@ -41,7 +41,7 @@ def predict_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and read no image")] = False,
 ) -> None:
     target = find_trained(name, device, import_)
-    model, console = target.model, Console(highlight=False)
+    model, console = target.model, Console(highlight=False, markup=False)
     if not isinstance(model, Classifier):
         raise CommandError(f"{target.label} has no classes: models of {target.modality} name nothing")
     if dry_run:

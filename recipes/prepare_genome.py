@@ -38,7 +38,7 @@ RECIPE = "dna.human_125m"
 # NC_007605 is Epstein-Barr virus.
 NOT_PRIMARY = re.compile(r"^(?!NC_).*_|^NC_007605|^(KI|GL)\d|^(chrUn|HLA|hs37d5)|random|alt|decoy|EBV", re.IGNORECASE)
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 
 
 def prepare_command(
@@ -106,7 +106,7 @@ def prepare_command(
 
 
 def _say(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 def _split(genome: Genome, hold_out: str | None, fraction: float, primary: bool) -> tuple[Region, ...]:

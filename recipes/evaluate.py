@@ -59,6 +59,7 @@ from recipes.report import console, print_paired, print_plan, print_results, wri
 from recipes.targets import Target, find_device, find_targets, modality_of, parse_overrides, seed_groups, target_name
 from zoo.cli import Import
 from zoo.errors import ran_out_of_memory, require
+from zoo.model import ZooModel
 from zoo.naming import nearest
 from zoo.outside import import_named
 
@@ -150,12 +151,30 @@ class CellStore:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """16 hex digits over every parameter and buffer: name, dtype, shape and bytes."""
+    """16 hex digits over every parameter and buffer that is saved: name, dtype, shape and bytes."""
+    return _tensors_digest(model.state_dict()).hexdigest()[:16]
+
+
+def outside_hash(model: nn.Module) -> str | None:
+    """16 hex digits over what a model of transformers or timm computes by besides its weights: configurations, modules, and
+    buffers that are not saved, such as RoPE's frequencies. None for other models, whose own configuration says all."""
+    modules = [] if isinstance(model, ZooModel) else list(model.modules())
+    configs = [m.config.to_dict() for m in modules if hasattr(getattr(m, "config", None), "to_dict")]
+    configs += [dict(m.pretrained_cfg) for m in modules if isinstance(getattr(m, "pretrained_cfg", None), dict)]
+    if not configs:
+        return None
+    saved = model.state_dict().keys()
+    digest = _tensors_digest({name: value for name, value in model.named_buffers() if name not in saved})
+    digest.update(json.dumps([configs, str(model)], sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def _tensors_digest(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +200,8 @@ class Measurement:
             "overrides": self.overrides,
             "settings": evaluator.identity(model),
         }
+        if outside := outside_hash(model):
+            key["outside"] = outside
         return CellStore(self.out / "cells", key)
 
     def run(self, group: str) -> ModelResult:
@@ -308,7 +329,8 @@ def evaluate_command(
     ]
     for target in targets:
         if not target.trained:
-            console.print(f"note: {target.label} has random weights; a name with a tag after a dot has trained ones")
+            note = f"note: {target.label} has random weights; a name with a tag after a dot has trained ones"
+            console.print(note, markup=False)
     check_sources(measurements)
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", markup=False, soft_wrap=True)
@@ -332,10 +354,12 @@ def evaluate_command(
             write_table(out / f"{name}.paired.csv", differences)
             print_paired(evaluator, differences)
             if not differences:
-                console.print(f"{name}: no {evaluator.paired_over} were read by {reference} and another model")
+                console.print(
+                    f"{name}: no {evaluator.paired_over} were read by {reference} and another model", markup=False
+                )
     # a file system's clock may be a few milliseconds late
     written = [path for path in sorted(out.glob("*.*")) if path.is_file() and path.stat().st_mtime > started - 0.1]
-    console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
+    console.print("written: " + ", ".join(map(str, written)), markup=False, soft_wrap=True)
 
 
 def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.evaluate import CellStore, weights_hash
+import zoo
+from recipes.evaluate import CellStore, outside_hash, weights_hash
 
 KEY = {"evaluator": "bits", "model": "a model", "weights": "00", "settings": {"seed": 1}}
 
@@ -112,3 +113,20 @@ def test_weights_hash_sees_every_bit():
     with torch.no_grad():
         model.bias[0] += 1e-6
     assert weights_hash(model) != before
+
+
+def test_models_of_others_are_keyed_by_all_that_they_compute_by():
+    """Another rotary base changes buffers that are not saved, another epsilon nothing but the configuration."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+
+    def hashes(theta: float = 1e4, **options):
+        torch.manual_seed(0)
+        rope = {"rope_type": "default", "rope_theta": theta}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope, **options))
+        return weights_hash(model), outside_hash(model)
+
+    assert hashes() == hashes()
+    for other in (hashes(3.0), hashes(rms_norm_eps=0.5), hashes(sliding_window=4)):
+        assert other[0] == hashes()[0] and other[1] != hashes()[1]
+    assert outside_hash(zoo.create_model("vision_goat_tiny_patch8")) is None

@@ -258,12 +258,9 @@ def test_ligers_loss_agrees_with_float64(dtype: torch.dtype, monkeypatch: pytest
     pytest.importorskip("liger_kernel")
     from modalities.decoder import fused_loss
 
-    state = torch.get_rng_state()
-    for around in (torch.inference_mode(), torch.device("meta")):
-        fused_loss.agrees.cache_clear()
-        with around:
-            assert fused_loss.agrees(DEVICE, dtype)
-    assert torch.equal(torch.get_rng_state(), state)
+    fused_loss.agrees.cache_clear()
+    with torch.inference_mode():
+        assert fused_loss.agrees(DEVICE, dtype)
     right = fused_loss.fused_losses
     for words, wrong in (("off by 0.1", lambda *args: right(*args) * 1.1), ("fails on .*zero", lambda *args: 1 / 0)):
         fused_loss.agrees.cache_clear()

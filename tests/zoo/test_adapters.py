@@ -18,7 +18,7 @@ from zoo.adapters.layer import LayerPrior
 from zoo.positions import Positions
 
 transformers = pytest.importorskip("transformers")
-timm = pytest.importorskip("timm")
+timm = pytest.importorskip("timm.optim") and pytest.importorskip("timm")
 
 SIZES: dict[str, Any] = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
 IMAGES = SIZES | dict(image_size=32, patch_size=8)
@@ -254,23 +254,18 @@ def test_a_fused_optimiser_moves_a_prior() -> None:
         optimiser.step()
     twin = zoo.adapt(make("llama"), "ggd_goat")
     twin.load_state_dict(model.state_dict())
-    expected = output(twin, given)
-    assert (expected - start).abs().max() > 1e-4
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            assert (output(model, given) - expected).abs().max() < 1e-6
+    with torch.no_grad():
+        assert (output(twin, given) - start).abs().max() > 1e-4
+        assert (output(twin, given) - output(model, given)).abs().max() < 1e-6
 
 
 def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
-    model = zoo.adapt(make("llama"), "ggd_goat")
-    decayed = transformers.Trainer.get_decay_parameter_names(None, model)
+    decayed = transformers.Trainer.get_decay_parameter_names(None, zoo.adapt(make("llama"), "ggd_goat"))
     assert decayed and not any(".position_bias." in name for name in decayed)
     images = zoo.adapt(make("timm"), "ggd_goat")
-    from timm.optim import create_optimizer_v2
-
-    optimiser = create_optimizer_v2(images, "adamw", lr=1e-3, weight_decay=0.1)
-    kept = {id(p) for n, p in images.named_parameters() if ".position_bias." in n}
-    assert not kept & {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
+    groups = timm.optim.create_optimizer_v2(images, "adamw", lr=1e-3, weight_decay=0.1).param_groups
+    priors = {id(p) for n, p in images.named_parameters() if ".position_bias." in n}
+    assert not priors & {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
 
 
 def test_bfloat16_dropout_and_checkpointing() -> None:

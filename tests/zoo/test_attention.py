@@ -1,4 +1,4 @@
-"""Every kernel against the float64 oracle: outputs and all gradients, and what a kernel must refuse or never allocate."""
+"""Every kernel against the float64 oracle: outputs and all gradients, and what a kernel must refuse."""
 
 from __future__ import annotations
 
@@ -84,18 +84,20 @@ REALISED = ["none", "lanes", "table", "both"]
 LOW_PRECISION = ["odd", "odd-recomputed", "offset", "documents", "window", "scale", "bidirectional", "grid-prefix"]
 
 
-def build(case: Case, realised: str, seed: int = 0, heads: int = HEADS) -> tuple[dict[str, Tensor], dict[str, object]]:
+def build(
+    case: Case, realised: str, heads: int = HEADS, width: int = HEAD_WIDTH, lanes: int = LANES
+) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Leaves (float64) and the keyword arguments that are no leaves."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     groups, batch = min(case.groups, heads), 2
     leaves = {
-        "q": torch.randn(batch, heads, case.queries, HEAD_WIDTH),
-        "k": torch.randn(batch, groups, case.keys, HEAD_WIDTH),
-        "v": torch.randn(batch, case.value_groups or groups, case.keys, HEAD_WIDTH),
+        "q": torch.randn(batch, heads, case.queries, width),
+        "k": torch.randn(batch, groups, case.keys, width),
+        "v": torch.randn(batch, case.value_groups or groups, case.keys, width),
     }
     if realised in ("lanes", "both"):
-        leaves["q_lanes"] = torch.randn(1, heads, case.queries, LANES)
-        leaves["k_lanes"] = torch.randn(1, 1, case.keys, LANES)
+        leaves["q_lanes"] = torch.randn(1, heads, case.queries, lanes)
+        leaves["k_lanes"] = torch.randn(1, 1, case.keys, lanes)
     if realised in ("table", "both"):
         height, width, _ = case.grid or (1, 1, 0)
         places = (2 * height - 1) * (2 * width - 1) if case.grid else case.queries + case.keys - 1

@@ -41,8 +41,8 @@ def heads(length: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(1, HEADS, length, WIDTH, generator=generator) for _ in range(3)]
 
 
-def nan_rows(tensors: list[Tensor], kernel: str, *, prior: str | None = None, **options) -> list[bool]:
-    """Which rows are NaN, all heads and columns of them; fails where only some are."""
+def attend(tensors: list[Tensor], kernel: str, *, prior: str | None = None, **options) -> Tensor:
+    """(H, T, D) of one batch row."""
     device = DEVICE if kernel == "triton" else "cpu"
     q, k, v = (x.to(device) for x in tensors)
     if "segments" in options:
@@ -52,7 +52,12 @@ def nan_rows(tensors: list[Tensor], kernel: str, *, prior: str | None = None, **
         module = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {})).to(device)
         line = Positions.line(k.shape[2])
         terms = module(line.tail(q.shape[2]), line, causal=True)
-    out = prior_attention(q, k, v, terms, kernel=kernel, **options)[0].isnan()
+    return prior_attention(q, k, v, terms, kernel=kernel, **options)[0]
+
+
+def nan_rows(tensors: list[Tensor], kernel: str, **options) -> list[bool]:
+    """Which rows are NaN, all heads and columns of them; fails where only some are."""
+    out = attend(tensors, kernel, **options).isnan()
     assert torch.equal(out.all((0, 2)), out.any((0, 2)))
     return out.all((0, 2)).tolist()
 
@@ -98,16 +103,8 @@ def test_no_earlier_row_changes_by_a_later_key(kernel: str, call: str, bad: floa
         clean = heads(length)
         dirty = [x.clone() for x in clean]
         dirty[1][:, :, column, 2] = bad
-        prior = None
-        line = Positions.line(length)
-        if "prior" in options:
-            made = create_prior(options["prior"], num_heads=HEADS, **({"train_context": 8} if call == "goat" else {}))
-            prior = made(line, line, causal=True)
-        given = {name: value for name, value in options.items() if name not in ("prior", "segments")}
-        if "segments" in options:
-            given["segments"] = (torch.arange(length) // options["segments"])[None]
-        outs = [prior_attention(*x, prior, kernel=kernel, **given)[:, :, :column] for x in (clean, dirty)]
-        torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=1e-6)
+        rows, expected = (attend(x, kernel, **options)[:, :column] for x in (dirty, clean))
+        torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -310,21 +311,9 @@ class Block(nn.Module):
         self.mlp_norm = norm(dim, eps=norm_eps)
         self.mlp = mlp
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Positions,
-        *,
-        segments: Tensor | None = None,
-        cache: LayerCache | None = None,
-        kernel: str | Kernel = "auto",
-        last: int | None = None,
-        sequence: SequenceGroup | None = None,
-        made: LayerTerms | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, positions: Positions, *, last: int | None = None, **options: Any) -> Tensor:
         """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""
-        options: Options = dict(segments=segments, cache=cache, kernel=kernel, last=last, sequence=sequence, made=made)
-        attended = self.attention(self.attention_norm(x), positions, **options)
+        attended = self.attention(self.attention_norm(x), positions, last=last, **options)
         x = (x if last is None else x[:, -last:]) + attended
         return x + self.mlp(self.mlp_norm(x))
 

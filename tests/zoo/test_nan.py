@@ -49,6 +49,7 @@ def attend(tensors: list[Tensor], kernel: str, *, prior: str | None = None, **op
         options["segments"] = (torch.arange(k.shape[2], device=device) // options["segments"])[None]
     terms = None
     if prior is not None:
+        torch.manual_seed(0)
         module = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {})).to(device)
         line = Positions.line(k.shape[2])
         terms = module(line.tail(q.shape[2]), line, causal=True)
@@ -95,7 +96,7 @@ def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(kernel: str, call: str
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize(("kernel", "call"), [c for c in COMBINED if isinstance(c, tuple)])
+@pytest.mark.parametrize(("kernel", "call"), COMBINED[:8])
 def test_no_earlier_row_changes_by_a_later_key(kernel: str, call: str, bad: float) -> None:
     """Rows before a bad key are equal to those without it, in short and long rows."""
     options = CALLS[call] | {"causal": True}

@@ -20,7 +20,6 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,26 +32,10 @@ from zoo.inputs import read_object
 if TYPE_CHECKING:
     from recipes.engine import Ranks
 
-__all__ = [
-    "COMPLETE",
-    "checkpoint_facts",
-    "checkpoint_step",
-    "complete_checkpoints",
-    "convert",
-    "damage",
-    "data_only",
-    "loadable",
-    "prune",
-    "quarantine",
-    "remnants",
-    "seal",
-    "tidy",
-    "warn",
-]
-
 COMPLETE, ASIDE = "complete.json", ".aside"
 NAME = re.compile(r"step_\d{8,}")
-WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's: no torch.load runs code, whatever its caller asks for
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+FACTS = {"step": int, "world": int, "zero_stage": int, "precision": str}
 
 
 def seal(facts: dict[str, Any]) -> dict[str, Any]:
@@ -66,12 +49,11 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
         facts = read_object(folder / COMPLETE)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    known = {"step": int, "world": int, "zero_stage": int, "precision": str}
-    if not all(type(facts.get(name)) is kind for name, kind in known.items()):
+    if not all(type(facts.get(name)) is kind for name, kind in FACTS.items()):
         return None
     digest = facts.pop("sha256", None)
-    without_digests = facts.keys() == known.keys() and digest is None  # of early versions
-    return facts if without_digests or seal(facts)["sha256"] == digest else None
+    early_version = facts.keys() == FACTS.keys() and digest is None
+    return facts if early_version or seal(facts)["sha256"] == digest else None
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
@@ -146,7 +128,7 @@ def tidy(root: Path, keep: int) -> None:
         write_text(root / "latest", complete[-1].name)
 
 
-@contextmanager
+@contextlib.contextmanager
 def data_only(folder: Path) -> Iterator[None]:
     """Make `torch.load` read tensors, plain values and DeepSpeed's own classes, and never run code from a file.
 
@@ -165,6 +147,8 @@ def data_only(folder: Path) -> Iterator[None]:
     os.environ[WEIGHTS_ONLY] = "1"
     try:
         yield
+    except ConfigError:
+        raise
     except pickle.UnpicklingError as error:
         # torch's words for what it met, without its advice to allow it
         lines = (line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "nsupported" in line)
@@ -173,48 +157,41 @@ def data_only(folder: Path) -> Iterator[None]:
             f"{folder} holds more than tensors and plain values, and is not loaded; nothing in it was executed "
             f"({reason or type(error).__name__})"
         ) from error
-    except ConfigError:
-        raise
     except (RuntimeError, EOFError, OSError, KeyError, AssertionError, AttributeError, TypeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(f"{folder} cannot be loaded: {reason}") from error
     finally:
-        if before is None:
-            del os.environ[WEIGHTS_ONLY]
-        else:
+        del os.environ[WEIGHTS_ONLY]
+        if before is not None:
             os.environ[WEIGHTS_ONLY] = before
-
-
-# ------------------------------------------------------------------------------------- other numbers of ranks
 
 
 def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     """(folder to load, is it universal) for this plan; converts where ranks or ZeRO stage changed.
 
-    Stage 0 checkpoints hold everything in one file and load anywhere. Those of stages 1–3 are cut by rank, so at another
-    number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the alternative where the
-    conversion fails, or where precision or the kind of stage differs.
+    Checkpoints of stage 0 load anywhere. Those of stages 1–3 are cut by rank: at another number of ranks rank 0 converts them,
+    once, into `<name>.universal`. ConfigError where that fails, or where precision or the kind of stage differs.
     """
     facts = checkpoint_facts(folder)
     if facts is None:
         raise ConfigError(f"{folder} has no readable {COMPLETE}")
-    stage, precision = plan.recipe.train.zero_stage, plan.recipe.train.precision
+    train = plan.recipe.train
     anew = f"start a new run from its weights with --set model.init_from={folder / 'model'}"
-    if facts["precision"] != precision:
+    if facts["precision"] != train.precision:
         raise ConfigError(
-            f"{folder} was written with train.precision={facts['precision']} and cannot continue in {precision}: the "
+            f"{folder} was written with train.precision={facts['precision']} and cannot continue in {train.precision}: the "
             f"optimiser's state differs. Resume with --set train.precision={facts['precision']}, or {anew}"
         )
-    if (facts["zero_stage"] == 0) != (stage == 0):
+    if (facts["zero_stage"] == 0) != (train.zero_stage == 0):
         raise ConfigError(
-            f"{folder} was written with train.zero_stage={facts['zero_stage']} and cannot continue at {stage}: stage 0 and "
-            f"stages 1–3 keep the optimiser in different forms. Resume with the same stage, or {anew}"
+            f"{folder} was written with train.zero_stage={facts['zero_stage']} and cannot continue at {train.zero_stage}: "
+            f"stage 0 and stages 1–3 keep the optimiser in different forms. Resume with the same stage, or {anew}"
         )
-    if stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, stage):
+    if train.zero_stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, train.zero_stage):
         return folder, False
     differs = (
         f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has {ranks.world} "
-        f"at stage {stage}"
+        f"at stage {train.zero_stage}"
     )
     if plan.recipe.optim.name == "muon":
         raise ConfigError(f"{differs}, and DeepSpeed converts no state of Muon. Resume with the same ranks, or {anew}")
@@ -240,17 +217,12 @@ def convert(source: Path, universal: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     target = partial / universal.name  # DeepSpeed also writes a pointer beside it
     target.mkdir(parents=True)
-    options: dict[str, Any] = {
-        "num_extract_workers": 1,
-        "num_merge_workers": 1,
-        "keep_temp_folder": False,
-        "strict": True,
-    }
-    options |= {"input_folder": str(source), "output_folder": str(target), "inject_missing_state": True}
+    options = {"input_folder": str(source), "output_folder": str(target), "inject_missing_state": True, "strict": True}
+    workers = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False}
     silence = io.StringIO()
     try:
         with data_only(source), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
-            ds_to_universal.main(Namespace(**options))
+            ds_to_universal.main(Namespace(**options, **workers))
         if (target / "tmp").exists():  # DeepSpeed's removal of it ignores errors
             shutil.rmtree(target / "tmp")
         sync_tree(target)

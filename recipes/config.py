@@ -1,7 +1,6 @@
-"""Recipes as plain dataclasses, and everything that has to be settled before DeepSpeed sees a configuration.
+"""Recipes as plain dataclasses; `--set` changes them, and `resolve` settles what depends on the machine.
 
-A recipe is a value. `apply_overrides` changes it from the command line, `resolve` settles what depends on the machine
-(micro-batch, accumulation, precision) and writes the DeepSpeed configuration. Nothing here imports DeepSpeed.
+Nothing here imports DeepSpeed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from operator import attrgetter
@@ -56,7 +55,7 @@ class Optim:
     lr: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = bounded(1e-8, 0, 1)
-    weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see engine.parameter_groups
+    weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see optim.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
     # The same of single parameters by the end of their names, {"theta_beta": 5}, in place of prior_lr_scale.
     lr_scales: dict[str, float] = field(default_factory=dict)
@@ -78,9 +77,8 @@ class Train:
     sequence_parallel: int = bounded(1, 1, 2**12)  # ranks that share each line of tokens, by DeepSpeed-Ulysses
     zero_stage: int = 0  # in bf16 and fp16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
     clip: float = bounded(1.0, 0, math.inf)  # gradient norm; 0 switches clipping off
-    ema: float = bounded(
-        0.0, 0, 1
-    )  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
+    # Decay of a moving average of the weights, which is then evaluated and exported; 0: none.
+    ema: float = bounded(0.0, 0, 1)
     seed: int = bounded(0, -LARGEST_SEED, LARGEST_SEED)
     log_every: int = bounded(10, 1, 2**40)
     save_every: int = bounded(200, 0, 2**40)  # steps; 0: at the end only
@@ -139,56 +137,57 @@ class Plan:
 
 def setting_names(recipe: Recipe) -> list[str]:
     """Every key that --set accepts for this recipe, such as `train.steps`."""
-    names = []
-    for section in dataclasses.fields(recipe):
-        value = getattr(recipe, section.name)
-        if dataclasses.is_dataclass(value):
-            names += [f"{section.name}.{f.name}" for f in dataclasses.fields(value) if f.name != "options"]
-    return names
+    sections = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
+    fields = {name: dataclasses.fields(value) for name, value in sections.items() if dataclasses.is_dataclass(value)}
+    return [f"{name}.{f.name}" for name, section in fields.items() for f in section if f.name != "options"]
 
 
-def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Recipe, set[str]]:
+def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, set[str]]:
     """Apply `key=value` strings; returns a changed copy and the set of keys given.
 
-    Values are checked against the field's type. `model.options.KEY` takes any JSON value (a bare word is a string);
-    whether the model has such an option is checked when the model's registry entry is read. `model.options.A.B.C` changes
-    one entry of the option A, which is otherwise as the recipe or the registered model has it.
+    Values are checked against the field's type. `model.options.KEY` takes any JSON value (a bare word is a string).
+    `model.options.A.B.C` changes one entry of the option A, which is otherwise as the recipe or the registered model has it.
     """
     recipe, overridden_keys = copy.deepcopy(recipe), set()
     nested: list[tuple[list[str], Any, str]] = []
     for setting in settings:
         key, separator, text = setting.partition("=")
         key = key.strip()
+        section, _, name = key.partition(".")
         if not separator or not key:
             raise ConfigError(f"--set {setting!r}: expected key=value, such as train.steps=200")
-        section, _, name = key.partition(".")
         if section == "model" and name.startswith("options."):
-            path = name.removeprefix("options.").split(".")
+            first, *rest = path = name.removeprefix("options.").split(".")
             if not all(path):
                 raise ConfigError(
                     f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of an option with keys"
                 )
-            if len(path) > 1:
+            if rest:
                 nested.append((path, parse_value(text), setting))
             else:
-                recipe.model.options[path[0]] = parse_value(text)
+                recipe.model.options[first] = parse_value(text)
         else:
             if key not in (known := setting_names(recipe)):
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
                 raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, known)}{hint}")
-            target = getattr(recipe, section)
-            value = parse_field(text, typing.get_type_hints(type(target))[name])
-            try:
-                changed = dataclasses.replace(target, **{name: value})  # a data configuration checks itself
-                check_fields(changed, f"{section}.")
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"--set {setting!r}: {error}") from None
-            setattr(recipe, section, changed)
+            value = parse_field(text, typing.get_type_hints(type(getattr(recipe, section)))[name])
+            replace_setting(recipe, key, value, f"--set {setting!r}")
         overridden_keys.add(key)
     for path, value, setting in nested:  # when the model's name and whole options are settled
         _settle_option(recipe.model, path[0], setting)
         set_nested(recipe.model.options, path, value, setting)
     return recipe, overridden_keys
+
+
+def replace_setting(recipe: Recipe, key: str, value: Any, place: str) -> None:
+    """Set `section.name` of a recipe; ConfigError, naming the place, where it does not fit the field."""
+    section, name = key.split(".")
+    try:
+        changed = dataclasses.replace(getattr(recipe, section), **{name: value})  # a data configuration checks itself
+        check_fields(changed, f"{section}.")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: {error}") from None
+    setattr(recipe, section, changed)
 
 
 def _settle_option(model: Model, name: str, setting: str) -> None:
@@ -236,10 +235,8 @@ def parse_field(text: str, hint: Any) -> Any:
         value = float(text) if hint is float else parse_value(text)
     except ValueError:
         return text
-    is_whole = (
-        hint is int and isinstance(value, float) and value.is_integer()
-    )  # 1e4 steps is a fair way to write an int
-    return int(value) if is_whole else value
+    # 1e4 steps is a fair way to write an int.
+    return int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
 
 
 # ------------------------------------------------------------------------------------------------- resolution
@@ -261,12 +258,13 @@ def resolve_batch(
         micro = max(1, batch // (steps * world))
     elif steps is None:
         steps = max(1, batch // (micro * world))
-    if micro * steps * world != batch:
+    product = micro * steps * world
+    if product != batch:
         ranks = "ranks" if shared == 1 else "groups of ranks"
         raise ConfigError(
-            f"train.batch={batch} is not micro_batch × accumulation × {ranks} = {micro} × {steps} × {world} "
-            f"= {micro * steps * world}; set train.batch={micro * steps * world}, another train.micro_batch or "
-            f"train.accumulation, or a number of ranks that divides {batch}"
+            f"train.batch={batch} is not micro_batch × accumulation × {ranks} = {micro} × {steps} × {world} = {product}; "
+            f"set train.batch={product}, another train.micro_batch or train.accumulation, or a number of ranks that "
+            f"divides {batch}"
         )
     return micro, steps
 
@@ -281,7 +279,7 @@ CHOICES = {
 
 def check_values(recipe: Recipe) -> None:
     """ConfigError for a value that can never be right, whatever the machine."""
-    optim = recipe.optim
+    optim, train = recipe.optim, recipe.train
     try:
         for section in ("optim", "train", "evaluate"):
             check_fields(getattr(recipe, section), f"{section}.")
@@ -296,15 +294,15 @@ def check_values(recipe: Recipe) -> None:
             raise ConfigError(f"optim.{name}={value}: expected a positive number")
     if not all(0 <= beta < 1 for beta in optim.betas):
         raise ConfigError(f"optim.betas={optim.betas}: expected two numbers in [0, 1)")
-    if recipe.train.ema == 1:
+    if train.ema == 1:
         raise ConfigError("train.ema=1: expected a decay below 1, or 0 for none")
-    if recipe.optim.name == "muon" and recipe.train.zero_stage and recipe.train.clip:
+    if optim.name == "muon" and train.zero_stage and train.clip:
         raise ConfigError(
-            f"train.clip={recipe.train.clip}: expected 0 with optim.name='muon' at zero_stage={recipe.train.zero_stage}, "
-            "where DeepSpeed would clip the orthogonal updates and not the gradients; or optim.name=adamw"
+            f"train.clip={train.clip}: expected 0 with optim.name='muon' at zero_stage={train.zero_stage}, where DeepSpeed "
+            "would clip the orthogonal updates and not the gradients; or optim.name=adamw"
         )
-    if recipe.train.ema and recipe.train.zero_stage == 3:
-        raise ConfigError(f"train.ema={recipe.train.ema}: expected 0 at zero_stage 3, which cuts the weights up")
+    if train.ema and train.zero_stage == 3:
+        raise ConfigError(f"train.ema={train.ema}: expected 0 at zero_stage 3, which cuts the weights up")
 
 
 def resolve(
@@ -313,13 +311,12 @@ def resolve(
     world: int,
     device: str = "cpu",
     user_config: dict[str, Any] | None = None,
-    overridden_keys: set[str] | None = None,
+    overridden_keys: Collection[str] | None = None,
 ) -> Plan:
     """Settle a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
 
-    `user_config` is the user's DeepSpeed JSON. Where it and the recipe name the same quantity, also in its `optimizer` and
-    `scheduler`, the file wins over the recipe's default; against a `--set` of the same quantity (`overridden_keys`) it is a
-    ConfigError. `recipe` is not changed.
+    Where `user_config`, the user's DeepSpeed JSON, and the recipe name the same quantity, the file wins over the recipe's
+    default; against a `--set` of it (`overridden_keys`) it is a ConfigError. `recipe` is not changed.
     """
     recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
     chosen_keys = set(overridden_keys or ())
@@ -332,32 +329,31 @@ def resolve(
     train = recipe.train
     if train.precision == "auto":
         train.precision = "bf16" if device == "cuda" else "fp32"
-    # One rank without DeepSpeed stays at stage 0: plain torch.
-    stage_is_open = train.zero_stage == 0 and "train.zero_stage" not in chosen_keys
-    if train.precision != "fp32" and stage_is_open and (world > 1 or has_deepspeed()):
-        train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
+    if train.precision != "fp32" and train.zero_stage == 0 and "train.zero_stage" not in chosen_keys:
+        # Stage 1 shares the optimiser's float32 copies out. One rank without DeepSpeed stays at 0: plain torch.
+        train.zero_stage = int(world > 1 or has_deepspeed())
     if train.precision == "fp16" and train.zero_stage == 0:
         raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
     shared = train.sequence_parallel
-    train.micro_batch, train.accumulation = resolve_batch(
-        train.batch, train.micro_batch, train.accumulation, world, shared
-    )
-    config = {
+    micro_batch, accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world, shared)
+    train.micro_batch, train.accumulation = micro_batch, accumulation
+    config: dict[str, Any] = {
         "train_batch_size": train.batch,
-        "train_micro_batch_size_per_gpu": train.micro_batch,
-        "gradient_accumulation_steps": train.accumulation,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
         **({"sequence_parallel_size": shared} if shared > 1 else {}),  # DeepSpeed checks the batch's sizes by it
         "gradient_clipping": train.clip,
         "bf16": {"enabled": train.precision == "bf16"},
         "fp16": {"enabled": train.precision == "fp16"},
-        "zero_optimization": {"stage": train.zero_stage}
-        | ({"reduce_scatter": False} if recipe.optim.name == "muon" else {}),  # Muon needs whole matrices
-        # The engine hands DeepSpeed an optimiser with the recipe's decay groups, torch's own or Muon; RAdam is not on
-        # DeepSpeed's list of optimisers tried with ZeRO, and none needs DeepSpeed's compiled CPU Adam.
+        "zero_optimization": {"stage": train.zero_stage},
+        # The engine hands DeepSpeed an optimiser with the recipe's decay groups. RAdam is not on DeepSpeed's list of
+        # optimisers tried with ZeRO, and none needs DeepSpeed's compiled CPU Adam.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not
+        "steps_per_print": 1_000_000_000,
     }
+    if recipe.optim.name == "muon":
+        config["zero_optimization"]["reduce_scatter"] = False  # Muon needs whole matrices
     plan = Plan(recipe, merge(config, user_config), world)
     if user_config and has_deepspeed():
         from recipes.deepspeed_json import check_with_deepspeed
@@ -380,7 +376,7 @@ def _settle_positions(recipe: Recipe) -> None:
 
 
 def in_numbers(options: Any, train_context: int | None) -> Any:
-    """Position options, of any depth, in what JSON has; `values` of distances are log-values at as many as the prior has."""
+    """Position options in what JSON has; a function `values` of distances becomes log-values at as many as the prior has."""
     if isinstance(options, Mapping):
         options = dict(options)
         if callable(values := options.get("values")):

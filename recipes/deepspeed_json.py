@@ -1,12 +1,11 @@
 """A user's DeepSpeed file: its numbers moved into the recipe, its "auto" filled in, and all of it read by DeepSpeed's classes.
 
-The recipe's own optimiser and schedule train, with its parameter groups: `optimizer` and `scheduler` of a file say which, and
-their numbers. "auto", and whatever a file leaves out, is the recipe's value.
+The recipe's own optimiser and schedule train: `optimizer` and `scheduler` of a file say which, and their numbers. "auto", and
+whatever a file leaves out, is the recipe's value.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import typing
 from collections.abc import Iterator, KeysView, Mapping
@@ -14,18 +13,18 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipes.commands import ConfigError
-from zoo.bounds import check_fields
+from recipes.config import ConfigError, replace_setting
 from zoo.inputs import read_json
 from zoo.naming import nearest
 from zoo.registry import model_entry
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from recipes.config import Recipe
 
-__all__ = ["apply_user_config", "check_with_deepspeed", "load_deepspeed_json"]
-
 FLAG = "--deepspeed_config"
+Path = tuple[str, ...]  # of a key inside sections
 
 # DeepSpeed's name for a quantity, and the recipe's. Nested names are joined by dots.
 SHARED = {
@@ -51,10 +50,8 @@ OWN_AUTO = {"data_types.keep_in_fp32_modules", "pipeline.stages"}  # where DeepS
 class Kind:
     """A type of `optimizer` or `scheduler`.
 
-    Attributes:
-        implies: recipe settings that follow from the type itself.
-        same: parameters, and the recipe setting that each is.
-        only: parameters that have one value here.
+    implies: recipe settings that follow from the type itself. same: parameters, and the recipe setting that each is.
+    only: parameters that have one value here.
     """
 
     implies: Mapping[str, str | float]
@@ -121,24 +118,17 @@ def apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_ke
     for name in ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization"):
         if not isinstance(user_config.get(name, {}), dict):
             raise ConfigError(f"{FLAG}: {name}={user_config[name]!r}: expected an object")
-    _fill_auto(recipe, user_config, user_config)
+    _fill_auto(recipe, user_config)
     claims: dict[str, Claim] = {}
     for claim in [*_section_claims(user_config), *_shared_claims(recipe, user_config)]:
         key, setting, value = claim
-        section, name = setting.split(".")
         old, other = attrgetter(setting)(recipe), claims.setdefault(setting, claim)
         if other.value != value:
             raise ConfigError(f"{FLAG}: {other.key}={other.value} and {key}={value} disagree; keep one")
         if setting in overridden_keys and old != value:
-            raise ConfigError(
-                f"--set {setting}={old} and {key} of {FLAG}, which means {setting}={value}, disagree; keep one"
-            )
-        changed = dataclasses.replace(getattr(recipe, section), **{name: value})
-        try:
-            check_fields(changed, f"{section}.")
-        except ValueError as error:
-            raise ConfigError(f"{FLAG}: {key}: {error}") from None
-        setattr(recipe, section, changed)
+            means = f"{key} of {FLAG}, which means {setting}={value}"
+            raise ConfigError(f"--set {setting}={old} and {means}, disagree; keep one")
+        replace_setting(recipe, setting, value, f"{FLAG}: {key}")
     return set(claims)
 
 
@@ -146,7 +136,8 @@ def _section_claims(user_config: dict[str, Any]) -> Iterator[Claim]:
     """Claims of `optimizer` and `scheduler`, which leave the file; ConfigError for what has no counterpart in a recipe."""
     for name in [name for name in KINDS if name in user_config]:
         section, kinds, instead = user_config.pop(name), KINDS[name], INSTEAD[name]
-        if not isinstance(section, dict) or not isinstance(section.get("params", {}), dict):
+        parameters = section.get("params", {})
+        if not isinstance(parameters, dict):
             raise ConfigError(f"{FLAG}: {name}: expected an object with 'type' and 'params'")
         for key in section.keys() - {"type", "params"}:
             raise ConfigError(f"{FLAG}: {name}.{key} has no counterpart in the recipe: remove it")
@@ -157,7 +148,7 @@ def _section_claims(user_config: dict[str, Any]) -> Iterator[Claim]:
             raise ConfigError(f"{FLAG}: {name}.type={wanted!r} has no counterpart in the recipe; {near}; {instead}")
         for setting, value in kind.implies.items():
             yield Claim(f"{name}.type", setting, value)
-        for key, value in section.get("params", {}).items():
+        for key, value in parameters.items():
             path = f"{name}.params.{key}"
             if key in kind.same:
                 if value != "auto":
@@ -190,13 +181,13 @@ def _shared_claims(recipe: Recipe, user_config: dict[str, Any]) -> Iterator[Clai
             yield Claim(f"{name}.enabled", "train.precision", "fp32")
 
 
-def _fill_auto(recipe: Recipe, user_config: dict[str, Any], tree: dict[str, Any], path: str = "") -> None:
+def _fill_auto(recipe: Recipe, tree: dict[str, Any], path: str = "") -> None:
     """Replace "auto": the recipe has the quantities that both name, and the model's width gives the sizes of buckets."""
     for name, value in list(tree.items()):
         key = f"{path}{name}"
         if isinstance(value, dict):
             if key not in KINDS:
-                _fill_auto(recipe, user_config, value, f"{key}.")
+                _fill_auto(recipe, value, f"{key}.")
         elif value != "auto" or key in OWN_AUTO:
             continue
         elif key in SHARED:
@@ -224,8 +215,8 @@ def check_with_deepspeed(config: dict[str, Any]) -> None:
     """Validate a resolved configuration by DeepSpeed's classes.
 
     Raises:
-        ConfigError: in one line, for a value that DeepSpeed refuses, and for a key that it does not know: those inside
-            sections of its pydantic classes, which it refuses, and all others, which it ignores in silence.
+        ConfigError: for a value that DeepSpeed refuses, and for a key that it does not know, which it would ignore outside
+            the sections of its pydantic classes.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # nothing is computed
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -238,22 +229,25 @@ def check_with_deepspeed(config: dict[str, Any]) -> None:
 
     # The batch equation of all ranks is `recipes.config.resolve_batch`'s.
     alone = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
-    reads: list[tuple[str, ...]] = []
+    reads: list[Path] = []
+
+    def latest() -> str:
+        """The key of the file itself that was looked at last."""
+        return next((path[0] for path in reversed(reads) if len(path) == 1 and path[0] in config), "")
+
     level = logger.level
     logger.setLevel("ERROR")
     try:
         DeepSpeedConfig(_Section(config | {"train_batch_size": alone}, (), reads), mpu=OneRank())
     except ValidationError as error:
-        raise ConfigError(_refusal(error, config, _latest(reads, config))) from None
+        raise ConfigError(_refusal(error, config, latest())) from None
     except Exception as error:  # assertions and whatever a value of another type meets in DeepSpeed's code
-        raise ConfigError(f"{FLAG}: {_latest(reads, config)}: DeepSpeed refuses it: {error}") from None
+        raise ConfigError(f"{FLAG}: {latest()}: DeepSpeed refuses it: {error}") from None
     finally:
         logger.setLevel(level)
     for path in _unread(config, (), set(reads)):
-        siblings = sorted({name[-1] for name in reads if name[:-1] == path[:-1]})
-        raise ConfigError(
-            f"{FLAG}: {'.'.join(path)} is no key of DeepSpeed's, which would ignore it; {nearest(path[-1], siblings)}"
-        )
+        near = nearest(path[-1], sorted({name[-1] for name in reads if name[:-1] == path[:-1]}))
+        raise ConfigError(f"{FLAG}: {'.'.join(path)} is no key of DeepSpeed's, which would ignore it; {near}")
 
 
 class _Section(dict[str, Any]):
@@ -261,7 +255,7 @@ class _Section(dict[str, Any]):
 
     ALL = "*"
 
-    def __init__(self, values: dict[str, Any], place: tuple[str, ...], reads: list[tuple[str, ...]]) -> None:
+    def __init__(self, values: dict[str, Any], place: Path, reads: list[Path]) -> None:
         self._place, self._reads = place, reads
         super().__init__({k: _Section(v, (*place, k), reads) if isinstance(v, dict) else v for k, v in values.items()})
 
@@ -291,12 +285,7 @@ class _Section(dict[str, Any]):
         return self
 
 
-def _latest(reads: list[tuple[str, ...]], config: dict[str, Any]) -> str:
-    """The key of the file itself that was looked at last."""
-    return next((path[0] for path in reversed(reads) if len(path) == 1 and path[0] in config), "")
-
-
-def _unread(tree: dict[str, Any], place: tuple[str, ...], reads: set[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+def _unread(tree: dict[str, Any], place: Path, reads: set[Path]) -> Iterator[Path]:
     """Keys that DeepSpeed left out where it looked at others by name; a section that it took as a whole has none."""
     if (*place, _Section.ALL) in reads or not any(path[:-1] == place for path in reads):
         return
@@ -307,7 +296,7 @@ def _unread(tree: dict[str, Any], place: tuple[str, ...], reads: set[tuple[str, 
             yield from _unread(value, (*place, key), reads)
 
 
-def _refusal(error: Any, config: dict[str, Any], latest: str) -> str:
+def _refusal(error: ValidationError, config: dict[str, Any], latest: str) -> str:
     """The first error of a pydantic class, with the place in the file and the nearest valid key."""
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 

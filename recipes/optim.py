@@ -1,67 +1,62 @@
-"""Optimisers and learning-rate schedules: which parameters decay, at which rate each learns, and Muon without DeepSpeed."""
+"""Optimisers, learning-rate schedules, and the average of the weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from recipes.config import ConfigError, Optim, has_deepspeed
+from zoo.inputs import read_tensors
 from zoo.model import ZooModel
 from zoo.naming import nearest
 
-__all__ = ["create_optimizer", "lr_factor", "parameter_groups"]
+__all__ = ["WeightAverage", "create_optimizer", "lr_factor", "parameter_groups"]
 
 
 def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
-    """Optimiser groups: matrices with weight decay; without it everything the model exempts, and the priors' parameters.
+    """Optimiser groups: matrices with weight decay; without it what the model exempts, and the priors' parameters.
 
-    Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
-    and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale`
-    times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent θβ in a short run.
-    Parameters that `optim.lr_scales` names by the end of their names learn at that multiple of the rate.
+    Exempt are `model.no_weight_decay()` and whatever has fewer than two dimensions. `model.prior_parameters()` learn at
+    `optim.prior_lr_scale` times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent
+    in a short run. `optim.lr_scales` names multiples of the rate by the end of parameters' names.
 
     Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular values near 1
     (https://kellerjordan.github.io/posts/muon/). The weight decay of a step is the same.
     """
-    exempt = model.no_weight_decay()
-    unknown = exempt - {name for name, _ in model.named_parameters()}
-    if unknown:
-        raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    scales = _named_scales([name for name, _ in named], optim.lr_scales)
+    exempt, scales = model.no_weight_decay(), _named_scales([name for name, _ in named], optim.lr_scales)
     priors = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
     # The order of groups is part of every checkpoint.
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     for name, parameter in named:
         is_matrix = parameter.ndim >= 2 and name not in exempt
         settings: dict[str, Any] = {"weight_decay": optim.weight_decay if is_matrix else 0.0}
-        scale, is_muon = 1.0, False
+        order: tuple[float, ...] = (0,) if is_matrix else (1,)
+        is_muon = False
         if name in scales:
-            scale = scales[name]
-            order: tuple[float, ...] = (3, not is_matrix, scale)
-            settings["lr"] = optim.lr * scale
+            order, settings["lr"] = (3, not is_matrix, scales[name]), optim.lr * scales[name]
         elif optim.name == "muon" and is_matrix and parameter.ndim == 2 and name.startswith("layers."):
-            scale, order, is_muon = optim.muon_lr_scale, (4,), True
+            order, is_muon, scale = (4,), True, optim.muon_lr_scale
             settings = {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale}
         elif name in priors:
             order, settings["lr"] = (2,), optim.lr * optim.prior_lr_scale
-        else:
-            order = (0,) if is_matrix else (1,)
         if optim.name == "muon":
             settings["use_muon"] = parameter.use_muon = is_muon  # type: ignore[attr-defined]  # DeepSpeed asks parameters
         groups.setdefault(order, {"params": [], **settings})["params"].append(parameter)
-    if muon := groups.get((4,)):
-        muon["params"].sort(
-            key=lambda p: p.shape, reverse=True
-        )  # in DeepSpeed's order, so that either continues the other
+    if muon := groups.get((4,)):  # in DeepSpeed's order, so that either continues the other
+        muon["params"].sort(key=lambda p: p.shape, reverse=True)
     return [groups[order] for order in sorted(groups)]
 
 
 def _named_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, float]:
-    """Multiple of the rate by full name, for scales by the end of names; ConfigError for an end that no parameter has."""
+    """Multiple of the rate by full name, for scales by the end of names."""
     by_name: dict[str, float] = {}
     for end, scale in scales.items():
         matches = [name for name in names if name == end or name.endswith(f".{end}")]
@@ -92,8 +87,7 @@ def lr_factor(step: int, optim: Optim, steps: int) -> float:
     """Learning rate of step `step` (from 0) as a fraction of `optim.lr`.
 
     (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, or linear floor + (1 − floor)·(1 − t), t from
-    0 at its end to 1 at the last step. A pure function of the step, so that a resumed run and a run of another length need no
-    stored schedule.
+    0 at its end to 1 at the last step.
     """
     if step < optim.warmup:
         return (step + 1) / optim.warmup
@@ -106,10 +100,10 @@ def lr_factor(step: int, optim: Optim, steps: int) -> float:
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """torch's Muon for the groups that say `use_muon`, torch's AdamW for all others, as one optimiser with one state.
+    """torch's Muon for the groups that say `use_muon`, torch's AdamW for all others, with one state. For lack of DeepSpeed.
 
-    For where DeepSpeed is not installed. torch iterates in bfloat16 and DeepSpeed on the Gram matrix in half or single
-    precision, so their steps differ by rounding; the state is DeepSpeed's, and either goes on from the other's.
+    torch iterates in bfloat16 and DeepSpeed in half or single precision, so their steps differ by rounding; the state is
+    DeepSpeed's, and either continues the other.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
@@ -132,3 +126,52 @@ class MuonAndAdamW(torch.optim.Optimizer):
         for values in self.state.values():
             if "step" in values:
                 values["step"] = torch.as_tensor(values["step"], dtype=torch.float32)
+
+
+class WeightAverage:
+    """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs forget their start too.
+
+    Every rank keeps it whole, in float32: torch's AveragedModel has the model's dtype, and bf16 loses a step of 1 − d = 1e−4.
+    """
+
+    FILE = "ema.safetensors"
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.steps = decay, 0
+        self.average = {name: p.detach().float().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after a step."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        weights = [p.detach().float() for p in model.parameters()]
+        torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
+
+    @contextmanager
+    def in_place(self, model: nn.Module) -> Iterator[None]:
+        """The model with the averaged weights, for a `with` block."""
+        trained = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self._copy(model, self.average)
+        try:
+            yield
+        finally:
+            self._copy(model, trained)
+
+    @staticmethod
+    @torch.no_grad()
+    def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+
+    def save(self, folder: Path) -> None:
+        save_file({k: v.contiguous() for k, v in self.average.items()}, folder / self.FILE, metadata={"format": "pt"})
+
+    def load(self, folder: Path, *, steps: int) -> None:
+        """The average as `save` left it after `steps` steps."""
+        if not (folder / self.FILE).is_file():
+            raise ConfigError(f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew")
+        stored = read_tensors(folder / self.FILE)
+        for name, value in self.average.items():
+            value.copy_(stored[name])
+        self.steps = steps

@@ -1,6 +1,4 @@
-"""Run folders: their files, how they are found, and their weights. Who may write in one: recipes/ownership.py.
-
-Only `recipes/` knows this layout; other packages call `load_run`.
+"""Run folders: their files, who may write in one, how they are found, and their weights.
 
 <run>/recipe.json deepspeed.json environment.json    what ran, and where
       metrics.jsonl                                  one JSON object a line: training and held-out records
@@ -14,26 +12,39 @@ Only `recipes/` knows this layout; other packages call `load_run`.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from modalities.contract import find_modality
 from modalities.files import command_name
-from recipes.checkpoints import checkpoint_step, complete_checkpoints, damage, quarantine, tidy, warn
+from recipes.checkpoints import (
+    ASIDE,
+    checkpoint_step,
+    complete_checkpoints,
+    damage,
+    quarantine,
+    remnants,
+    tidy,
+    warn,
+)
 from recipes.config import ConfigError, Plan
+from zoo.errors import one_line
 from zoo.files import remove_abandoned, write_json, write_text
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
@@ -41,6 +52,8 @@ from zoo.pretrained import resolve_tag, verified_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from recipes.engine import Ranks
 
 LOSS_CURVE = "plots/loss.png"
 DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
@@ -76,18 +89,16 @@ class RunFolder:
 
     def read_metrics(self) -> tuple[list[dict[str, Any]], int]:
         """(records, number of lines that a crash or disk errors made unreadable)."""
-        records, unreadable = [], 0
+        records = []
         lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.exists() else []
         for line in lines:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
-                record = None
+                continue
             if isinstance(record, dict) and type(record.get("step")) is int:
                 records.append(record)
-            else:
-                unreadable += 1
-        return records, unreadable
+        return records, len(lines) - len(records)
 
     def write_samples(self, step: int, text: str) -> None:
         write_text(self.path / "samples" / f"step_{step:08d}.txt", text)
@@ -100,8 +111,7 @@ class RunFolder:
         return path
 
     def rewind(self, step: int, keep: int) -> None:
-        """Make the folder that of a run which has come to `step`: without what a killed process left, and without
-        records, samples and checkpoints of later steps, which come again."""
+        """Remove what a killed process left, and records, samples and checkpoints after `step`."""
         records, unreadable = self.read_metrics()
         if unreadable:
             warn(f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out")
@@ -141,8 +151,9 @@ class RunFolder:
         layout: Any = [["loss"] * len(panels)] * 2 + [panels] if panels else [["loss"]]
         figure, axes = pyplot.subplot_mosaic(layout, figsize=(8, 6.4 if panels else 4.2), layout="constrained")
         for key, axis in axes.items():
-            axis.plot(*zip(*lines[key], strict=True), color="tab:blue", alpha=0.3, label="training")
-            axis.plot(*running_mean(lines[key]), color="tab:blue", label="training, running mean")
+            steps, values = zip(*lines[key], strict=True)
+            axis.plot(steps, values, color="tab:blue", alpha=0.3, label="training")
+            axis.plot(steps, running_mean(values), color="tab:blue", label="training, running mean")
             axis.set_title(self.path.name if key == "loss" else titles[key], fontsize=10)
             axis.set_xlabel("step")
             axis.grid(alpha=0.3)
@@ -156,13 +167,13 @@ class RunFolder:
         return self.path / LOSS_CURVE
 
 
-def running_mean(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Steps, and for each the mean of the values so far, weighted by 0.9 to the power of their age."""
-    mean, means = points[0][1], []
-    for _, value in points:
+def running_mean(values: Sequence[float]) -> list[float]:
+    """The mean of the values so far, weighted by 0.9 to the power of their age."""
+    mean, means = values[0], []
+    for value in values:
         mean = 0.9 * mean + 0.1 * value
         means.append(mean)
-    return [step for step, _ in points], means
+    return means
 
 
 def environment() -> dict[str, Any]:
@@ -181,7 +192,7 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "started": utc_now(),
     }
 
 
@@ -193,6 +204,234 @@ def git_commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return result.stdout.strip() or "unknown"
+
+
+def utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+# ------------------------------------------------------------------------------------------------ one writer
+
+
+class RunLock:
+    """An exclusive lock on `<run>/run.lock` until `release`, or until the process ends in any way.
+
+    The system holds the lock; the file says who writes: host, pid, start. NFS from version 4 locks across hosts too; a file
+    system without locks is reported, and nothing is refused. ConfigError where another process holds it.
+    """
+
+    # File descriptors, closed in forked children: a data worker must not keep the lock alive.
+    open_files: ClassVar[set[int]] = set()
+
+    def __init__(self, folder: Path):
+        self.path = folder / "run.lock"
+        for attempts_left in reversed(range(100)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            except (FileNotFoundError, FileExistsError):  # another run is removing its folder at this moment
+                if attempts_left and not folder.is_file():
+                    continue
+                raise
+            self._lock(folder)
+            if self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._file)):
+                break
+            os.close(self._file)  # another run ended before its first step, and removed its folder meanwhile
+        RunLock.open_files.add(self._file)
+        facts = {"host": socket.gethostname(), "pid": os.getpid(), "started": utc_now()}
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, (json.dumps(facts) + "\n").encode(), 0)
+
+    def _lock(self, folder: Path) -> None:
+        for patience in (0.1, 0.1, 0.0):  # `holder`, in another process, has it for a moment
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(patience)
+            except OSError as error:
+                return warn(f"note: {folder} is on a file system without locks ({error}): start no other process in it")
+        os.close(self._file)
+        holder = RunLock.holder(folder) or "another process"
+        raise ConfigError(f"{folder} is in use: {holder}, trains in it; wait for it or stop it")
+
+    @staticmethod
+    def holder(folder: Path) -> str | None:
+        """The process that holds a folder's lock, "process 12 on host, started …"; None where none does."""
+        try:
+            with open(folder / "run.lock") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    facts = json.load(file)
+                    return f"process {facts['pid']} on {facts['host']}, started {facts['started']}"
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
+        return None
+
+    def release(self) -> None:
+        RunLock.open_files.discard(self._file)
+        os.close(self._file)
+
+
+def _close_locks() -> None:
+    for file in RunLock.open_files:
+        os.close(file)
+    RunLock.open_files.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks)
+
+
+@contextmanager
+def own_run(
+    plan: Plan, ranks: Ranks, *, run_dir: str | None = None, resume: str | None = None, words: Sequence[str] = ()
+) -> Iterator[tuple[RunFolder, Path | None]]:
+    """(run folder, checkpoint to continue from, or None), the same on every rank; rank 0 holds the folder's lock.
+
+    resume=None starts anew and refuses a folder that already holds a run. "auto" takes the newest undamaged checkpoint of
+    `run_dir` (or of this recipe's newest run), and starts anew where there is none. Otherwise it names a run folder or a
+    checkpoint. Damaged checkpoints are reported and quarantined. A run that fails before its first step leaves nothing.
+
+    Raises:
+        ConfigError: where another process trains in the folder; where the run was made with another model or other data;
+            where every checkpoint is damaged; and for an OSError from inside, with the checkpoint from which to go on.
+    """
+    claim: _Claim | None = None
+    answer: list[tuple[Path, Path | None] | ConfigError | None] = [None]
+    if ranks.lead:
+        try:
+            claim = _Claim(plan, run_dir, resume)
+            answer = [(claim.run.path, claim.checkpoint)]
+        except Exception as error:  # the other ranks wait for this answer
+            answer = [ConfigError(one_line(error))]
+    if ranks.world > 1:
+        torch.distributed.broadcast_object_list(answer)
+    if isinstance(answer[0], ConfigError):
+        raise answer[0]
+    assert answer[0] is not None
+    run, checkpoint = RunFolder(answer[0][0], words), answer[0][1]
+    try:
+        yield run, checkpoint
+    except OSError as error:
+        if not ranks.lead:  # only the lead's error is shown
+            warn(f"rank {ranks.rank}: {error}")
+        newest = run.checkpoints()[-1:]
+        last = f"The last good checkpoint is {newest[0]}" if newest else "There is no checkpoint yet"
+        raise ConfigError(f"{error}. {last}; once that is mended, continue with: {run.continuation()}") from error
+    finally:
+        if claim is not None:
+            claim.end()
+
+
+class _Claim:
+    """The run folder of this process, locked: a new one, described, or one with the checkpoint to continue from."""
+
+    def __init__(self, plan: Plan, run_dir: str | None, resume: str | None):
+        name = plan.recipe.name
+        folder, wanted = _find_folder(name, run_dir, resume)
+        place = folder or Path("runs") / name
+        existing = next(path for path in (place, *place.absolute().parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            raise ConfigError(f"run folder {place}: {existing} is not a folder that can be written")
+        # What a run that cannot begin removes again, from the innermost folder on; and files that were there before.
+        self._new_folders = [path for path in (place, *place.absolute().parents) if not path.exists()]
+        if folder is None:
+            folder = new_run_dir(name)
+            self._new_folders.insert(0, folder)
+        self.run, self.checkpoint = RunFolder(folder), None
+        self._files_before = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        self._lock: RunLock | None = None
+        try:
+            self._lock = RunLock(folder)
+            if not resume:
+                _check_new(folder)  # again: another process may have run here meanwhile
+            self.checkpoint = self._choose(plan, wanted)
+        except BaseException:
+            self.end()
+            raise
+
+    def _choose(self, plan: Plan, wanted: Path | None) -> Path | None:
+        """The newest undamaged checkpoint, or `wanted` where it is undamaged; describes the run where there is none."""
+        run = self.run
+        complete = [wanted] if wanted else run.checkpoints()
+        if not complete and not remnants(run.checkpoint_root, ASIDE):
+            run.describe(plan)
+            return None
+        check_same(plan, run.path)
+        damaged: dict[Path, str] = {}
+        for path in reversed(complete):
+            if reason := damage(path):
+                damaged[path] = f"{path} is damaged: {reason}"
+                continue
+            for older, message in damaged.items():
+                warn(f"{message}; it is set aside as {quarantine(older).name}")
+            return path
+        hint = "--resume auto takes the newest whole one" if wanted else "Start anew with another --run-dir"
+        message = "; ".join(damaged.values()) or f"{run.checkpoint_root} holds checkpoints that were set aside alone"
+        raise ConfigError(f"{message}. {hint}")
+
+    def end(self) -> None:
+        """Release the lock; of a run that never began, remove what it made."""
+        folder = self.run.path
+        if not self.run.metrics_path.exists() and not self.run.checkpoint_root.exists() and folder.is_dir():
+            # Without the lock the files are another process's.
+            for name in (*DESCRIPTION, "run.lock") if self._lock else ():
+                if name not in self._files_before:
+                    (folder / name).unlink(missing_ok=True)
+            for path in self._new_folders:
+                try:
+                    path.rmdir()
+                except OSError:  # not empty: another process uses it
+                    break
+        if self._lock:
+            self._lock.release()
+
+
+def _find_folder(name: str, run_dir: str | None, resume: str | None) -> tuple[Path | None, Path | None]:
+    """(run folder, or None for a new one; the checkpoint that `resume` names, or None)."""
+    folder = Path(run_dir) if run_dir else None
+    if resume is None:
+        if folder:
+            _check_new(folder)
+        return folder, None
+    if resume == "auto":
+        return folder or newest_run_dir(name), None
+    wanted = Path(resume)
+    folder = wanted if (wanted / "recipe.json").exists() else wanted.absolute().parent.parent
+    checkpoints = [path.resolve() for path in RunFolder(folder).checkpoints()]
+    # An empty word is an unset variable of a shell.
+    if not resume or not checkpoints or (wanted != folder and wanted.resolve() not in checkpoints):
+        raise ConfigError(f"--resume {resume!r}: expected 'auto', a run folder or one of its complete checkpoints")
+    if run_dir and Path(run_dir).resolve() != folder.resolve():
+        raise ConfigError(f"--resume {resume} is of the run {folder}; leave out --run-dir {run_dir}")
+    return folder, wanted if wanted != folder else None
+
+
+def _check_new(folder: Path) -> None:
+    if any((folder / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
+        raise ConfigError(f"{folder} already holds a run; --resume auto continues it, another --run-dir starts anew")
+
+
+def check_same(plan: Plan, folder: Path) -> None:
+    """ConfigError where model, data, batch, seed or optimiser differ from the run's; steps, ranks and rates may change."""
+    try:
+        old = stored_recipe(folder)
+    except ConfigError as error:
+        raise ConfigError(f"cannot resume {folder}: {error}") from None
+    new = json.loads(json.dumps(plan.to_dict()))
+    keys = ["name", "modality", "train.batch", "train.seed", "optim.name"]
+    keys += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
+    for key in keys:
+        before, now = old, new
+        for part in key.split("."):
+            before, now = (tree.get(part) if isinstance(tree, dict) else None for tree in (before, now))
+        if before != now:
+            raise ConfigError(
+                f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}. Set it back, start anew with "
+                "another --run-dir, or remove the folder"
+            )
 
 
 # ------------------------------------------------------------------------------------------------ finding runs
@@ -266,8 +505,7 @@ def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooMo
 
 def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
     """(model with its newest weights, resolved recipe as a dict) of a run folder."""
-    path = Path(run_dir) / "recipe.json"
-    if not path.exists():
+    if not (Path(run_dir) / "recipe.json").exists():
         raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
     recipe = stored_recipe(run_dir)
     return newest_model(run_dir, find_modality(recipe["modality"]).model.from_pretrained), recipe
@@ -288,12 +526,11 @@ def stored_recipe(run_dir: str | Path) -> dict[str, Any]:
 def load_weights(model: ZooModel, source: str) -> None:
     """Copy weights into a model of the same shape, from a source that `model.init_from` names.
 
-    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.facts), or
-    "newest:RECIPE". A classifier for another number of classes stays as it was initialised. ConfigError where there are none,
-    or they do not fit.
+    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.facts), or "newest:RECIPE". A
+    classifier for another number of classes stays as it was initialised. ConfigError where there are none, or they do not fit.
     """
-    newest = source.removeprefix("newest:")
-    path = newest_weights(newest) if newest != source else Path(source)
+    recipe_name = source.removeprefix("newest:")
+    path = newest_weights(recipe_name) if recipe_name != source else Path(source)
     read = type(model).from_pretrained
     try:
         if path.is_dir():
@@ -310,10 +547,9 @@ def load_weights(model: ZooModel, source: str) -> None:
             if name in state and state[name].shape != initial[name].shape:
                 state[name] = initial[name]
         model.load_state_dict(state)
-    except RuntimeError as error:  # torch's, for shapes that differ
-        raise ConfigError(f"model.init_from={source}: its weights do not fit this model: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"model.init_from={source}: {error}") from error
+    except (RuntimeError, ValueError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"its weights do not fit this model: {error}"
+        raise ConfigError(f"model.init_from={source}: {reason}") from error
 
 
 def newest_weights(recipe_name: str) -> Path:

@@ -45,9 +45,8 @@ from recipes.checkpoints import loadable, prune
 from recipes.commands import call
 from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_packages, resolve
 from recipes.console import clock, facts_table, short
-from recipes.ownership import own_run
 from recipes.registry import list_recipes, recipe_named
-from recipes.runs import RunFolder, load_weights
+from recipes.runs import RunFolder, load_weights, own_run
 from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
 from zoo.files import sync
@@ -218,7 +217,7 @@ class Trainer:
         """Write a checkpoint and remove those beyond `train.keep`."""
         if self.ranks.lead:
             sync(self.run.metrics_path)
-        data = self.engine.gather_groups(self.loader.state_dict())
+        data = self.engine.gather(self.loader.state_dict())[:: self.ranks.shared]
         state = {"step": self.steps_done, "seen": self.targets_seen, "data": data}
         self.engine.save(self.run.checkpoint(self.steps_done), state)
         self.saved_step = self.steps_done

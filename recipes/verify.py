@@ -22,8 +22,7 @@ import typer
 
 from recipes.checkpoints import COMPLETE, checkpoint_facts, damage
 from recipes.commands import CommandError, call
-from recipes.ownership import RunLock
-from recipes.runs import RunFolder
+from recipes.runs import RunFolder, RunLock
 from zoo.model import MANIFEST, saved_model_damage
 
 UNKNOWN = "no digests: written by an early version"

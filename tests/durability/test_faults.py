@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.launching import ROOT, command
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 
@@ -24,23 +25,9 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
     library = tmp_path / "inject.so"
     subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, HERE / "inject.c", "-ldl"], check=True)
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    env = os.environ | {
-        "LD_PRELOAD": str(library),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
     stride = "1" if os.environ.get("PRIORZOO_FAULTS") else "45"
-    done = subprocess.run(
-        [sys.executable, HERE / "trials.py", folder, stride],
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=7200,
-    )
+    words = [sys.executable, str(HERE / "trials.py"), str(tmp_path), stride]
+    done = command(words, timeout=7200, folder=ROOT, LD_PRELOAD=str(library), PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr[-2000:]
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["operations"] > 100 and outcome["trials"] >= 8 and outcome["differences_seen"]

@@ -26,9 +26,6 @@ from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
 from modalities.vision import VisionConfig
 from modalities.vision.images import decode_image
 from modalities.vision.sources import open_images
-from recipes import find_recipe
-from recipes.config import ConfigError, apply_overrides, resolve
-from recipes.train import main as train
 from tests.durability.files import DAMAGE, Peak, Runs, png, save_model, tar, whole_files
 from zoo.inputs import parse_json, read_json
 from zoo.registry import load_model
@@ -73,25 +70,6 @@ def test_a_damaged_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
             assert "\n" not in str(error).strip()
         assert peak.bytes < 64 * 2**20
     assert refused >= (1 if name == "a.txt" else 2)
-
-
-def test_a_shard_that_is_cut_has_never_fewer_samples(tmp_path: Path) -> None:
-    for size in range(0, len(WHOLE["a.tar"]) - 10240, 512):  # tarfile fills its last record
-        path = tmp_path / f"{size}.tar"
-        path.write_bytes(WHOLE["a.tar"][:size])
-        with pytest.raises(ValueError, match=rf"{size}\.tar"):
-            read(path)
-
-
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-def test_a_damaged_model_is_refused(file: str, tmp_path: Path) -> None:
-    for kind, damage in DAMAGE.items():
-        folder = tmp_path / kind.replace(" ", "")
-        save_model(folder)
-        (folder / file).write_bytes(damage((folder / file).read_bytes()))
-        with pytest.raises(ValueError, match=r".") as error:
-            load_model(folder)
-        assert "\n" not in str(error.value).strip(), kind
 
 
 # ---- code
@@ -139,15 +117,11 @@ def test_weights_tokens_and_tokenizers_are_no_pickles(mark: Path, tmp_path: Path
     torch.save({"model": Runs(mark)}, tmp_path / "model" / "model.safetensors")
     with pytest.raises(ValueError, match="is no safetensors file"):
         load_model(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        load_model(tmp_path / "model")
     corpus_of([Document("a", "words")], ByteTokenizer()).save(tmp_path / "tokens")
     np.save(tmp_path / "tokens" / "tokens.npy", np.array([Runs(mark)], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"tokens\.npy: damaged|memory-mapped"):
         TokenCorpus.load(tmp_path / "tokens")
-    for name in ("tokenizer.json", "vocab.json"):
-        (tmp_path / name).write_bytes(pickle.dumps(Runs(mark)))
+    (tmp_path / "tokenizer.json").write_bytes(pickle.dumps(Runs(mark)))
     for spec in (f"hf:{tmp_path}", f"{tmp_path}/tokenizer.json", f"gpt2:{tmp_path}"):
         with pytest.raises((ValueError, FileNotFoundError), match=str(tmp_path)):
             load_tokenizer(spec)
@@ -176,17 +150,12 @@ def test_memory_follows_what_a_file_holds_and_not_its_numbers(tmp_path: Path, mo
 def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
     path, config = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
-    whole = load_file(path)
-    for value, kind in ((float("nan"), torch.float32), (float("inf"), torch.bfloat16)):
-        state = {name: tensor.clone() for name, tensor in whole.items()}
-        state["norm.weight"][3] = value
-        state["norm.weight"] = state["norm.weight"].to(kind)
-        save_file(state, path)
-        with pytest.raises(ValueError, match=r"the tensor 'norm\.weight' has values that are not fin"):
-            load_model(tmp_path / "model")
-    save_file(whole, path)
-    values = json.loads(config.read_text()) | {"vocab_size": 2**24, "dim": 2**15}  # 2 TiB
-    config.write_text(json.dumps(values))
+    state = load_file(path)
+    save_file(state | {"norm.weight": torch.full_like(state["norm.weight"], float("nan"))}, path)
+    with pytest.raises(ValueError, match=r"the tensor 'norm\.weight' has values that are not fin"):
+        load_model(tmp_path / "model")
+    save_file(state, path)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 2**24, "dim": 2**15}))  # 2 TiB
     with pytest.raises(ValueError, match=r"do not fit its config\.json: 'embedding\.weight' has shape \(264, 8\)"):
         load_model(tmp_path / "model")
     for content in ("[]", "{", '{"modality": 3}', "\0"):
@@ -200,49 +169,12 @@ def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
     [
         (TextConfig, {"num_layers": 10**6}, "num_layers=1000000: expected a whole number from 1 to 1,024"),
         (TextConfig, {"num_layers": True}, "num_layers=True"),
-        (
-            TextConfig,
-            {"train_context": 10**9},
-            "train_context=1000000000: expected a whole number from 1 to 16,777,216",
-        ),
         (TextConfig, {"ssmax_start": float("nan")}, "ssmax_start=nan: expected a number or none"),
-        (TextConfig, {"position_options": []}, r"position_options=\[\]: expected values by name"),
-        (
-            TextConfig,
-            {"dim": 2**17, "hidden_dim": 2**20, "num_layers": 1024},
-            "a model of about .* parameters; at most",
-        ),
+        (TextConfig, {"dim": 2**17, "hidden_dim": 2**20, "num_layers": 1024}, "a model of about .* parameters; at most"),
         (VisionConfig, {"img_size": 2**16, "patch_size": 1}, "has 4,294,967,296 patches of 1; at most 16,777,216"),
-        (VisionConfig, {"mean": (0, 0)}, r"mean=\(0, 0\): expected 3 values"),
         (LengthSettings, {"lengths": (128, 99_999_999_999)}, "lengths 99,999,999,999: expected at most 134,217,728"),
-        (LengthSettings, {"samples": 10**12}, "samples 1,000,000,000,000: expected at most"),
     ],
-)
+)  # fmt: skip
 def test_numbers_are_typed_and_bounded(kind: type, option: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**option)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("data.context=1e9", "context=1000000000: expected a whole number from 1 to 16,777,216"),
-        ("train.micro_batch=0", r"train\.micro_batch=0: expected a whole number from 1"),
-        ("train.steps=1e30", r"train\.steps=.*: expected a whole number"),
-        ("optim.prior_lr_scale=inf", r"optim\.prior_lr_scale=inf: expected a number"),
-        ('optim.lr_scales={"theta": "x"}', "theta=x: expected a positive number"),
-    ],
-)
-def test_settings_of_a_recipe_are_bounded(setting: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        resolve(apply_overrides(find_recipe("text.ggd_tiny"), [setting])[0], world=1)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"zero_optimization": []}', '{"optimizer": {"type": 3}}'])
-def test_a_damaged_deepspeed_config_is_one_line(content: str, tmp_path: Path, capsys) -> None:
-    (tmp_path / "ds.json").write_text(content)
-    words = ["text.ggd_tiny", "--dry-run", "--deepspeed_config", str(tmp_path / "ds.json")]
-    assert train(words) == 2
-    printed = capsys.readouterr()
-    assert (printed.out + printed.err).count("error: ") == 1 and "Traceback" not in printed.err

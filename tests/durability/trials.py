@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import json
 import os
-import random
 import shutil
 import sys
 import traceback
@@ -22,18 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KINDS = ("count", "kill", "half", "no space")  # as inject.c numbers them
-WORDS = [
-    "dna.ggd_ssmax_tiny",
-    *(
-        word
-        for setting in (
-            *("data.source=yeast-chr01", "data.context=16", "model.options.num_layers=1", "model.options.dim=32"),
-            *("model.options.num_heads=1", "model.options.hidden_dim=32", "train.batch=4", "train.steps=3"),
-            *("train.save_every=1", "train.keep=2", "train.log_every=1", "optim.warmup=1", "evaluate.every=0"),
-        )
-        for word in ("--set", setting)
-    ),
-]
+SETTINGS = (
+    *("data.source=yeast-chr01", "data.context=16", "model.options.num_layers=1", "model.options.dim=32"),
+    *("model.options.num_heads=1", "model.options.hidden_dim=32", "train.batch=4", "train.steps=3"),
+    *("train.save_every=1", "train.keep=2", "train.log_every=1", "optim.warmup=1", "evaluate.every=0"),
+)
+WORDS = ["dna.ggd_ssmax_tiny", *(word for setting in SETTINGS for word in ("--set", setting))]
 TIMED = ("seconds", "tokens_per_s")  # of the machine and the hour
 
 
@@ -124,10 +117,9 @@ def damaged_run(folder: Path, unbroken: Path, name: Path, how: str, whole: dict[
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(unbroken, run)
     content = bytearray((run / name).read_bytes())
-    if how == "gone":
-        (run / name).unlink()
-    else:
-        content[random.Random(0).randrange(len(content))] ^= 4
+    (run / name).unlink()
+    if how != "gone":
+        content[len(content) // 3] ^= 4
         (run / name).write_bytes(content if how == "flip" else content[: len(content) // 2])
     return continued(folder, run, whole)
 

@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -17,14 +16,12 @@ from modalities import contract
 from modalities.text import MODALITY, CausalLM
 from modalities.text.data import open_heldout
 from recipes import engine, find_recipe
-from recipes.checkpoints import checkpoint_step, damage
-from recipes.config import ConfigError
+from recipes.config import ConfigError, resolve
 from recipes.during import Findings, Sample
-from recipes.ownership import own_run
-from recipes.runs import RunFolder, load_run, model_folder, newest_model
+from recipes.runs import RunFolder, load_run, newest_model, own_run
 from recipes.train import main
-from tests.launching import ROOT, command, deepspeed_launcher, environment, torchrun_launcher
-from zoo import create_model, pretrained
+from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
+from zoo import pretrained
 from zoo.files import file_sha256
 
 SMALL = [
@@ -104,17 +101,13 @@ def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
 
     if not get_accelerator().is_fp16_supported():
         pytest.skip("DeepSpeed says that this machine has no float16")
-    (tmp_path / "own.json").write_text(
-        json.dumps({"fp16": {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}})
-    )
-    settings = ["train.steps=8", "train.save_every=0"]
-    words = [*SMALL, "--run-dir", str(tmp_path / "run"), "--deepspeed_config", str(tmp_path / "own.json")]
-    assert main(words + [part for setting in settings for part in ("--set", setting)]) == 0
-    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    steps = [record for record in records if "loss" in record]
-    assert steps[0]["loss"] == pytest.approx(curve(whole)[0][0], abs=0.05) and all(
-        math.isfinite(s["loss"]) for s in steps
-    )
+    file = tmp_path / "fp16.json"
+    file.write_text(json.dumps({"fp16": {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}}))
+    words = [*SMALL, "--set", "train.steps=8", "--run-dir", str(tmp_path / "run"), "--deepspeed_config", str(file)]
+    assert main(words) == 0
+    steps = [record for record in RunFolder(tmp_path / "run").metrics() if "loss" in record]
+    assert steps[0]["loss"] == pytest.approx(curve(whole)[0][0], abs=0.05)
+    assert all(math.isfinite(step["loss"]) for step in steps)
     assert steps[0]["grad_norm"] == 0 and steps[-1]["grad_norm"] > 0
     state = load_file(tmp_path / "run/model/model.safetensors")
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
@@ -132,76 +125,63 @@ def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, changed, capsys):
     folder = tmp_path / "run"
     changed(loss=interrupted)
     assert run(folder, "evaluate.every=0", "train.save_every=0") == 128 + signal.SIGTERM
-    printed = " ".join(capsys.readouterr().out.split())  # a command that continues this very run, its settings included
+    printed = " ".join(capsys.readouterr().out.split())
     assert "--set train.save_every=0 --run-dir" in printed and "--resume auto" in printed
     changed()
-    done = RunFolder(folder).checkpoints()
-    assert [path.name for path in done] == ["step_00000003"]
+    assert [path.name for path in RunFolder(folder).checkpoints()] == ["step_00000003"]
     assert run(folder, "evaluate.every=0", resume="auto") == 0
-    assert curve(folder)[0] == curve(whole)[0]  # to the last bit
-    assert curve(folder)[2] == curve(whole)[2]
+    assert curve(folder)[::2] == curve(whole)[::2]
 
 
-def test_resume_survives_torn_files(whole, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    checkpoints = folder / "checkpoints"
-    (checkpoints / "latest").write_text("step_0000")  # a crash in the middle of writing
-    (checkpoints / "step_00000004" / "complete.json").unlink()
-    os.rename(checkpoints / "step_00000004", checkpoints / "step_00000004.partial")
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write('{"step": 4, "lo')
-    assert model_folder(folder).parent.name == "step_00000002"
-    assert run(folder, resume="auto") == 0
-    same(folder, whole)
-    assert curve(folder)[0] == curve(whole)[0]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [("loss", []), ("gradient", []), ("gradient", ["train.zero_stage=1", "train.precision=bf16"])],
+)
+def test_what_is_not_finite_stops_the_run(part, settings, tmp_path, changed, capsys):
+    calls = []
+
+    def broken(number):
+        calls.append(1)
+        return number * float("nan") if len(calls) == 3 else number
+
+    def loss(model, batch):
+        value, metrics = MODALITY.loss(model, batch)
+        return broken(value), metrics
+
+    def build(*arguments):
+        model = MODALITY.build(*arguments)
+        model.norm.register_full_backward_hook(lambda module, ours, theirs: tuple(broken(g) for g in ours))
+        return model
+
+    changed(**({"loss": loss} if part == "loss" else {"build": build}))
+    assert run(tmp_path / "run", *settings, "evaluate.every=0") == 1
+    message = capsys.readouterr().err
+    assert part in message and "at step 3" in message and "step_00000002" in message
+    assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
 
 
 def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_checkpoint(whole, tmp_path):
-    """A process that trains writes step 6 and prunes step 4, before its weights are read or amid them."""
-    folder, read = tmp_path / "run", []
+    folder, paths = tmp_path / "run", []
     shutil.copytree(whole, folder)
-    model = load_run(folder)[0]
 
-    def prune_meanwhile(path):
-        read.append(path.parent.name)
+    def read(path):
+        paths.append(path.parent.name)
         if path.parent.name == "step_00000004":
             os.rename(path.parent, path.parent.with_name("step_00000006"))
             raise FileNotFoundError(path)
-        return model
+        raise ValueError("not removed, and wrong")
 
-    assert newest_model(folder, prune_meanwhile) is model
-    assert read == ["step_00000004", "step_00000006"]
-
-    def unreadable(path):
-        raise ValueError("not pruned, and wrong")
-
-    with pytest.raises(ValueError, match="not pruned"):
-        newest_model(folder, unreadable)
-
-
-def test_nan_stops_the_run_and_names_the_step(tmp_path, changed, capsys):
-    calls = []
-
-    def broken(model, batch):
-        calls.append(1)
-        value, figures = MODALITY.loss(model, batch)
-        return (value * float("nan") if len(calls) == 4 else value), figures
-
-    changed(loss=broken)
-    assert run(tmp_path / "run", "train.save_every=2", "evaluate.every=0") == 1
-    message = capsys.readouterr().err
-    assert "nan at step 4" in message and "step_00000002" in message
-    assert [p.name for p in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
+    with pytest.raises(ValueError, match="not removed"):
+        newest_model(folder, read)
+    assert paths == ["step_00000004", "step_00000006"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
     [
-        (["train.zero_stage=1"], 2e-5),
         (["train.zero_stage=2", "train.accumulation=4"], 2e-5),
-        (["train.zero_stage=3"], 2e-5),
         (["train.precision=bf16", "train.zero_stage=0", "optim.name=radam"], None),
         (["train.precision=bf16", "train.zero_stage=3"], 0.05),
         (["optim.name=muon", "train.accumulation=2"], None),
@@ -211,18 +191,17 @@ def test_nan_stops_the_run_and_names_the_step(tmp_path, changed, capsys):
 def test_every_stage_and_precision_resumes_to_the_bit(settings, tolerance, whole, tmp_path):
     folder = tmp_path / "run"
     assert run(folder, *settings) == 0
-    losses = curve(folder)
+    losses, _, norms = curve(folder)
     if tolerance:
-        assert losses[0] == pytest.approx(curve(whole)[0], abs=tolerance)
+        assert losses == pytest.approx(curve(whole)[0], abs=tolerance)
     # From stage 1 on DeepSpeed's norm is of Muon's updates: it is not recorded as the gradients'.
-    assert bool(losses[2]) != ("optim.name=muon" in settings and "train.zero_stage=1" in settings)
-    state = load_file(folder / "model/model.safetensors")
-    matrices = [tensor for tensor in state.values() if tensor.ndim == 2]
+    assert bool(norms) != ("optim.name=muon" in settings and "train.zero_stage=1" in settings)
+    matrices = [t for t in load_file(folder / "model/model.safetensors").values() if t.ndim == 2]
     assert {tensor.dtype for tensor in matrices} == {torch.float32}  # the optimiser's, and not what bf16 computes with
     assert not any(torch.equal(m, m.bfloat16().float()) for m in matrices)
     shutil.rmtree(folder / "checkpoints/step_00000004")
     assert run(folder, *settings, resume="auto") == 0
-    assert curve(folder)[0] == losses[0]
+    assert curve(folder)[0] == losses
 
 
 def test_what_cannot_be_resumed_is_named(whole, capsys):
@@ -246,28 +225,6 @@ def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     before = (folder / "metrics.jsonl").read_text()
     assert run(folder, resume="auto") == 0  # nothing is left to train
     assert (folder / "metrics.jsonl").read_text() == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16"), (3, "fp32")])
-def test_a_gradient_that_is_no_number_stops_the_run(stage, precision, tmp_path, changed, capsys):
-    calls = []
-
-    def broken(gradient):
-        calls.append(1)
-        return gradient * float("nan") if len(calls) == 3 else gradient
-
-    def hooked(*arguments, **options):
-        model = MODALITY.build(*arguments, **options)
-        model.norm.register_full_backward_hook(lambda module, ours, theirs: tuple(broken(g) for g in ours))
-        return model
-
-    changed(build=hooked)
-    settings = [f"train.zero_stage={stage}", f"train.precision={precision}", "evaluate.every=0"]
-    assert run(tmp_path / "run", *settings) == 1
-    message = capsys.readouterr().err
-    assert "gradient norm is" in message and "at step 3" in message and "step_00000002" in message
-    assert [p.name for p in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
 
 
 # ------------------------------------------------------------------------------------------------ launches
@@ -304,24 +261,6 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_stops_a_process_with_a_checkpoint(whole, tmp_path):
-    """One process in a terminal; a second one in the same folder is refused meanwhile."""
-    folder = tmp_path / "run"
-    words = [sys.executable, str(ROOT / "recipes/train.py"), *SMALL, "--run-dir", str(folder)]
-    words += ["--set", "train.steps=100000", "--set", "train.save_every=0", "--set", "evaluate.every=0"]
-    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while not process.stdout.readline().startswith("step 3/"):
-            assert process.poll() is None
-        assert run(folder, resume="auto") == 2
-        process.send_signal(signal.SIGTERM)
-        printed = process.stdout.read()
-    assert process.returncode == 128 + signal.SIGTERM and "--resume auto" in printed
-    (saved,) = RunFolder(folder).checkpoints()
-    assert checkpoint_step(saved) >= 3 and damage(saved) is None
-
-
-@pytest.mark.slow
 def test_files_that_a_training_enters(tmp_path):
     """Files of the project with code that runs in two steps of a text recipe; what is only imported counts too."""
     script = f"""
@@ -339,46 +278,29 @@ print(code, len(files), sum(f.startswith({str(ROOT / "recipes")!r}) for f in fil
     assert code == 0 and recipes <= 13 and files <= MOST_FILES
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path, monkeypatch, capsys):
-    assert run(tmp_path / "made" / "deep", "data.source=nowhere/*.txt") == 2
-    assert list(tmp_path.iterdir()) == []
-    mine, used = tmp_path / "mine", tmp_path / "used"
-    mine.mkdir()
-    used.mkdir()
-    (used / "notes.txt").write_text("kept")
-    for folder in (mine, used):
-        assert run(folder, "data.source=nowhere/*.txt") == 2
-    assert mine.is_dir() and (used / "notes.txt").read_text() == "kept"  # neither was made by these runs
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for resume in ([], ["--resume", "auto"]):  # runs/<recipe>/<time>
-        assert main([*SMALL, "--set", "data.source=nowhere/*.txt", *resume]) == 2
-        assert not (tmp_path / "runs").exists()
-    (tmp_path / "runs" / SMALL[0]).mkdir(parents=True)
-    assert main([*SMALL, "--set", "data.source=nowhere/*.txt"]) == 2
-    assert list((tmp_path / "runs" / SMALL[0]).iterdir()) == []
-    assert capsys.readouterr().err.count("error: ") == 6
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "notes.txt").write_text("")
+    for words in (["--run-dir", "new/deep"], ["--run-dir", "used"], [], ["--resume", "auto"]):
+        assert main([*SMALL, "--set", "data.source=nowhere/*.txt", *words]) == 2
+        assert sorted(tmp_path.rglob("*")) == [used, used / "notes.txt"]
 
 
-def test_weights_of_another_run_are_a_start(whole, tmp_path):
-    assert run(tmp_path / "run", f"model.init_from={whole}", "optim.lr=1e-9") == 0
-    assert curve(tmp_path / "run")[1][0] == pytest.approx(curve(whole)[1][-1], abs=1e-4)
-
-
-def test_shipped_weights_are_a_start(tmp_path, monkeypatch, capsys):
-    sizes = dict(dim=16, num_layers=1, num_heads=2, hidden_dim=32, train_context=32, vocab_size=264, tokenizer="bytes")
-    model = create_model("text_ggd_ssmax_tiny", **sizes)
-    with torch.no_grad():
-        model.norm.weight.fill_(0.5)
-    model.save_pretrained(tmp_path / "weights")
-    file = tmp_path / "weights" / "model.safetensors"
+def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
+    model = load_run(whole)[0]
+    file = whole / "model" / "model.safetensors"
     entry = {"file": file.name, "sha256": file_sha256(file)}
-    (file.parent / "manifest.json").write_text(json.dumps({"text_ggd_ssmax_tiny.test": entry}))
-    monkeypatch.setattr(pretrained, "WEIGHTS", file.parent)
+    shutil.copytree(file.parent, tmp_path / "weights")
+    (tmp_path / "weights" / "manifest.json").write_text(json.dumps({"text_ggd_ssmax_tiny.test": entry}))
+    monkeypatch.setattr(pretrained, "WEIGHTS", tmp_path / "weights")
     settings = ["train.steps=1", "optim.lr=1e-9", "evaluate.every=0"]
-    assert run(tmp_path / "run", "model.init_from=text_ggd_ssmax_tiny.test", *settings) == 0
-    trained = load_run(tmp_path / "run")[0]
-    assert torch.allclose(trained.embedding.weight, model.embedding.weight, atol=1e-5)
-    assert torch.allclose(trained.norm.weight, torch.tensor(0.5))
+    for start in ("text_ggd_ssmax_tiny.test", str(whole), str(whole / "model")):
+        assert run(tmp_path / start.replace("/", "_"), f"model.init_from={start}", *settings) == 0
+        trained = load_run(tmp_path / start.replace("/", "_"))[0]
+        for a, b in zip(trained.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     for start, words in {
         "text_ggd_ssmax_tiny.tset": ["'tset'", "test"],
         "nowhere/run": ["model.init_from=nowhere/run", "newest:RECIPE"],
@@ -392,22 +314,13 @@ def test_shipped_weights_are_a_start(tmp_path, monkeypatch, capsys):
 
 
 def test_a_lead_rank_that_fails_tells_the_others(tmp_path, monkeypatch):
-    from recipes.config import resolve
-
-    told = []
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda answer: told.extend(answer))
-    plan = resolve(find_recipe("text.ggd_tiny"), world=2)
-    lead = engine.Ranks(0, 2, 0, torch.device("cpu"))
+    answers = []
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda answer: answers.extend(answer))
     (tmp_path / "file").write_text("")
+    plan, lead = resolve(find_recipe("text.ggd_tiny"), world=2), engine.Ranks(0, 2, 0, torch.device("cpu"))
     with pytest.raises(ConfigError, match="file"), own_run(plan, lead, run_dir=str(tmp_path / "file" / "run")):
         pass
-    torn = tmp_path / "run"
-    (torn / "checkpoints" / "step_00000001").mkdir(parents=True)
-    (torn / "checkpoints" / "step_00000001" / "complete.json").write_text('{"step": 1}')
-    (torn / "recipe.json").write_text('{"name": ')
-    with pytest.raises(ConfigError, match=r"recipe\.json"), own_run(plan, lead, run_dir=str(torn), resume="auto"):
-        pass
-    assert len(told) == 2 and all(isinstance(answer, ConfigError) for answer in told)
+    assert isinstance(answers[0], ConfigError)
 
 
 # ------------------------------------------------------------------------------------------------ evaluators on the way
@@ -418,49 +331,40 @@ def during(**evaluators):
 
 
 @pytest.mark.slow
-def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path, capsys):
+def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
     folder = tmp_path / "run"
-    asked = {"passkey": {"every": 2, "lengths": [96], "samples": 1}, "perplexity": {"every": 3, "lengths": [16, 32]}}
-    assert run(folder, during(**asked), "train.ema=0.5") == 0
-    records = {
-        r["step"]: {k: v for k, v in r.items() if "/" in k} for r in RunFolder(folder).metrics() if "loss" not in r
-    }
+    options = {"passkey": {"every": 2, "lengths": [96], "samples": 1}, "perplexity": {"every": 3, "lengths": [16, 32]}}
+    assert run(folder, during(**options), "train.ema=0.5") == 0
+    records = {r["step"]: {k for k in r if "/" in k} for r in RunFolder(folder).metrics() if "loss" not in r}
     names = {
-        name: [f"{name}/{s.column}@{n}" for n in asked[name]["lengths"] for s in MODALITY.evaluators[name].scores]
-        for name in asked
+        name: {f"{name}/{s.column}@{n}" for n in options[name]["lengths"] for s in MODALITY.evaluators[name].scores}
+        for name in options
     }
-    assert [sorted(records[step]) for step in (2, 3, 4)] == [
-        sorted(names["passkey"]),
-        sorted(names["perplexity"]),
-        sorted(names["passkey"] + names["perplexity"]),
-    ]  # the last step has all of them
+    everything = names["passkey"] | names["perplexity"]
+    assert [records[step] for step in (2, 3, 4)] == [names["passkey"], names["perplexity"], everything]
     assert curve(folder)[0] == curve(whole)[0]  # measuring changes no step
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"perplexity/bits per byte@32 {records[4]['perplexity/bits_per_byte@32']:.4f}" in out
+    last = RunFolder(folder).metrics()[-1]
     model = CausalLM.from_pretrained(folder / "model").eval()  # the averaged weights
-    for name, settings in asked.items():
-        kind = MODALITY.evaluators[name]
-        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k != "every"}
-        evaluator = kind(kind.settings_class(**settings), {"source": "sotu-excerpt"})
-        for row in evaluator.rows(dict(evaluator.run(model))):
-            for score in evaluator.scores:
-                assert records[4][f"{name}/{score.column}@{row['length']}"] == row[score.column]
+    kind = MODALITY.evaluators["perplexity"]
+    evaluator = kind(kind.settings_class(lengths=(16, 32)), {"source": "sotu-excerpt"})
+    for row in evaluator.rows(dict(evaluator.run(model))):
+        for score in evaluator.scores:
+            assert last[f"perplexity/{score.column}@{row['length']}"] == row[score.column]
 
 
-def test_samples_are_written_on_the_way_and_training_does_not_move(whole, tmp_path, capsys):
+def test_samples_are_written_on_the_way_and_training_does_not_move(whole, tmp_path):
     folder = tmp_path / "run"
-    asked = during(generate={"every": 2, "prompts": ["the "], "max_new_tokens": 6}), "train.ema=0.5"
-    assert run(folder, *asked) == 0
-    assert curve(folder)[0] == curve(whole)[0] and curve(folder)[2] == curve(whole)[2]
+    settings = during(generate={"every": 2, "prompts": ["the "], "max_new_tokens": 6}), "train.ema=0.5"
+    assert run(folder, *settings) == 0
+    assert curve(folder)[::2] == curve(whole)[::2]
     pages = {path.name: path.read_text() for path in (folder / "samples").iterdir()}
     assert sorted(pages) == ["step_00000002.txt", "step_00000004.txt"]
     model = CausalLM.from_pretrained(folder / "model").eval()  # the averaged weights
-    written = "".join(model.stream_text("the ", max_new_tokens=6, temperature=0.8, top_p=0.95, seed=0))
-    assert pages["step_00000004.txt"] == Findings(samples=[Sample("the ", written)]).page()
-    assert "step 4 writes: the → " in capsys.readouterr().out
+    text = "".join(model.stream_text("the ", max_new_tokens=6, temperature=0.8, top_p=0.95, seed=0))
+    assert pages["step_00000004.txt"] == Findings(samples=[Sample("the ", text)]).page()
     shutil.rmtree(folder / "checkpoints/step_00000004")
     (folder / "samples/step_00000009.txt").write_text("of a step that is gone")
-    assert run(folder, *asked, resume="auto") == 0
+    assert run(folder, *settings, resume="auto") == 0
     assert {path.name: path.read_text() for path in (folder / "samples").iterdir()} == pages
 
 
@@ -474,26 +378,20 @@ def test_prompts_are_of_held_out_data():
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("evaluators", "words"),
     [
         ({"paskey": 2}, ["'paskey'", "'passkey'"]),
         ({"passkey": {"every": 2, "lenghts": [96]}}, ["'lenghts'", "'lengths'"]),
-        ({"passkey": {"every": 2, "sizes": [96]}}, ["'sizes'", "passkey"]),
-        ({"passkey": 0}, ["passkey=0"]),
         ({"passkey": True}, ["passkey=True"]),
         ({"passkey": {"lengths": [96]}}, ["passkey", "'every'"]),
         ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
-        ({"passkey": {"every": 2, "lengths": [1]}}, ["lengths"]),
         ({"passkey": {"every": 2, "lengths": "96,1x"}}, ["'1x'"]),
         ({"passkey": {"every": 2, "samples": "two"}}, ["passkey", "two"]),
-        ({"perplexity": {"every": 2, "lengths": [9000000]}}, ["9000000"]),
-        ({"generat": 2}, ["'generat'", "'generate'"]),
-        ({"generate": {"every": 2, "prompt": ["a"]}}, ["'prompt'", "'prompts'"]),
         ({"generate": {"every": 2, "top_p": 0}}, ["top_p"]),
     ],
 )
-def test_what_cannot_be_measured_on_the_way_stops_before_training(asked, words, tmp_path, capsys):
-    assert run(tmp_path / "run", during(**asked)) == 2
+def test_what_cannot_be_measured_on_the_way_stops_before_training(evaluators, words, tmp_path, capsys):
+    assert run(tmp_path / "run", during(**evaluators)) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and all(word in message for word in words), message
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,29 +13,18 @@ from modalities import contract
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.modality import draw_predictions
 from modalities.vision.sources import class_names
-from recipes.engine import WeightAverage
+from recipes.optim import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
 from tests.launching import ROOT, command, torchrun_launcher
 
 OPTIONS = {
-    "model.options.num_layers": 1,
-    "model.options.dim": 32,
-    "model.options.num_heads": 1,
-    "model.options.hidden_dim": 32,
-    "data.source": "glyphs-builtin",
-    "data.label_smoothing": 0.1,
-    "data.mixup": 0.2,
-    "data.image_size": 24,
-    "train.batch": 8,
-    "train.steps": 4,
-    "train.save_every": 2,
-    "train.log_every": 1,
-    "train.ema": 0.9,
-    "optim.warmup": 1,
-    "optim.prior_lr_scale": 1,
-    "evaluate.every": 2,
-    "evaluate.samples": 16,
+    **{
+        f"model.options.{name}": value for name, value in dict(num_layers=1, dim=32, num_heads=1, hidden_dim=32).items()
+    },
+    **{"data.source": "glyphs-builtin", "data.label_smoothing": 0.1, "data.mixup": 0.2, "data.image_size": 24},
+    **{"train.batch": 8, "train.steps": 4, "train.save_every": 2, "train.log_every": 1, "train.ema": 0.9},
+    **{"optim.warmup": 1, "optim.prior_lr_scale": 1, "evaluate.every": 2, "evaluate.samples": 16},
 }
 SMALL = [part for name, value in OPTIONS.items() for part in ("--set", f"{name}={value}")]
 
@@ -55,19 +46,17 @@ def test_accuracy_on_the_way_and_averaged_weights(whole) -> None:
     assert [r["step"] for r in records] == [2, 4]
     assert all(0 <= r["heldout_top1"] <= r["heldout_top5"] <= 1 for r in records)
     assert [r["images"] for r in RunFolder(whole).metrics() if "loss" in r] == [8, 16, 24, 32]
-    model, _ = load_run(whole)
     average = load_file(whole / "checkpoints" / "step_00000004" / WeightAverage.FILE)
-    for name, parameter in model.named_parameters():
+    for name, parameter in load_run(whole)[0].named_parameters():
         torch.testing.assert_close(parameter, average[name], atol=0, rtol=0)
-    assert model.config.img_size == 24 and model.config.num_classes == 26
 
 
 @pytest.mark.slow
 def test_resume_is_exact_with_augmentation_and_average(whole, tmp_path) -> None:
     """Two steps, then the rest from the checkpoint, at ZeRO-1: the weights are those of a run in one piece."""
     assert run(tmp_path / "one", "train.zero_stage=1") == run(tmp_path / "two", "train.zero_stage=1") == 0
-    for left in ("checkpoints/step_00000004", "model"):  # as if stopped after step 2
-        (tmp_path / "two" / left / "complete.json").unlink(missing_ok=True)
+    for name in ("checkpoints/step_00000004", "model"):  # as if stopped after step 2
+        shutil.rmtree(tmp_path / "two" / name)
     assert run(tmp_path / "two", "train.zero_stage=1", resume="auto") == 0
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one"))
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
@@ -89,14 +78,6 @@ def test_bf16_and_the_average_through_another_number_of_ranks(tmp_path) -> None:
     assert 0 < max((after[name] - before[name]).abs().max() for name in before) < 8e-3
 
 
-def test_an_average_that_cannot_be_is_refused(whole, tmp_path, capsys) -> None:
-    assert run(tmp_path / "run", "train.zero_stage=3") == 2
-    assert "train.ema" in capsys.readouterr().err
-    assert run(tmp_path / "run", "train.ema=0", "train.steps=2") == 0
-    assert run(tmp_path / "run", "train.steps=4", resume="auto") == 2
-    assert "train.ema=0" in capsys.readouterr().err
-
-
 def test_the_average_follows_its_formula() -> None:
     model = nn.Linear(3, 2)
     average = WeightAverage(model, 0.5)
@@ -114,12 +95,10 @@ def test_the_average_follows_its_formula() -> None:
     assert torch.equal(model.weight.detach(), trained)
 
 
-def test_pictures_show_what_the_model_takes_held_out_images_for(whole, tmp_path, capsys) -> None:
+def test_pictures_show_what_the_model_takes_held_out_images_for(whole, tmp_path) -> None:
     folder = tmp_path / "run"
     assert run(folder, 'evaluate.during={"predict": {"every": 4, "count": 5}}') == 0
-    (picture,) = (folder / "samples").iterdir()
-    assert picture.name == "step_00000004.png"
-    assert f"step 4 draws {picture}" in " ".join(capsys.readouterr().out.split())
+    assert [path.name for path in (folder / "samples").iterdir()] == ["step_00000004.png"]
     losses = [[r["loss"] for r in RunFolder(path).metrics() if "loss" in r] for path in (folder, whole)]
     assert losses[0] == losses[1]
     model, recipe = load_run(folder)

@@ -97,19 +97,16 @@ class VisionConfig:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, choices in (("mlp", MLPS), ("global_pool", POOLS)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(
-                    f"{name}={value!r}; {did_you_mean(value, choices)}expected one of {', '.join(map(repr, choices))}"
-                )
+            if (value := getattr(self, name)) not in choices:
+                expected = f"expected one of {', '.join(map(repr, choices))}"
+                raise ValueError(f"{name}={value!r}; {did_you_mean(value, choices)}{expected}")
         if self.global_pool == "token" and not self.class_token:
             raise ValueError("global_pool='token' reads the class token; set class_token=True, or global_pool='avg'")
         if wrong := not_multiples(self.train_size, self.patch_size):
             raise ValueError(f"img_size={self.img_size} does not divide into patches of {self.patch_size}: {wrong}")
         if (patches := math.prod(self.train_grid)) > LONGEST_CONTEXT:
-            raise ValueError(
-                f"img_size={self.img_size} has {patches:,} patches of {self.patch_size}; at most {LONGEST_CONTEXT:,}"
-            )
+            size = f"{patches:,} patches of {self.patch_size}"
+            raise ValueError(f"img_size={self.img_size} has {size}; at most {LONGEST_CONTEXT:,}")
         ends = self.in_chans * self.patch_size**2 + self.num_classes
         check_parameters(self.dim * (ends + self.num_layers * (4 * self.dim + 3 * self.hidden_dim)))
 

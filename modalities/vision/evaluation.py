@@ -51,13 +51,12 @@ class ImageEvaluator(Evaluator[S, VisionTransformer]):
     @property
     def note(self) -> str:
         """Says that a source which was named is read in part only, and how to read it as a whole."""
-        source, images = self.settings.source, self.heldout.items.images if self.settings.source else None
-        if source is None or images is None or not images.among:
+        source = self.settings.source
+        if source is None or not (images := self.heldout.items.images).among:
             return ""
-        return (
-            f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out; "
-            f"'{source}{'&' if '?' in source else '?'}{HELD_OUT}' is all of them"
-        )
+        whole = f"{source}{'&' if '?' in source else '?'}{HELD_OUT}"
+        part = f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out"
+        return f"{part}; '{whole}' is all of them"
 
 
 # ------------------------------------------------------------------------------------------------ sizes
@@ -83,12 +82,8 @@ def shape_at(size: int, aspect: tuple[int, int]) -> Shape:
 
 @dataclass(frozen=True)
 class SizeSettings(Settings):
-    """Settings of evaluators over sizes.
-
-    Attributes:
-        sizes: ascending, of the shorter side. Default: 1, 1.5, 2, 3 and 4 times the training size, as far as pictures reach.
-        aspect: (width, height) in lowest terms. Default: that of training.
-    """
+    """sizes: ascending, of the shorter side; by default FACTORS of the training size, as far as pictures reach. aspect: (width,
+    height) in lowest terms; by default that of training."""
 
     sizes: tuple[int, ...] | None = option(
         None, "pixels of the shorter side, as 96,192,384; default 1x to 4x trained", parse=counts
@@ -107,9 +102,8 @@ class SizeSettings(Settings):
             object.__setattr__(self, "aspect", lowest_terms(*self.aspect))
         side, aspect = max(self.sizes or (1,)), self.aspect or (1, 1)
         if (pixels := side**2 * max(aspect) // min(aspect)) > MAX_PIXELS:
-            raise ValueError(
-                f"images of {pixels:,} pixels (sizes {side}, aspect {aspect[0]}:{aspect[1]}); at most {MAX_PIXELS:,}"
-            )
+            shape = f"sizes {side}, aspect {aspect[0]}:{aspect[1]}"
+            raise ValueError(f"images of {pixels:,} pixels ({shape}); at most {MAX_PIXELS:,}")
 
 
 Sizes = TypeVar("Sizes", bound=SizeSettings)
@@ -178,11 +172,9 @@ class SizeEvaluator(ImageEvaluator[Sizes]):
         if min(shape) <= reach[shape]:
             return
         most, at = reach[shape] // step * step, f"at aspect {width}:{height}"
-        raise ValueError(
-            f"size {min(shape)} has more pixels than held-out pictures of {self.heldout.name!r} have: "
-            + (f"the largest size {at} is {most}" if most else f"no stored picture reaches any valid size {at}")
-            + self.way_out
-        )
+        largest = f"the largest size {at} is {most}" if most else f"no stored picture reaches any valid size {at}"
+        pictures = f"held-out pictures of {self.heldout.name!r} have"
+        raise ValueError(f"size {min(shape)} has more pixels than {pictures}: {largest}{self.way_out}")
 
 
 def write_controls(path: Path, results: Sequence[ModelResult], score: str) -> None:

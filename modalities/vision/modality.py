@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -27,18 +27,17 @@ from modalities.vision.sources import class_names
 from zoo.model import ZooModel
 from zoo.registry import create_model
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MAP_WEIGHT = 4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
 COLUMNS = 4  # of pictures in a figure
 
 
 def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
     """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
-    facts: dict[str, Any] = {
-        "img_size": data.image_size,
-        "num_classes": data.num_classes,
-        "mean": data.mean,
-        "std": data.std,
-    }
+    facts: dict[str, Any] = {"img_size": data.image_size, "num_classes": data.num_classes}
+    facts |= {"mean": data.mean, "std": data.std}
     model = create_model(name, **facts | dict(options))
     names = class_names(data.source)
     if data.target == "count+map":  # a class is a count to the class token, a category to a patch
@@ -54,10 +53,8 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
 def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
 
-    Of a map the mean is over the patches, each asked for the pixel in its middle. Of "…+map" the class token answers for the
-    picture, and the loss is its own + MAP_WEIGHT · the map's; the accuracies are of the class token.
-
-    Raises ValueError for a map where the model gives no logits of tokens, or for "…+map" has no class token.
+    Of a map the mean is over the patches, each asked for the pixel in its middle. Of "…+map" the loss is the class token's +
+    MAP_WEIGHT · the map's, the accuracies are the class token's. Raises ValueError for a model without these logits.
     """
     logits, targets, extra = model(batch["images"]).float(), batch["targets"], torch.zeros(())
     maps = targets if targets.ndim == 3 else batch.get("maps")
@@ -70,9 +67,8 @@ def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, d
         if maps is targets:
             return _counted(flat, here)
         if not prefix:
-            raise ValueError(
-                "target='…+map': the class token answers for the picture; set model.options.class_token=true"
-            )
+            way_out = "set model.options.class_token=true"
+            raise ValueError(f"target='…+map': the class token answers for the picture; {way_out}")
         extra, logits = MAP_WEIGHT * _counted(flat, here)[0], logits[:, 0]
     if targets.is_floating_point():
         return F.cross_entropy(logits, targets), {}
@@ -108,11 +104,10 @@ def example(model: VisionTransformer, data: VisionDataConfig, images: int) -> di
 
 
 def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
-    """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a (query, key) pair and layer.
-
-    (Attention's two products are 4·C forward and 8·C backward a pair; all T² pairs are visible.) Activations, in numbers of
-    `width` bytes a token and layer: 10·C + 4·hidden (norms, q, k, v, output, residuals, MLP), or 2·C where blocks are
-    recomputed. Of several training shapes FLOPs are their mean, and activations those of the largest.
+    """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a (query, key) pair and layer:
+    attention's two products are 4·C forward and 8·C backward, all T² pairs are visible. Activations, in numbers of `width`
+    bytes a token and layer: 10·C + 4·hidden (norms, q, k, v, output, residuals, MLP), or 2·C where blocks are recomputed. Of
+    several training shapes FLOPs are their mean, and activations those of the largest.
     """
     config, patch = model.config, model.config.patch_size
     shapes = data.train_shapes if data.shapes else [config.train_size]
@@ -126,12 +121,9 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
 
 
 @torch.no_grad()
-def draw_predictions(model: VisionTransformer, data: VisionDataConfig, count: int) -> Any:
-    """A matplotlib figure of the first `count` held-out images, as the model is given them: above each its likeliest class with
-    the probability, green where it is right, and red with the true one where it is not.
-
-    Raises ValueError where classes are not what the model is asked for, and as `build_loader` does.
-    """
+def draw_predictions(model: VisionTransformer, data: VisionDataConfig, count: int) -> Figure:
+    """The first `count` held-out images, as the model is given them: above each its likeliest class with the probability, green
+    where it is right, and red with the true one where it is not. Raises ValueError for other targets than labels."""
     if data.target != "label":
         raise ValueError(f"pictures show classes of whole images, and data.target is {data.target!r}; expected 'label'")
     batches = list(first_heldout(build_loader, data, samples=count, rank=0, world=1, micro_batch=count))

@@ -42,15 +42,17 @@ class VisionBlock(nn.Module):
         ssmax = None
         if config.ssmax:
             ssmax = SSMax(config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start)
+        logits = LogitOptions.of(config.logit_options, scale_prior=config.scale_prior)
+        prior, rotary = position.prior, position.rotary
         attention = Attention(
             dim,
             config.num_heads,
-            prior=position.prior,
-            rotary=position.rotary,
+            prior=prior,
+            rotary=rotary,
             ssmax=ssmax,
             lanes=config.lanes,
             causal=False,
-            logits=LogitOptions.of(config.logit_options, scale_prior=config.scale_prior),
+            logits=logits,
         )
         mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
@@ -62,12 +64,7 @@ class VisionBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Positions,
-        *,
-        kernel: str | Kernel = "auto",
-        made: LayerTerms | None = None,
+        self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto", made: LayerTerms | None = None
     ) -> Tensor:
         attended = self.attention(self.attention_norm(x), positions, kernel=kernel, made=made)
         x = x + self.drop_path(self.attention_scale(attended))
@@ -94,9 +91,8 @@ class VisionTransformer(ZooModel):
         self.patch_embed = PatchEmbed(
             None, config.patch_size, config.in_chans, config.dim, strict_img_size=False, dynamic_img_pad=config.pad
         )
-        self.prefix_tokens = (
-            nn.Parameter(torch.zeros(1, self.num_prefix_tokens, config.dim)) if self.num_prefix_tokens else None
-        )
+        prefix = torch.zeros(1, self.num_prefix_tokens, config.dim)
+        self.prefix_tokens = nn.Parameter(prefix) if self.num_prefix_tokens else None
         methods = layer_methods(config.position, config.position_options, config.num_layers)
         made = [_position(config, *methods[0], 0)]
         self.position_embedding = made[0].embedding  # here for its place among the modules; settled below
@@ -115,10 +111,8 @@ class VisionTransformer(ZooModel):
         self.pretrained_cfg = self.default_cfg = timm_cfg(config) | {"architecture": ANY}
         self._traits = {"img_size": config.train_size, "fixed_input_size": False, "first_conv": FIRST_CONV}
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
-        self.feature_info = [
-            dict(module=f"layers.{n}", num_chs=config.dim, reduction=config.patch_size)
-            for n in range(config.num_layers)
-        ]
+        facts = {"num_chs": config.dim, "reduction": config.patch_size}
+        self.feature_info = [{"module": f"layers.{n}"} | facts for n in range(config.num_layers)]
         self._init_weights()
 
     def _init_weights(self) -> None:
@@ -142,33 +136,32 @@ class VisionTransformer(ZooModel):
         self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
     ) -> Tensor:
         """(3, H, W): the image at this shape, normalised as in training; `mode`, `fit` and errors as in `preprocess`."""
-        config = self.config
-        trained, shown = min(config.train_size), dict(mean=config.mean, std=config.std)
-        return preprocess(image, height, width, mode=mode, train_size=trained, fit=fit, **shown)
+        config, trained = self.config, min(self.config.train_size)
+        normal = {"mean": config.mean, "std": config.std}
+        return preprocess(image, height, width, mode=mode, train_size=trained, fit=fit, **normal)
 
-    def read(self, given: str, *, size: int | None = None) -> Tensor:
+    def read(self, path: str, *, size: int | None = None) -> Tensor:
         """(1, 3, H, W) pixels of the image at a path: its largest central window, at the training size or `size` pixels square.
 
         Raises ValueError or OSError where there is none, and ValueError for a size that is no multiple of the patch.
         """
-        config = self.config
-        shape = config.train_size if size is None else (size, size)
-        self.positions(*shape)  # raises ValueError for a size that does not fit
+        shape = self.config.train_size if size is None else (size, size)
+        self.positions(*shape)
         try:
-            image, _ = decode_image(Path(given).read_bytes())  # as in training
+            image, _ = decode_image(Path(path).read_bytes())  # as in training
         except BadImage as error:
-            raise ValueError(f"{given}: {error}") from None
+            raise ValueError(f"{path}: {error}") from None
         return self.pixels(image, *shape)[None].to(next(self.parameters()))
 
     @torch.inference_mode()
-    def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
+    def classify(self, path: str, *, size: int | None = None) -> list[tuple[str, float]]:
         """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`.
 
         Where every token has an answer, the class token's; ValueError where there is none.
         """
         if not self.num_classes:
             raise ValueError("the model has no classifier: num_classes is 0")
-        logits = self(self.read(given, size=size))[0]
+        logits = self(self.read(path, size=size))[0]
         if logits.ndim == 2:
             if not self.config.class_token:
                 raise ValueError("every patch has an answer, and the picture has none: the model has no class token")
@@ -178,16 +171,14 @@ class VisionTransformer(ZooModel):
         return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
 
     @torch.inference_mode()
-    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
+    def represent(self, path: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32: what the classifier reads of the image at a path, or the tokens' mean where it reads every token.
 
-        pool: "token" or "avg" for another pooling than the model's own. Raises ValueError for a pooling that it does not have,
-        and as `read` does.
+        pool: "token" or "avg" for another pooling. Raises ValueError for one that the model does not have, and as `read` does.
         """
-        possible = ("avg", "token") if self.config.class_token else ("avg",)
-        if pool not in (None, *possible):
-            raise ValueError(f"pool {pool!r}: this model has {', '.join(possible)}")
-        features = self.forward_features(self.read(given, size=size))
+        if pool is not None:
+            self._check_pool("pool", pool, self._pools[1:])
+        features = self.forward_features(self.read(path, size=size))
         return self._pooled(features, pool or self.global_pool or "avg")[0].float()
 
     def describe_input(self) -> dict[str, str]:
@@ -206,15 +197,13 @@ class VisionTransformer(ZooModel):
     def positions(self, height: int, width: int) -> Positions:
         """Where the tokens of an image of `height` × `width` pixels are.
 
-        Raises:
-            ValueError: for a size that is no multiple of the patch, unless the config pads; it names the nearest ones.
+        Raises ValueError for a size that is no multiple of the patch, unless the config pads; it names the nearest ones.
         """
         patch = self.config.patch_size
         wrong = not_multiples((height, width), patch)
         if wrong and not (self.config.pad and min(height, width) > 0):
-            raise ValueError(
-                f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}; or set pad=True"
-            )
+            size = f"an image of {height} × {width} pixels"
+            raise ValueError(f"{size} does not divide into patches of {patch}: {wrong}; or set pad=True")
         rows, columns = (side // patch + int(side % patch > 0) for side in (height, width))
         return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 
@@ -257,15 +246,21 @@ class VisionTransformer(ZooModel):
 
     # ------------------------------------------------------------------------------------------ timm's interface
 
+    @property
+    def _pools(self) -> tuple[str, ...]:
+        return ("", "avg", "token") if self.config.class_token else ("", "avg")
+
+    def _check_pool(self, name: str, pool: str, pools: Sequence[str]) -> None:
+        if pool not in pools:
+            raise ValueError(f"{name}={pool!r}; this model has {', '.join(map(repr, pools))}")
+
     def get_classifier(self) -> nn.Module:
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A fresh classifier of `num_classes` (0: none), and another pooling if given ("token", "avg", or "" for none)."""
         if global_pool is not None:
-            possible = ("", "avg", "token") if self.config.class_token else ("", "avg")
-            if global_pool not in possible:
-                raise ValueError(f"global_pool={global_pool!r}; this model has {', '.join(map(repr, possible))}")
+            self._check_pool("global_pool", global_pool, self._pools)
             self.global_pool = global_pool
         self.num_classes, self.class_names = num_classes, ()
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
@@ -277,27 +272,23 @@ class VisionTransformer(ZooModel):
         self.grad_checkpointing = enable
 
     @property
-    def _model_args(self) -> dict[str, Any]:
-        """What timm saves to make this model again: its configuration, `train_size` because timm puts the size of its data
-        configuration in the place of img_size, and the names of the classes."""
+    def _model_args(self) -> dict[str, object]:
+        """What timm saves to make this model again. train_size: timm overwrites img_size by its data configuration's."""
         return asdict(self.config) | {"train_size": self.config.img_size, "class_names": self.class_names}
 
     @_model_args.setter
-    def _model_args(self, args: Mapping[str, Any]) -> None:
+    def _model_args(self, args: Mapping[str, object]) -> None:
         """timm sets the arguments that it was called with, which are in the configuration."""
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None) -> None:
         """Record the size in pixels, a side or (height, width), that timm's data configuration gives images.
 
-        It changes no number that the model computes: positions follow from the images of every call, and priors keep the
-        meaning that they were trained with. Raises ValueError for sides that are no multiples of the patch, unless the config
-        pads, and for another patch size.
+        No number of the model changes: positions follow from the images of every call. Raises ValueError for sides that are no
+        multiples of the patch, unless the config pads, and for another patch size.
         """
         if patch_size not in (None, self.config.patch_size):
-            trained = self.config.patch_size
-            raise ValueError(
-                f"patch_size={patch_size}: the weights are of patches of {trained} pixels, which are not resampled"
-            )
+            trained = f"the weights are of patches of {self.config.patch_size} pixels, which are not resampled"
+            raise ValueError(f"patch_size={patch_size}: {trained}")
         if img_size is None:
             return
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -305,12 +296,10 @@ class VisionTransformer(ZooModel):
         self._traits = self._traits | {"img_size": (height, width)}
         self.pretrained_cfg = self.default_cfg = self.pretrained_cfg | {"input_size": (self.in_chans, height, width)}
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Patterns that sort parameters by depth, for layer-wise learning rates."""
-        return {
-            "stem": r"^prefix_tokens|^position_embedding|^patch_embed",
-            "blocks": [(r"^layers\.(\d+)", None), (r"^norm", (99999,))],
-        }
+        blocks = [(r"^layers\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^prefix_tokens|^position_embedding|^patch_embed", "blocks": blocks}
 
     def forward_intermediates(
         self,
@@ -352,8 +341,7 @@ class VisionTransformer(ZooModel):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks after the last of `indices`, the classifier, and on request the norm (the model can then not be
-        saved)."""
+        """Drop the blocks after the last of `indices`, the classifier, and the norm (the model can then not be saved)."""
         take, last = self._blocks(indices)
         self.layers = self.layers[: last + 1]
         self.config = replace(self.config, num_layers=last + 1)
@@ -381,12 +369,6 @@ def timm_cfg(config: VisionConfig) -> dict[str, Any]:
 
 
 def _position(config: VisionConfig, method: str, options: dict[str, Any], layer: int) -> Position:
-    return create_grid_position(
-        method,
-        dim=config.dim,
-        num_heads=config.num_heads,
-        train_grid=config.train_grid,
-        options=options,
-        lanes=config.lanes,
-        depth=None if config.share_prior else (layer, config.num_layers),
-    )
+    depth = None if config.share_prior else (layer, config.num_layers)
+    shape = {"dim": config.dim, "num_heads": config.num_heads, "train_grid": config.train_grid}
+    return create_grid_position(method, **shape, options=options, lanes=config.lanes, depth=depth)

@@ -9,10 +9,10 @@ folder's metadata.jsonl and a KEY.json in a shard hold alike ("categories" and "
     marked    the category of the one marked object
     count     how many objects are marked
     map       the category of every pixel + 1, 0 where there is none; models name their patches, by the pixel in the middle.
-              From a mask where there is one, with Pascal VOC's values: 0 background, c + 1 for category c, 255 not known,
-              which is −1 in targets. Else from the boxes, of overlapping ones the last
-    marked+map, count+map   both at once: the class token answers for the picture, each patch for itself, by one classifier,
-              whose class of category c is c + 1 for both
+              From a mask where there is one, with Pascal VOC's values: 0 background, c + 1 for category c, 255 not known (−1
+              in targets). Else from the boxes, of overlapping ones the last
+    marked+map, count+map   both: the class token answers for the picture, each patch for itself, by one classifier, whose
+              class of category c is c + 1 for both
 """
 
 from __future__ import annotations

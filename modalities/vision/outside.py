@@ -27,11 +27,8 @@ from zoo.positions import Positions
 class OutsideImageConfig:
     """What evaluators ask of a model's configuration.
 
-    Attributes:
-        name, position: timm's name; tables tell models apart by it.
-        train_size: (height, width) of timm's data configuration.
-        patch_size: what sides are multiples of; with `pad` any side is taken.
-        fixed: whether it takes images of the training size alone.
+    name, position: timm's name.  train_size: (height, width) of timm's data configuration.  patch_size: what sides are
+    multiples of; with `pad` any side is taken.  fixed: whether it takes images of the training size alone.
     """
 
     name: str
@@ -46,9 +43,8 @@ class OutsideImageConfig:
 class OutsideClassifier(nn.Module):
     """A classifier of timm with its own preparation of images, at any size that timm has a way for.
 
-    At another size than that of training: a model with `dynamic_img_size` resamples its positions at every call; one with
-    `set_input_size` is copied once a size and told; one whose configuration has no `fixed_input_size` takes every image. To
-    any other it is a ValueError.
+    A model with `dynamic_img_size` resamples its positions at every call; one with `set_input_size` is copied and set to the
+    size; one whose configuration has no `fixed_input_size` takes every image. Of any other, another size is a ValueError.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -74,11 +70,8 @@ class OutsideClassifier(nn.Module):
     def pixels(
         self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
     ) -> Tensor:
-        """(3, H, W) by timm's evaluation transform: resized to 1 / crop_pct of the size, and the centre cut out.
-
-        So "native" may enlarge by that much. "upsampled" reduces the shorter side to the training size first; with fit
-        "extend" the edge is repeated to the aspect before.
-        """
+        """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and cuts out the centre: "native"
+        may enlarge by that much. "upsampled" first reduces the shorter side to the training size; "extend" repeats the edge."""
         image = to_rgb(image)[0]
         if fit == "extend":
             image = to_aspect(image, height / width, fit)
@@ -92,10 +85,9 @@ class OutsideClassifier(nn.Module):
         return create_transform((3, height, width), **{name: self.data[name] for name in names})
 
     def positions(self, height: int, width: int) -> Positions:
-        """None of timm's: ValueError, as evaluators of attention ask for them."""
-        raise ValueError(
-            f"timm:{self.config.name}: attention of timm's models cannot be seen; those of the zoo show theirs"
-        )
+        """Always ValueError: evaluators of attention ask for them."""
+        why = "attention of timm's models cannot be seen; those of the zoo show theirs"
+        raise ValueError(f"timm:{self.config.name}: {why}")
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model cannot be given."""
@@ -107,9 +99,8 @@ class OutsideClassifier(nn.Module):
             return self.model
         size, trained = f"{shape[0]}×{shape[1]}", f"{config.train_size[0]}×{config.train_size[1]}"
         if config.fixed:
-            raise ValueError(
-                f"timm:{config.name} takes images of {trained} alone, not {size}: --sizes {min(config.train_size)}"
-            )
+            way_out = f"--sizes {min(config.train_size)}"
+            raise ValueError(f"timm:{config.name} takes images of {trained} alone, not {size}: {way_out}")
         if shape not in self._at:
             self._at.clear()  # one at a time: every size has all weights
             resized = copy.deepcopy(self.model)
@@ -128,7 +119,7 @@ def _load(word: str) -> tuple[nn.Module, bool]:
         raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}")
     if at and not Path(checkpoint).is_file():
         raise ValueError(f"timm:{word}: no such file; expected a checkpoint, such as model.safetensors")
-    options: dict[str, Any] = {"num_classes": _classes(name, checkpoint)} if at else {}
+    options = {"num_classes": _classes(name, checkpoint)} if at else {}
     try:
         model = timm.create_model(name, dynamic_img_size=True, **options)  # positions are resampled at every call
     except TypeError:  # no such option

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._builder import resolve_pretrained_cfg
+from torch import nn
 
 from modalities.vision.architectures import FAMILY, VisionConfig
 from modalities.vision.model import ANY, VisionTransformer, timm_cfg
 from zoo import pretrained as weights
+from zoo.registry import model_entry
 
 # timm's scripts pass these to every model.
 DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
-
-# timm's names for the same, and what it calls that models of any size have.
+# timm's names of entries of the configuration, and what it calls that models of any size have.
 RENAMED = {"embed_dim": "dim", "depth": "num_layers", "mlp_ratio": "hidden_dim", "dynamic_img_pad": "pad"}
 ALWAYS = {"dynamic_img_size": True, "strict_img_size": False}
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
 
 def _register_with_timm() -> None:
-    """Register those that are listed now with timm."""
+    """Register the architectures that are listed now with timm."""
     cfgs: dict[str, Any] = {}
     for name in FAMILY.names():
-        entry = FAMILY.find(name)
-        assert entry is not None
-        cfgs |= _timm_cfgs(name, VisionConfig(**entry.config))
+        cfgs |= _timm_cfgs(name, VisionConfig(**model_entry(name).config))
     cfgs[ANY] = timm_cfg(VisionConfig())
     default_cfgs.update(generate_default_cfgs(cfgs))
     for name in dict.fromkeys(key.partition(".")[0] for key in cfgs):
@@ -38,75 +37,67 @@ def _register_with_timm() -> None:
 
 def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, Any]]:
     """timm's description of an architecture, and of each set of weights that ships for it."""
-    cfg, found = timm_cfg(config) | {"license": "apache-2.0"}, {}
+    cfg, by_weights = timm_cfg(config) | {"license": "apache-2.0"}, {}
     for full, entry in weights.manifest().items():
         if full.partition(".")[0] == name:
-            found[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
+            by_weights[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
             if names := entry.get("class_names"):
-                found[full]["label_names"] = tuple(names)
-    return found or {name: cfg}
+                by_weights[full]["label_names"] = tuple(names)
+    return by_weights or {name: cfg}
 
 
-def _known(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _known(name: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords without those that are not set, and without those of timm's that say what these models are anyway.
 
-    Raises:
-        ValueError: for a keyword of timm's that these models have under another name, or do not have.
+    Raises ValueError for a keyword of timm's that these models have under another name, or do not have.
     """
-    given = {key: value for key, value in kwargs.items() if value is not None}
-    for key in list(given):
-        if key in DROPOUTS and given.pop(key):
+    options = {key: value for key, value in keywords.items() if value is not None}
+    for key in list(options):
+        if key in DROPOUTS and options.pop(key):
             raise ValueError(f"{name} has no {key}: of timm's dropouts it has drop_path_rate")
-        if key in ALWAYS and bool(given.pop(key)) != ALWAYS[key]:
+        if key in ALWAYS and bool(options.pop(key)) != ALWAYS[key]:
             raise ValueError(f"{key}={not ALWAYS[key]}: {name} takes images of any size at every call")
         if key in RENAMED:
             raise ValueError(f"{name} has no {key}: give {RENAMED[key]}, an entry of its configuration")
-    if given.get("feature_cls") == "fx":
-        raise ValueError(
-            "feature_cls='fx': positions follow from the images of each call, which torch.fx does not trace; "
-            "leave it out, or use torch.export"
-        )
-    return given
+    if options.get("feature_cls") == "fx":
+        why = "positions follow from the images of each call, which torch.fx does not trace"
+        raise ValueError(f"feature_cls='fx': {why}; leave it out, or use torch.export")
+    return options
 
 
 def _build(**config: Any) -> VisionTransformer:
     return VisionTransformer(VisionConfig(**config))
 
 
-def _entry_point(name: str) -> Callable[..., VisionTransformer]:
+def _entry_point(name: str) -> Callable[..., nn.Module]:
     """The function that `timm.create_model(name, …)` calls; keywords are entries of `VisionConfig`.
 
     With weights `img_size` is what timm's data configuration shall give, as `VisionTransformer.set_input_size` does; without
     it is the size that priors are initialised for.
     """
 
-    def create(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
-        from zoo.registry import model_entry
-
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         if pretrained:
             file = resolve_pretrained_cfg(name, pretrained_cfg=kwargs.get("pretrained_cfg")).file
             for full, entry in weights.manifest().items():
-                if (
-                    file and Path(file) == weights.WEIGHTS / entry["file"]
-                ):  # timm reads it itself, and compares no digest
+                # timm reads it itself, and compares no digest.
+                if file and Path(file) == weights.WEIGHTS / entry["file"]:
                     overlay = kwargs.get("pretrained_cfg_overlay") or {}
                     kwargs["pretrained_cfg_overlay"] = {**overlay, "file": str(weights.verified_file(full))}
         config = asdict(VisionConfig()) if name == ANY else model_entry(name).config
-        given = {**config, **_known(name, kwargs)}
-        saved = given.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
-        names = given.pop("class_names", ())
-        shown = given["img_size"]
+        options = {**config, **_known(name, kwargs)}
+        saved = options.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
+        names, size = options.pop("class_names", ()), options["img_size"]
         if pretrained or saved:
-            given["img_size"] = saved or config["img_size"]
-        feature_cfg = {"feature_cls": "getter", "out_indices": given.pop("out_indices", 3)}
-        model = build_model_with_cfg(_build, name, pretrained, feature_cfg=feature_cfg, **given)
+            options["img_size"] = saved or config["img_size"]
+        feature_cfg = {"feature_cls": "getter", "out_indices": options.pop("out_indices", 3)}
+        model = build_model_with_cfg(_build, name, pretrained, feature_cfg=feature_cfg, **options)
         inner = getattr(model, "model", model)  # with features_only timm wraps it
         names = names or inner.pretrained_cfg.get("label_names") or ()
         inner.class_names = tuple(names) if len(names) == inner.num_classes else ()
-        inner.set_input_size(tuple(shown) if isinstance(shown, list) else shown)
-        model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | {
-            "input_size": inner.pretrained_cfg["input_size"]
-        }
+        inner.set_input_size(tuple(size) if isinstance(size, list) else size)
+        shown = {"input_size": inner.pretrained_cfg["input_size"]}
+        model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | shown
         return model
 
     create.__name__ = create.__qualname__ = name

@@ -22,6 +22,7 @@ from torch import Tensor
 from modalities.cost import Meter, device_name
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, check_choice, clustered_error, option
 from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
+from modalities.results import Row
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
@@ -59,9 +60,7 @@ class ResolutionSettings(SizeSettings):
         check_choice("mode", self.mode, MODES)
         check_choice("fit", self.fit, FITS)
         if self.enlarged and self.mode == "upsampled":
-            raise ValueError(
-                "--enlarged is what --mode upsampled measures: expected --mode native or resized beside it"
-            )
+            raise ValueError("--enlarged is what --mode upsampled measures: expected --mode native or resized with it")
 
     @property
     def fitting(self) -> str:
@@ -71,16 +70,15 @@ class ResolutionSettings(SizeSettings):
 class Resolution(SizeEvaluator[ResolutionSettings]):
     """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
 
-    The training size is always measured. At another aspect than in training it is not a point of the curve, only the ratio's
-    denominator. Images that cannot be decoded are left out and counted as `skipped`. With five classes or fewer there is no
-    top-5. Up to MOST_SCORED classes there are `auc` and the mean of sizes. `chance_top1` is the share of the most frequent
-    class.
+    The training size is always measured; at another aspect than in training it is the ratio's denominator alone. With five
+    classes or fewer there is no top-5. Up to MOST_SCORED classes there are `auc` and the mean of sizes. `chance_top1` is the
+    share of the most frequent class.
 
     A larger size has controls, each with a column of what reading large gains over it (GAINS): `reduced_top1`, the best top-1
     among the smaller sizes measured; `multi_scale_top1`, of the mean of the probabilities at every size up to it; with
-    `enlarged`, `enlarged_top1`, of images reduced to the training size and enlarged again. A control that other images could
-    be read for is left out. EVAL.controls.csv has top-1 less each of them, with 95% intervals over the groups that the source
-    names, such as fonts (over images where it names none, or one); so are `top1_standard_error` and paired differences.
+    `enlarged`, `enlarged_top1`, of images reduced to the training size and enlarged again. A control needs the same images.
+    EVAL.controls.csv has top-1 less each of them. Its 95% intervals, `top1_standard_error` and paired differences are over the
+    groups that the source names, such as fonts (over images where it names none, or one).
 
     images_per_second is the median over cells of images per wall time of the forward pass alone; peak_memory_mib is its
     memory beyond weights and input, at `batch` images in a pass. The first batch of every size is run once before anything is
@@ -128,7 +126,10 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
         settings, images, trained = self.settings, self.heldout.items, tuple(model.config.train_size)
-        self._check_classes(model)
+        if images.classes and len(images.classes) != model.config.num_classes:
+            listed = f"{len(images.classes)} classes and the model {model.config.num_classes}"
+            way_out = "only images of the model's own classes can be scored: give --source such images"
+            raise ValueError(f"source {self.heldout.name!r} has {listed}; {way_out}")
         shapes = self.shapes(model)
         roles = [("", shape) for shape in shapes]
         if trained not in shapes:
@@ -162,9 +163,10 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         batch = min(self.settings.batch_size(tokens), CHUNK)
         meter = Meter(next(model.parameters()).device)
         skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
-        sums: dict[str, Any] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in ((1, 5) if classes > 5 else (1,))}
-        columns = ("labels", "said", "confidence", "groups", "logits")
-        answers: dict[str, list[Any]] = {name: [] for name in columns[: 5 if classes <= MOST_SCORED else 4]}
+        ranks = (1, 5) if classes > 5 else (1,)
+        sums: dict[str, float] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in ranks}
+        columns = ("labels", "said", "confidence", "groups", *(("logits",) if classes <= MOST_SCORED else ()))
+        answers: dict[str, list[Any]] = {name: [] for name in columns}
         for images, labels, groups in self._batches(model, cell, batch, skipped):
             if (id(model), shape) not in self._warm:  # the first pass at a size selects kernels and allocates memory
                 self._warm.add((id(model), shape))
@@ -176,10 +178,9 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             sums["images"] += len(labels)
             sums["nll_sum"] += float(F.cross_entropy(logits, labels, reduction="sum"))
             finite = logits.isfinite().all(1)  # with a NaN or infinite logit the answer is −1, of confidence 0
-            for k in (1, 5):
-                if f"top{k}" in sums:
-                    best = logits.topk(min(k, logits.shape[1]), dim=1).indices
-                    sums[f"top{k}"] += int(((best == labels[:, None]).any(1) & finite).sum())
+            for k in ranks:
+                best = logits.topk(min(k, logits.shape[1]), dim=1).indices
+                sums[f"top{k}"] += int(((best == labels[:, None]).any(1) & finite).sum())
             confidence, said = logits.double().softmax(1).max(1)
             answers["labels"] += labels.tolist()
             answers["said"] += said.where(finite, -1).tolist()
@@ -203,8 +204,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             try:
                 image, label = items[place]
                 if not 0 <= label < classes:
-                    name = self.heldout.name
-                    raise ValueError(f"{name!r} has an image of class {label}; the model has {classes} classes")
+                    what = f"{self.heldout.name!r} has an image of class {label}"
+                    raise ValueError(f"{what}; the model has {classes} classes")
                 pixels = model.pixels(image, *cell.data["shape"], mode=cell.data["mode"], fit=self.fitting)
                 ready.append((pixels, label, items.group(place)))
             except BadImage as error:
@@ -214,10 +215,10 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 ready.clear()
                 yield torch.stack(images).to(like), torch.tensor(labels), list(groups)
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         trained = _row([cell for cell in cells.values() if cell["trained"]])["top1"]
         points, enlarged = _by_shape(cells, ""), _by_shape(cells, ENLARGED)
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         smaller: list[list[CellValue]] = []
         for shape, measured in points.items():
             row = _row(measured)
@@ -242,15 +243,6 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """EVAL.controls.csv: top-1 less each control."""
         write_controls(out / f"{self.name}.controls.csv", results, "top1")
-
-    def _check_classes(self, model: VisionTransformer) -> None:
-        """ValueError where the source's list of classes is not that of the model, as far as its length tells."""
-        listed, classes = len(self.heldout.items.classes), model.config.num_classes
-        if listed and listed != classes:
-            raise ValueError(
-                f"source {self.heldout.name!r} has {listed} classes and the model {classes}; only images of the model's own "
-                "classes can be scored: give --source such images, as those it was trained on"
-            )
 
 
 # ------------------------------------------------------------------------------------------------ rows
@@ -284,21 +276,19 @@ def _same_images(a: list[CellValue], b: list[CellValue]) -> bool:
     return all(np.array_equal(_column(a, name), _column(b, name)) for name in ("labels", "groups"))
 
 
-def _row(cells: list[CellValue]) -> dict[str, Any]:
+def _row(cells: list[CellValue]) -> Row:
     """A table row from the cells of one shape, without the ratio and the controls."""
     count = sum(cell["images"] for cell in cells)
     if not count:
         raise ValueError("none of the held-out images could be decoded")
     skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
-    row = {name: cells[0][name] for name in ("size", "height", "width")}
+    row: Row = {name: cells[0][name] for name in ("size", "height", "width")}
     row |= {"images": count, "skipped": skipped.total()}
     row["skipped_because"] = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
     row["top1"] = top1 = sum(cell["top1"] for cell in cells) / count
     units = _units(cells)
-    by_image = len(set(units)) == len(units)
-    row["top1_standard_error"] = (
-        math.sqrt(top1 * (1 - top1) / count) if by_image else clustered_error(_right(cells), units)
-    )
+    by_image = math.sqrt(top1 * (1 - top1) / count)
+    row["top1_standard_error"] = by_image if len(set(units)) == len(units) else clustered_error(_right(cells), units)
     if "top5" in cells[0]:
         row["top5"] = sum(cell["top5"] for cell in cells) / count
     row |= {"nll": sum(cell["nll_sum"] for cell in cells) / count, "ratio": math.nan}
@@ -360,7 +350,7 @@ def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:
     return (said.numpy() == _column(sizes[-1], "labels")).astype(float)
 
 
-def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) -> Row:
     """Columns of a row: top-1 by each control and what is gained over it; under `controls` with 95% intervals over units."""
     units, labels = _units(cells), _column(cells, "labels")
 
@@ -368,13 +358,12 @@ def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) ->
         pairs = zip(units, right.tolist(), strict=True)
         return scores_by_unit(Observed(None, unit, "top1", one, pooled="all") for unit, one in pairs)
 
-    columns: dict[str, Any] = {"chance_top1": float(np.bincount(labels).max() / len(labels))}
-    columns |= {"groups": len(set(units)), "controls": []}
+    columns: Row = {"chance_top1": float(np.bincount(labels).max() / len(labels)), "groups": len(set(units))}
+    columns["controls"] = []
     for name, right in controls.items():
-        if right is None:
-            continue
-        (row,) = paired_rows([by_unit(_right(cells))], [by_unit(right)])
-        columns |= {f"{name}_top1": row["against_value"], GAINS[name]: row["difference"]}
-        control = {"control": name, "value": row["value"], "control_value": row["against_value"]}
-        columns["controls"].append(control | {column: row[column] for column in ("difference", "low", "high")})
+        if right is not None:
+            (row,) = paired_rows([by_unit(_right(cells))], [by_unit(right)])
+            columns |= {f"{name}_top1": row["against_value"], GAINS[name]: row["difference"]}
+            control = {"control": name, "value": row["value"], "control_value": row["against_value"]}
+            columns["controls"].append(control | {column: row[column] for column in ("difference", "low", "high")})
     return columns

@@ -36,6 +36,7 @@ from torch import Tensor
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
 from modalities.heldout import Heldout
 from modalities.paired import t_quantile
+from modalities.results import Row
 from modalities.vision.data import HeldoutImages, heldout_by, open_heldout
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, lowest_terms, shape_at, write_controls
 from modalities.vision.images import BadImage
@@ -48,6 +49,7 @@ __all__ = ["READINGS", "Canvas", "Count", "Find", "Map", "SceneEvaluator", "Scen
 
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
+BESIDE = "on canvases in which objects keep their pixels, beside reading them reduced or in tiles"
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,10 @@ def scene_scores(main: Score, *others: Score) -> tuple[Score, ...]:
 class SceneEvaluator(SizeEvaluator[SceneSettings]):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
-    The training size is always among the sizes. Pictures that cannot be asked for the target, or are smaller than a canvas, are
-    left out and counted as `skipped`. A picture's answer becomes a *tally*, a list of numbers that add up over pictures.
-    `<score>_standard_error` is the delete-one-group jackknife over the groups that pictures vary by (the font of the marked
-    letter, in "scenes"), where a source names no groups over pictures; the intervals of `controls` are of the same jackknife of
-    differences, by Student's t.
+    Pictures that cannot be asked for the target, or are smaller than a canvas, are left out and counted as `skipped`. A
+    picture's answer becomes a *tally*, a list of numbers that add up over pictures. `<score>_standard_error` is the jackknife
+    that leaves out one group of pictures that a source names (in "scenes" a font of marked letters), else one picture; the
+    intervals of `controls` are of the same jackknife of differences, by Student's t.
     """
 
     version = 3
@@ -121,9 +122,9 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         super().__init__(settings, trained_on)
         trained = heldout_by(self.trained_on) if self.trained_on else None
         if not self.settings.source:
-            asked = trained is not None and self.target in trained.target.split("+")
-            self.source = trained if trained is not None and asked else self.default_source
-        # What is asked of pictures is known of a model with a recipe; one trained on labels may name a category too.
+            answers = trained is not None and self.target in trained.target.split("+")
+            self.source = trained if trained is not None and answers else self.default_source
+        # A model trained on labels may name a category too; of one without a recipe the target is not known.
         labelled = trained is None or (trained.target == "label" and self.target == "marked")
         self.trained_for = None if labelled or trained is None else trained.target
 
@@ -134,8 +135,6 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def identity(self, model: VisionTransformer) -> dict[str, Any]:
         """The sizes too: multi_scale reads them all."""
         return {"pictures": self.heldout.fingerprint, "shapes": [list(shape) for shape in self.shapes(model)]}
-
-    # ---- what a subclass defines ----
 
     @abstractmethod
     def merged(self, tiles: Tiles) -> Tensor:
@@ -165,8 +164,6 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         """Among how many answers chance draws."""
         return self._classes(model)
 
-    # ---- measurement ----
-
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         shapes, trained = super().shapes(model), self.trained_at(model)
         if small := [min(shape) for shape in shapes if min(shape) < trained]:
@@ -175,9 +172,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
         if self.trained_for is not None and self.target not in self.trained_for.split("+"):
-            raise ValueError(
-                f"{self.name} asks for {self.target!r}; the model was trained with data.target={self.trained_for!r}"
-            )
+            trained = f"the model was trained with data.target={self.trained_for!r}"
+            raise ValueError(f"{self.name} asks for {self.target!r}; {trained}")
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
         self.check_reach(model, shapes[-1:], count)
@@ -202,14 +198,13 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
                 image, objects = self.heldout.items[place]
                 check_objects(objects, image.size, self.target, [trained], self._classes(model))
                 at = tuple(np.random.default_rng([place, 0]).random(2).tolist())  # the same for every size
-                picture = Canvas(image, objects)
-                canvas, small = (
-                    picture.window(*window_on(image.size, objects, one, at)[:2], one) for one in (shape, before)
-                )
+                corners = [window_on(image.size, objects, size, at)[:2] for size in (shape, before)]
             except BadImage as error:
                 skipped[error.reason] += 1
                 details.setdefault(error.reason, f"{self.heldout.items.name(place)}: {error.detail or error.reason}")
                 continue
+            canvas = Canvas(image, objects).window(*corners[0], shape)
+            small = Canvas(image, objects).window(*corners[1], before)
             for name, (answer, seen) in self._answers(model, canvas, small).items():
                 tallies[name].append(self.tally(answer, seen, patch))
             tallies["chance"].append(self.chance(canvas, self.chances(model), patch))
@@ -274,9 +269,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             return logits[:, model.num_prefix_tokens :].softmax(-1)
         if logits.ndim == 3:
             if not model.config.class_token:
-                raise ValueError(
-                    f"{self.name} needs a model that answers for the picture: data.target='{self.target}+map'"
-                )
+                target = f"data.target='{self.target}+map'"
+                raise ValueError(f"{self.name} needs a model that answers for the picture: {target}")
             logits = logits[:, 0]
             logits = logits[:, 1:] if self.target == "marked" else logits  # of "marked+map", 0 is the background
         return logits.softmax(-1)
@@ -285,46 +279,42 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         """Answers that the model has."""
         return model.config.num_classes - (self.target == "marked" and getattr(model.config, "global_pool", None) == "")
 
-    # ---- rows, comparison ----
-
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         by_shape: dict[Shape, list[CellValue]] = {}
         for cell in cells.values():
             by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
-        return [self._row(shape, same) for shape, same in sorted(by_shape.items(), key=lambda item: min(item[0]))]
+        return [self._row(shape, by_shape[shape]) for shape in sorted(by_shape, key=min)]
 
-    def _row(self, shape: Shape, cells: list[CellValue]) -> dict[str, Any]:
+    def _row(self, shape: Shape, cells: list[CellValue]) -> Row:
         groups = [group for cell in cells for group in cell["groups"]]
         skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
         because = {reason: f"{number} {reason}" for reason, number in skipped.most_common()}
         if not groups:
             details = {reason: f" ({text})" for cell in cells for reason, text in cell["skipped_details"].items()}
             why = ", ".join(text + details.get(reason, "") for reason, text in because.items())
-            raise ValueError(
-                f"none of the held-out pictures can be asked for {self.target!r} at {shape[1]}×{shape[0]}: {why}"
-            )
-        row: dict[str, Any] = {"size": min(shape), "height": shape[0], "width": shape[1], "canvases": len(groups)}
+            size = f"{shape[1]}×{shape[0]}"
+            raise ValueError(f"none of the held-out pictures can be asked for {self.target!r} at {size}: {why}")
+        row: Row = {"size": min(shape), "height": shape[0], "width": shape[1], "canvases": len(groups)}
         row |= {"groups": len(set(groups)), "skipped": skipped.total(), "skipped_because": ", ".join(because.values())}
-        left_out: dict[str, list[dict[str, float]]] = {}  # scores without each group, by reading
+        left_out: dict[str, np.ndarray] = {}  # the main score without each group, by reading
         for reading in (*READINGS, "chance"):
             tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
             lead = "" if reading == "native" else f"{reading}_"
             total, without = _by_group(tallies, groups)
-            scores, left_out[reading] = self.scores_of(total), [self.scores_of(one) for one in without]
+            scores, others = self.scores_of(total), [self.scores_of(one) for one in without]
+            left_out[reading] = np.array([one[self.main] for one in others])
             row |= {f"{lead}{name}": value for name, value in scores.items()}
             if reading != "chance":
-                errors = {name: _jackknife([one[name] for one in left_out[reading]]) for name in scores}
+                errors = {name: _jackknife(np.array([one[name] for one in others])) for name in scores}
                 row |= {f"{lead}{name}_standard_error": error for name, error in errors.items()}
         row["gain"] = row[self.main] - max(row[f"{reading}_{self.main}"] for reading in READINGS[1:])
         row["controls"] = []
         for reading in READINGS[1:]:
             value, control = row[self.main], row[f"{reading}_{self.main}"]
-            pairs = zip(left_out["native"], left_out[reading], strict=True)
-            error = _jackknife([native[self.main] - other[self.main] for native, other in pairs])
+            error = _jackknife(left_out["native"] - left_out[reading])
             half = t_quantile(0.95, len(left_out["native"]) - 1) * error if error > 0 else math.nan
-            gap = {"value": value, "control_value": control, "difference": value - control}
-            gap |= {"low": value - control - half, "high": value - control + half}
-            row["controls"].append({"control": reading} | gap)
+            gap = {"control": reading, "value": value, "control_value": control, "difference": value - control}
+            row["controls"].append(gap | {"low": value - control - half, "high": value - control + half})
         return row
 
     def write(self, results: list[ModelResult], out: Path) -> None:
@@ -344,10 +334,10 @@ def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, n
     return total, total - sums
 
 
-def _jackknife(left_out: Sequence[float]) -> float:
+def _jackknife(left_out: np.ndarray) -> float:
     """√((G − 1)/G · Σ_g (θ_g − θ̄)²) of scores without each group; NaN for one group."""
-    values, many = np.array(left_out), len(left_out)
-    return math.sqrt((many - 1) / many * float(((values - values.mean()) ** 2).sum())) if many > 1 else math.nan
+    many = len(left_out)
+    return math.sqrt((many - 1) / many * float(((left_out - left_out.mean()) ** 2).sum())) if many > 1 else math.nan
 
 
 # ------------------------------------------------------------------------------------------------ the three
@@ -357,7 +347,7 @@ class Find(SceneEvaluator):
     """Top-1 of the marked object's category. Of tiles the one with the largest probability answers."""
 
     name = "find"
-    summary = "the marked object's category, on canvases in which it keeps its pixels, beside reading them reduced or in tiles"
+    summary = f"the marked object's category, {BESIDE}"
     target = "marked"
     scores = scene_scores(Score("top1", "top-1 of the marked object", unit_interval=True))
 
@@ -385,9 +375,7 @@ class Count(SceneEvaluator):
     """
 
     name = "count"
-    summary = (
-        "how many marked objects, on canvases in which they keep their pixels, beside reading them reduced or in tiles"
-    )
+    summary = f"how many marked objects, {BESIDE}"
     target, default_source = "count", "scenes-count"
     scores = scene_scores(
         Score("top1", "top-1 of the count", unit_interval=True), Score("error", "mean absolute error")
@@ -439,9 +427,7 @@ class Map(SceneEvaluator):
     """
 
     name = "map"
-    summary = (
-        "what is at each patch (mean IoU), on canvases in which objects keep their pixels, beside reduced and tiled"
-    )
+    summary = f"what is at each patch (mean IoU), {BESIDE}"
     target, main = "map", "miou"
     scores = scene_scores(
         Score("miou", "mean IoU of the patches", unit_interval=True),
@@ -474,9 +460,8 @@ class Map(SceneEvaluator):
         said, true = said[true >= 0], true[true >= 0]
         right = torch.bincount(true[said == true], minlength=classes)
         union = torch.bincount(said, minlength=classes) + torch.bincount(true, minlength=classes) - right
-        objects = true > 0
-        named = (said == true)[objects].sum()
-        return [*right.tolist(), *union.tolist(), float(named), float(objects.sum())]
+        named = ((said == true) & (true > 0)).sum()
+        return [*right.tolist(), *union.tolist(), float(named), float((true > 0).sum())]
 
     def scores_of(self, total: np.ndarray) -> dict[str, float]:
         right, union = np.split(total[:-2], 2)

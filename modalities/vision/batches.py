@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -109,9 +109,10 @@ class BatchMaker:
             batch = batch.to(torch.float32, memory_format=torch.contiguous_format)
             batch.sub_(self.mean).mul_(self.scale)
             tensors = {n: torch.tensor(np.array([t[n] for t in targets]), dtype=torch.int64) for n in targets[0]}
-            for image, key in zip(batch, keys, strict=True) if self.erase is not None else ():
-                seeded(config.seed, _ERASE, *key)
-                self.erase(image)
+            if self.erase is not None:
+                for image, key in zip(batch, keys, strict=True):
+                    seeded(config.seed, _ERASE, *key)
+                    self.erase(image)
             if self.mix is not None:
                 seeded(config.seed, _MIX, *batch_key)
                 batch, tensors["targets"] = self.mix(batch, tensors["targets"])
@@ -119,9 +120,7 @@ class BatchMaker:
                 tensors["targets"] = mixup_target(tensors["targets"], config.num_classes, smoothing=smoothing)
         return {"images": batch} | tensors
 
-    def _seen(
-        self, image: Image.Image, label: int | Objects, shape: Shape
-    ) -> tuple[Image.Image, dict[str, int | np.ndarray]]:
+    def _seen(self, image: Image.Image, label: int | Objects, shape: Shape) -> tuple[Image.Image, Mapping[str, object]]:
         """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
         target = self.config.target
         if target == "label":

@@ -158,10 +158,9 @@ class HeldoutImages:
         """The places whose image has fewer pixels than one of `shapes`. One without a readable header fails when decoded."""
         small = set()
         for place in places:
-            size = self._size(place)
-            for shape in shapes if size else ():
-                height, width = fitted(size, shape, fit)
-                if height < shape[0] or width < shape[1]:
+            if size := self._size(place):
+                sides = [(fitted(size, shape, fit), shape) for shape in shapes]
+                if any(have[0] < need[0] or have[1] < need[1] for have, need in sides):
                     small.add(place)
         return small
 

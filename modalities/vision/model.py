@@ -369,6 +369,6 @@ def timm_cfg(config: VisionConfig) -> dict[str, Any]:
 
 
 def _position(config: VisionConfig, method: str, options: dict[str, Any], layer: int) -> Position:
-    depth = None if config.share_prior else (layer, config.num_layers)
-    shape = {"dim": config.dim, "num_heads": config.num_heads, "train_grid": config.train_grid}
+    depth, grid = None if config.share_prior else (layer, config.num_layers), config.train_grid
+    shape: dict[str, Any] = {"dim": config.dim, "num_heads": config.num_heads, "train_grid": grid}
     return create_grid_position(method, **shape, options=options, lanes=config.lanes, depth=depth)

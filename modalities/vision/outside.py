@@ -119,7 +119,7 @@ def _load(word: str) -> tuple[nn.Module, bool]:
         raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}")
     if at and not Path(checkpoint).is_file():
         raise ValueError(f"timm:{word}: no such file; expected a checkpoint, such as model.safetensors")
-    options = {"num_classes": _classes(name, checkpoint)} if at else {}
+    options: dict[str, Any] = {"num_classes": _classes(name, checkpoint)} if at else {}
     try:
         model = timm.create_model(name, dynamic_img_size=True, **options)  # positions are resampled at every call
     except TypeError:  # no such option

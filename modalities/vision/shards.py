@@ -58,12 +58,13 @@ class _Header(tarfile.TarInfo):
             damaged = len(buf) == tarfile.BLOCKSIZE
             what = f"a damaged header ({error})" if damaged else "no end-of-archive mark: it is cut short"
             raise tarfile.ReadError(what) from error
-        header.check_size(LARGEST_MEMBER if header.isreg() else LARGEST_OTHER)
+        _check_size(header, LARGEST_MEMBER if header.isreg() else LARGEST_OTHER)
         return header
 
-    def check_size(self, most: int) -> None:
-        if not 0 <= self.size <= most:
-            raise tarfile.ReadError(f"{self.name[:80]!r} has {self.size:,} bytes; expected 0 to {most:,}")
+
+def _check_size(header: tarfile.TarInfo, most: int) -> None:
+    if not 0 <= header.size <= most:
+        raise tarfile.ReadError(f"{header.name[:80]!r} has {header.size:,} bytes; expected 0 to {most:,}")
 
 
 def _members(stream: IO[bytes], place: str, *, read: bool) -> Iterator[dict[str, Any]]:
@@ -77,7 +78,7 @@ def _members(stream: IO[bytes], place: str, *, read: bool) -> Iterator[dict[str,
             for member in tar:
                 if member.issparse():
                     raise tarfile.ReadError(f"{member.name[:80]!r} is a sparse file; archive it without holes")
-                _Header.check_size(member, LARGEST_MEMBER)  # again: a pax header may have changed it
+                _check_size(member, LARGEST_MEMBER)  # again: a pax header may have changed it
                 if member.isreg() and not _META.match(member.name):
                     content = tar.extractfile(member) if read else None
                     data = content.read() if content else (member.offset_data, member.size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import warnings
 import zlib
 
 import numpy as np
@@ -111,20 +110,6 @@ def test_bad_images_have_a_reason(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 100)
     with pytest.raises(BadImage, match="too large: 12×12 pixels"):
         decode_image(encoded(solid(1)))
-
-
-def test_random_damage_is_decoded_or_bad_and_nothing_else():
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        data = bytearray((JPEG, PNG)[seed % 2])
-        for place in rng.integers(0, len(data), 20):
-            data[place] = rng.integers(256)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                assert decode_image(bytes(data))[0].mode == "RGB"
-            except BadImage as error:
-                assert error.reason in ("corrupt", "truncated", "unknown format", "too large", "empty")
 
 
 # ---- images for evaluation ----

@@ -7,14 +7,13 @@ import glob
 import gzip
 import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from zoo.files import remove_abandoned, replacing
+from zoo.files import make_temporary, replacing
 from zoo.naming import did_you_mean
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
@@ -77,12 +76,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def new_folder(folder: Path, mark: str) -> Iterator[Path]:
     """A temporary folder to fill; it is renamed to `folder` when the block ends, and removed when it fails. Where another
     process created `folder` first, and it contains the file `mark`, that one stays."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(folder)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=folder.suffix, dir=folder.parent))
+    temporary = make_temporary(folder, folder=True)
     try:
         yield temporary
-        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out a shared cache
         try:
             os.rename(temporary, folder)  # atomic; fails when another process was first
         except OSError:

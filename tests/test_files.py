@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from modalities import files
 from modalities.files import data_folder, fetch_command, file_safe, matching_files, near_file, new_folder, write_table
+from zoo.errors import one_line
 from zoo.files import ABANDONED, replacing, replacing_path, write_json, write_text
 
 
@@ -109,3 +112,33 @@ def test_a_glob_matches_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "a/again.txt").symlink_to(tmp_path / "b/x.txt")
     paths = matching_files(f"{tmp_path}/**/*.txt")
     assert [str(path.relative_to(tmp_path)) for path in paths] == ["a/again.txt", "a/x.txt"]
+
+
+def test_new_files_obey_the_umask_and_long_names_fit(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "deep" / ("x" * 250 + ".json"), "{}")
+        with new_folder(tmp_path / "folder", "mark") as folder:
+            (folder / "mark").touch()
+    finally:
+        os.umask(before)
+    (path,) = (tmp_path / "deep").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o640 and (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
+
+
+def test_folders_that_cannot_be_flushed_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush = os.fsync
+
+    def refuse_folders(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    with pytest.warns(UserWarning, match="does not flush folders"):
+        write_text(tmp_path / "x", "text")
+    assert (tmp_path / "x").read_text() == "text"
+
+
+def test_errors_show_control_characters() -> None:
+    assert one_line(ValueError("a\x1b]0;PWN\x07 name\r")) == r"a\x1b]0;PWN\x07 name"

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["from_outside", "one_line", "ran_out_of_memory", "require"]
+__all__ = ["from_outside", "one_line", "printable", "ran_out_of_memory", "require"]
 
 # Values, files, connections, devices, memory; and the libraries whose errors are none of these.
 _OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)
@@ -40,4 +40,9 @@ def one_line(error: BaseException) -> str:
         size = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
         return f"out of memory{f' for {size[1]}' if size else ''}: lower lengths or batches, or use a smaller model"
     text = " ".join(str(error).split()) if str(error).count("\n") > 5 else str(error).strip().replace("\n", "; ")
-    return text[:1000] or type(error).__name__
+    return printable(text)[:1000] or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, which may be commands to it, as \\x1b and the like."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

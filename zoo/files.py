@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
-import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,11 +21,14 @@ __all__ = [
     "file_digests",
     "file_sha256",
     "find_damage",
+    "make_folder",
+    "make_temporary",
     "remove_abandoned",
     "replacing",
     "replacing_path",
     "sync",
     "sync_tree",
+    "without_nan",
     "write_json",
     "write_text",
 ]
@@ -32,31 +37,54 @@ Digests = dict[str, dict[str, int | str]]  # path within a folder → {"bytes": 
 ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
 
 
-def remove_abandoned(path: Path, seconds: float = ABANDONED) -> None:
-    """Remove temporary files and folders, made by `tempfile` for `path`, whose processes were killed before they could: those
-    that nothing has been written to for so many seconds."""
-    oldest = time.time() - seconds
-    for left in path.parent.glob(f".{glob.escape(path.name)}-????????{glob.escape(path.suffix)}"):
+def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | None = None) -> None:
+    """Remove temporary files and folders of `path` that nothing has been written to for so many seconds: their processes were
+    killed. `now`: by the clock of the file system, the modification time of what was just made there; None: of this machine."""
+    oldest = (time.time() if now is None else now) - seconds
+    for left in path.parent.glob(f"{glob.escape(_prefix(path))}????????{glob.escape(path.suffix)}"):
         with suppress(OSError):  # another process removed it
             if max(part.stat().st_mtime for part in (left, *left.glob("**/*"))) <= oldest:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _prefix(path: Path) -> str:
+    """What temporary names of a path begin with; a long name is cut, since names end at 255 bytes."""
+    return f".{os.fsdecode(os.fsencode(path.name)[:180])}-"
+
+
+def make_temporary(path: Path, *, folder: bool = False) -> Path:
+    """An empty file or folder beside `path`, whose parents are made, for others to read as the umask allows."""
+    make_folder(path.parent)
+    while True:
+        temporary = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}{path.suffix[:16]}"
+        with suppress(FileExistsError):
+            if folder:
+                os.mkdir(temporary)
+            else:
+                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            remove_abandoned(path, now=temporary.stat().st_mtime)
+            return temporary
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, each flushed to the disk in its own parent."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in reversed(missing):
+        sync(part.parent)
 
 
 @contextmanager
 def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """As `replacing`, for libraries that write to a path of their own."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=path.suffix)
-    os.close(handle)
+    temporary = make_temporary(path)
     try:
-        yield Path(name)
-        os.chmod(name, 0o644)  # mkstemp creates private files
-        sync(name)  # or a power failure may leave the name with nothing behind it
-        os.replace(name, path)
+        yield temporary
+        sync(temporary)  # or a power failure may leave the name with nothing behind it
+        os.replace(temporary, path)
     except BaseException:
-        os.unlink(name)
+        temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
 
@@ -92,11 +120,14 @@ def without_nan(value: object) -> object:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk; a file system that cannot flush folders is told once."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOTSUP) and os.path.isdir(path):
+            warnings.warn("this file system does not flush folders: a power failure may lose new names", stacklevel=2)
+            return
         raise OSError(error.errno, error.strerror, str(path)) from error  # which names no file by itself
     finally:
         os.close(handle)

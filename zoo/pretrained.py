@@ -107,7 +107,7 @@ def _outside_package(name: str, entry: Mapping[str, Any]) -> Path:
     if source.startswith(("http://", "https://")):
         if not cached.is_file() or file_sha256(cached) != entry["sha256"]:
             with replacing_path(cached) as temporary:
-                download(f"{source.rstrip('/')}/{file}", temporary)
+                download(f"{source.rstrip('/')}/{file}", temporary, size=entry["bytes"])
                 if (digest := file_sha256(temporary)) != entry["sha256"]:
                     raise ValueError(f"{source}/{file}: its SHA-256 is {digest}, the manifest says {entry['sha256']}")
         return cached

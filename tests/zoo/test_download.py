@@ -6,8 +6,11 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +85,35 @@ def test_why_a_file_does_not_come(server: Server, tmp_path: Path) -> None:
         download(f"{server.address}/none", tmp_path / "none")
 
 
+@pytest.mark.parametrize("announced", ["1000", "banana"])
+def test_no_more_is_written_than_a_file_has(server: Server, tmp_path: Path, announced: str) -> None:
+    server.files["/w"], server.headers = CONTENT, {"Content-Length": announced}
+    path = tmp_path / "w"
+    path.write_bytes(b"good")
+    with pytest.raises(DownloadError, match="expected a number" if announced == "banana" else "has 1,004 bytes"):
+        download(f"{server.address}/w", path, size=len(CONTENT))
+    assert path.read_bytes() == b"good"
+
+
+def test_a_server_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo.download, "TRIES", 1)
+
+    class Endless(BytesIO):
+        status, url, headers = 200, "http://endless/w", Message()
+
+        def read1(self, size: int = -1) -> bytes:
+            return bytes(size)
+
+    monkeypatch.setattr(zoo.download, "_opener", lambda: SimpleNamespace(open=lambda *_, **__: Endless()))
+    with pytest.raises(DownloadError, match="more than the 300,000 bytes"):
+        download("http://endless/w", tmp_path / "w", size=300_000)
+    assert (tmp_path / "w").stat().st_size <= 300_000
+    monkeypatch.setattr(zoo.download, "TIMEOUT", 0.0)
+    monkeypatch.setattr(zoo.download, "LEAST", 1 << 40)
+    with pytest.raises(DownloadError, match="bytes came in 0 s"):
+        download("http://endless/w", tmp_path / "slow", size=300_000)
+
+
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package whose manifest names weights that it does not have; returns the folder that has them."""
@@ -111,6 +143,9 @@ def test_weights_of_a_folder_and_of_an_address(
     assert not pretrained.cache_folder().exists()  # read where it is
     monkeypatch.setenv("PRIORZOO_WEIGHTS", f"{server.address}/v1/")
     server.files[f"/v1/{FILE}"] = CONTENT
+    with pytest.raises(DownloadError, match="the server has 1,024,000 bytes; expected"):
+        prior()
+    server.files[f"/v1/{FILE}"] = bytes(pretrained.manifest()[NAME]["bytes"])
     with pytest.raises(ValueError, match="the manifest says"):
         prior()
     assert not list(pretrained.cache_folder().glob("*/*"))

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from modalities.dna.bases import AMBIGUITY, CODE, NORMAL, SOFT, UNKNOWN, URACIL, runs
+from modalities.dna.bases import AMBIGUITY, CODE, NORMAL, SOFT, UNKNOWN, URACIL
 from modalities.dna.formats import Start, read_codes
 from modalities.dna.sources import DnaSource
 from modalities.files import data_folder, new_folder
@@ -33,7 +33,7 @@ __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 _FORMAT = 2  # raise when the store or the reading of files changes
 _IN_MEMORY = 32 * 2**20  # bases, whatever the size of the files that they are compressed in
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
-_MOST_RUNS = 1 << 24  # of unknown bases, 16 bytes each
+_PIECE = 1 << 24  # bases in which unknown ones are looked for at once
 
 Table = dict[
     str, Any
@@ -62,20 +62,19 @@ class Genome:
     files: absolute paths. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "".
     """
 
-    def __init__(self, table: Table, unknown: np.ndarray, files: tuple[str, ...], store: Path | np.ndarray) -> None:
-        ends = np.cumsum([0, *(row[3] for row in table["contigs"])])
-        unknown.flags.writeable = False
+    def __init__(self, table: Table, files: tuple[str, ...], store: Path | np.ndarray) -> None:
         self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
+        self._from, self._store = store, _mapped(store)
+        starts = np.cumsum([0, *(length for _, length, _ in table["contigs"])])
+        unknown = _unknown_runs(self._store, starts)
+        first = np.searchsorted(unknown[:, 0], starts)  # run of each contig
         self.contigs = tuple(
-            Contig(name, length, files[file], unknown[ends[i] : ends[i + 1]])
-            for i, (name, length, file, _) in enumerate(table["contigs"])
+            Contig(name, length, files[file], unknown[first[n] : first[n + 1]] - starts[n])
+            for n, (name, length, file) in enumerate(table["contigs"])
         )
-        starts = np.cumsum([0, *(contig.length for contig in self.contigs)])
         self._places = {contig.name: (contig, int(at)) for contig, at in zip(self.contigs, starts, strict=False)}
         self.bases = int(starts[-1])
         self.known = sum(contig.known for contig in self.contigs)
-        self._from = store
-        self._store = _mapped(store)
 
     def __getstate__(self) -> dict[str, object]:  # a worker maps the file again
         return {key: value for key, value in self.__dict__.items() if key != "_store"}
@@ -114,6 +113,19 @@ class Genome:
         return self._places[name]
 
 
+def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """(n, 2) int64 runs of UNKNOWN of contigs that begin at `starts`, laid one after the other; looked for in pieces."""
+    edges, before = [], np.zeros(1, bool)
+    for at in range(0, len(codes), _PIECE):
+        unknown = codes[at : at + _PIECE] & CODE == UNKNOWN
+        edges.append(at + np.flatnonzero(np.diff(unknown, prepend=before)))
+        before = unknown[-1:]
+    edges.append(np.full(int(before[0]), len(codes)))
+    inner = starts[1:-1]
+    crossed = inner[(codes[inner - 1] & CODE == UNKNOWN) & (codes[inner] & CODE == UNKNOWN)]  # a run ends, one begins
+    return np.sort(np.concatenate([*edges, crossed, crossed]).astype(np.int64)).reshape(-1, 2)
+
+
 class RunCounter:
     """Counts the bases of [start, stop) that lie in sorted, disjoint runs (R, 2)."""
 
@@ -139,7 +151,7 @@ def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None =
     cache_dir: folder of its store; None: in memory where it has 2²⁵ bases or fewer, else <data folder>/cache.
 
     Raises:
-        ValueError: with file, line and reason for malformed files, or more contigs or runs of unknown bases than fit.
+        ValueError: with file, line and reason for malformed files, or more contigs than fit.
         OSError: where the store cannot be written.
     """
     stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
@@ -188,15 +200,15 @@ def _open(stats: _Files, cache_dir: str | None) -> Genome:
             if len(memory) > _IN_MEMORY:
                 raise _Large
 
-        return Genome(*_parse(stats, append), files, np.frombuffer(memory, np.uint8))
+        return Genome(_parse(stats, append), files, np.frombuffer(memory, np.uint8))
     folder = _folder(stats, cache_dir)
-    stored = _stored(folder)
-    if stored is None:
-        stored = _write_store(folder, stats)
+    table = _stored(folder)
+    if table is None:
+        table = _write_store(folder, stats)
         for old in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
             if old != folder:  # of these files as they were
                 shutil.rmtree(old, ignore_errors=True)
-    return Genome(*stored, files, folder / "bases.u8")
+    return Genome(table, files, folder / "bases.u8")
 
 
 def _mapped(store: Path | np.ndarray) -> np.ndarray:
@@ -206,41 +218,23 @@ def _mapped(store: Path | np.ndarray) -> np.ndarray:
     return array
 
 
-def _stored(folder: Path) -> tuple[Table, np.ndarray] | None:
-    """The table and unknown runs of a store whose digests fit its content; a damaged one is removed."""
+def _stored(folder: Path) -> Table | None:
+    """The table of a store whose digests fit its content; a damaged one is removed."""
     if not folder.is_dir():  # nothing to remove, least of all what another process is about to rename to this
         return None
     try:
         table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
-        unknown, digest = np.load(folder / "unknown.npy"), hashlib.blake2b(digest_size=8)
-        with open(folder / "bases.u8", "rb") as file:
-            while piece := file.read(1 << 24):
-                digest.update(piece)
-        fits = table["digest"] == _content_digest(table, unknown)
-        if fits and table["fingerprint"] == _fingerprint(digest, table["contigs"]):
-            return table, unknown
-    except (PermissionError, MemoryError):
-        raise
-    except Exception:  # of any kind: NumPy checks little of a damaged header
+        digest = hashlib.blake2b(np.memmap(folder / "bases.u8", np.uint8, mode="r"), digest_size=8)
+        if table.pop("digest") == _digest(table) and table["fingerprint"] == _fingerprint(digest, table["contigs"]):
+            return table
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         pass
     warnings.warn(f"{folder} is damaged: the files of the genome are read again", stacklevel=2)
     shutil.rmtree(folder, ignore_errors=True)
     return None
 
 
-def _fingerprint(bases: hashlib.blake2b, contigs: list[list[Any]]) -> str:
-    """bases: the hash of all that went to the store."""
-    bases.update(json.dumps([row[:2] for row in contigs]).encode())
-    return bases.hexdigest()
-
-
-def _content_digest(table: Table, unknown: np.ndarray) -> str:
-    """Of all but the bases."""
-    content = {key: value for key, value in table.items() if key != "digest"}
-    return _digest([content, hashlib.blake2b(np.ascontiguousarray(unknown)).hexdigest()])
-
-
-def _write_store(folder: Path, stats: _Files) -> tuple[Table, np.ndarray]:
+def _write_store(folder: Path, stats: _Files) -> Table:
     with contextlib.ExitStack() as stack:
         try:
             temporary = stack.enter_context(new_folder(folder, "contigs.json"))
@@ -250,14 +244,19 @@ def _write_store(folder: Path, stats: _Files) -> tuple[Table, np.ndarray]:
                 "set cache_dir or $PRIORZOO_DATA to a writable folder"
             ) from error
         with open(temporary / "bases.u8", "wb") as file:
-            table, unknown = _parse(stats, file.write)
-        np.save(temporary / "unknown.npy", unknown)
-        (temporary / "contigs.json").write_text(json.dumps(table), encoding="utf-8")
-    return table, unknown
+            table = _parse(stats, file.write)
+        (temporary / "contigs.json").write_text(json.dumps(table | {"digest": _digest(table)}), encoding="utf-8")
+    return table
 
 
-def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[Table, np.ndarray]:
-    """The table and the unknown runs of all contigs of all files; their bases go to `write`."""
+def _fingerprint(bases: hashlib.blake2b, contigs: list[list[Any]]) -> str:
+    """bases: the hash of all bases in the store."""
+    bases.update(json.dumps([row[:2] for row in contigs]).encode())
+    return bases.hexdigest()
+
+
+def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
+    """The table of all contigs of all files; their bases go to `write`."""
     contigs = _Contigs(write)
     for number, (name, version) in enumerate(stats):
         path, count = Path(name), len(contigs.rows)
@@ -271,8 +270,9 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[Table, np.n
             raise ValueError(f"{path}: no sequence in it")
         if _version(path) != version:
             raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
-    table, unknown = contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
-    return table | {"digest": _content_digest(table, unknown)}, unknown
+    counts = ((contigs.ambiguous, "IUPAC codes read as N"), (contigs.uracil, "U as T"))
+    report = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    return {"contigs": contigs.rows, "fingerprint": _fingerprint(contigs.digest, contigs.rows), "report": report}
 
 
 class _Contigs:
@@ -281,10 +281,9 @@ class _Contigs:
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self.write = write
         self.rows: list[list[Any]] = []  # as in `Table`
-        self.unknown: list[np.ndarray] = []
         self.places: dict[str, str] = {}  # where each contig starts
         self.digest = hashlib.blake2b(digest_size=8)
-        self.ambiguous = self.uracil = self.num_runs = 0
+        self.ambiguous = self.uracil = 0
 
     def start(self, name: str, place: str, file: int) -> None:
         self.check_last()
@@ -293,7 +292,7 @@ class _Contigs:
         if len(self.rows) == _MOST_CONTIGS:
             raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
         self.places[name] = place
-        self.rows.append([name, 0, file, 0])
+        self.rows.append([name, 0, file])
 
     def check_last(self) -> None:
         if self.rows and self.rows[-1][1] == 0:
@@ -306,23 +305,6 @@ class _Contigs:
             self.ambiguous += piece.count(AMBIGUITY) + piece.count(AMBIGUITY | SOFT)
             self.uracil += piece.count(URACIL) + piece.count(URACIL | SOFT)
             piece = piece.translate(NORMAL)
-        row = self.rows[-1]
-        if UNKNOWN in piece or UNKNOWN | SOFT in piece:
-            unknown = runs(np.frombuffer(piece, np.uint8) & CODE == UNKNOWN) + row[1]
-            if row[3] and self.unknown[-1][-1, 1] == unknown[0, 0]:  # continues the last piece's
-                self.unknown[-1][-1, 1] = unknown[0, 1]
-                unknown = unknown[1:]
-            if len(unknown):
-                self.unknown.append(unknown)
-                row[3] += len(unknown)
-                self.num_runs += len(unknown)
-            if self.num_runs > _MOST_RUNS:
-                raise ValueError(f"{self.places[row[0]]}: more than {_MOST_RUNS:,} runs of unknown bases in a genome")
-        row[1] += len(piece)
+        self.rows[-1][1] += len(piece)
         self.digest.update(piece)
         self.write(piece)
-
-    def table(self) -> Table:
-        counts = ((self.ambiguous, "IUPAC codes read as N"), (self.uracil, "U as T"))
-        report = ", ".join(f"{count:,} {what}" for count, what in counts if count)
-        return {"contigs": self.rows, "fingerprint": _fingerprint(self.digest, self.rows), "report": report}

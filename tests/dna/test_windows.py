@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from modalities.dna import windows
-from modalities.dna.bases import CODE, LETTERS, NORMAL, UNKNOWN, decode, reverse_complement, runs
+from modalities.dna.bases import LETTERS, NORMAL, UNKNOWN, decode, reverse_complement
 from modalities.dna.genome import Genome
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
@@ -19,10 +19,9 @@ BASES = load_tokenizer("bases")
 def genome_of(**sequences: str) -> Genome:
     """A genome in memory; lower case is soft-masked."""
     stored = [np.frombuffer(s.encode().translate(LETTERS).translate(NORMAL), np.uint8) for s in sequences.values()]
-    unknown = [runs(codes & CODE == UNKNOWN) for codes in stored]
-    rows = [[name, len(codes), 0, len(n)] for name, codes, n in zip(sequences, stored, unknown, strict=True)]
+    rows = [[name, len(letters), 0] for name, letters in sequences.items()]
     table = {"contigs": rows, "fingerprint": "0123456789abcdef", "report": "2 IUPAC codes read as N"}
-    return Genome(table, np.concatenate(unknown), ("a.fa",), np.concatenate(stored))
+    return Genome(table, ("a.fa",), np.concatenate(stored))
 
 
 def letters(count, seed=0, unknown=(), soft=()):

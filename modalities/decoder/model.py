@@ -100,17 +100,19 @@ class Decoder(ZooModel):
 
     config_class = DecoderConfig
     config: DecoderConfig
+    position_embedding: nn.Module | None
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        positions = [_position(config, *methods[0])]
-        self.position_embedding = positions[0].embedding  # here for its place among the modules; settled below
-        self.layers = nn.ModuleList([_block(config, positions[0])])
-        for method in methods[1:]:
-            positions.append(_position(config, *method))
+        self.register_module("position_embedding", None)  # its place among the modules is before the layers
+        self.layers = nn.ModuleList()
+        positions: list[Position] = []
+        sizes: dict[str, int] = dict(dim=config.dim, num_heads=config.num_heads, train_context=config.train_context)
+        for name, options in methods:
+            positions.append(create_position(name, **sizes, options=options, lanes=config.lanes))
             self.layers.append(_block(config, positions[-1]))
         if config.share_prior:
             share_prior([cast(Block, layer).attention for layer in self.layers], methods)
@@ -304,17 +306,6 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
         targets, weights = model.sequence.part(targets), model.sequence.part(weights)
     losses = model(tokens[:, :-1], segments=segments[:, :-1] if packed else None, targets=targets)
     return (losses.flatten() * weights.flatten()).sum() / total, {"tokens": (weights > 0).sum()}
-
-
-def _position(config: DecoderConfig, method: str, options: dict[str, Any]) -> Position:
-    return create_position(
-        method,
-        dim=config.dim,
-        num_heads=config.num_heads,
-        train_context=config.train_context,
-        options=options,
-        lanes=config.lanes,
-    )
 
 
 def _block(config: DecoderConfig, position: Position) -> Block:

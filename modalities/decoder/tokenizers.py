@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zoo.errors import require
 from zoo.inputs import read_json
 
 if TYPE_CHECKING:
@@ -68,10 +69,9 @@ def no_panic(name: str) -> Iterator[None]:
 
 def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     """`load(transformers)`. ImportError without that library; ValueError for a name that cannot be opened, in one line."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ImportError(f"hf:{name} needs the package transformers: pip install 'priorzoo[hf]'") from error
+    require("transformers", f"hf:{name}", "hf")
+    import transformers
+
     if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or not name):
         raise ValueError(f"hf:{name}: no such folder; expected a folder of save_pretrained, or a name of the hub")
     logging = transformers.utils.logging

@@ -11,8 +11,6 @@ from torch import Tensor
 from modalities.contract import Cost
 from modalities.decoder.model import LOGIT_BYTES, Decoder, target_weights
 
-__all__ = ["check_tokenizer", "decoder_cost", "heldout_prompts", "random_rows", "target_weight"]
-
 PROMPT_TOKENS = 32
 
 
@@ -52,9 +50,7 @@ def heldout_prompts(
 ) -> list[str]:
     """The beginnings of the first `count` held-out rows, a quarter of the context and at most `PROMPT_TOKENS` each.
 
-    Args:
-        heldout: as a modality has it.
-        decoder: data config → ids to text, or bases.
+    decoder: data config → ids to text, or bases.
     """
     decode, most = decoder(data), max(1, min(PROMPT_TOKENS, data.context // 4))
     prompts: list[str] = []
@@ -69,9 +65,8 @@ def heldout_prompts(
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
     """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer.
 
-    (Attention's two products are 4·C forward and 8·C backward a pair, and half of the L² pairs are visible.) Activations,
-    in numbers of `width` bytes a token: per layer 10·C + 4·hidden (norms, q, k, v, output, residuals, SwiGLU), or 2·C where
-    blocks are recomputed, and then those of one block; at the head three float32 copies of the logits, or of a chunk of them.
+    Activations in numbers a token: per layer 10·C + 4·hidden, or 2·C where blocks are recomputed, and then those of one block;
+    at the head three float32 copies of the logits, or of a chunk of them.
     """
     config, length = model.config, data.context
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")

@@ -194,17 +194,14 @@ def _parts(text: str, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _why_empty(source: Source, split: str) -> str:
-    total = sum(1 for _ in itertools.islice(source, 1000))
-    if total == 0:
+    if next(iter(source), None) is None:
         return f"source {source.spec!r} has no document: every file or row is empty"
-    counted = f"{total} document{'s' * (total > 1)}" if total < 1000 else "many documents"
+    count = sum(1 for _ in itertools.islice(source, 1000))
     advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
     if split == "train":
         advice = "'?split=train' behind it trains on all of it"
-    return (
-        f"source {source.spec!r} has {counted} and none in the {split!r} split "
-        f"(5% are held out, by hash of their text); {advice}"
-    )
+    counted = f"{count} document{'s' * (count > 1)} and none in the {split!r} split"
+    return f"source {source.spec!r} has {counted} (5% are held out, by hash of their text); {advice}"
 
 
 def _with_bar(source: Source, documents: Iterable[Document]) -> Iterable[Document]:

@@ -168,7 +168,7 @@ def build_loader(
 
 @dataclass(frozen=True, eq=False)
 class EncodedDocument:
-    """One document: its text, its ids without BOS or EOS, and the UTF-8 bytes those ids encode."""
+    """A document, its ids without BOS or EOS, and the UTF-8 bytes that they encode."""
 
     text: str
     tokens: np.ndarray

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -49,15 +49,12 @@ class Grammar:
 
     Attributes:
         wordings: (statement, question) with "{name}", "{noun}" and, in the statement, "|" for the value.
-        names: lists of names, of a kind each.  nouns: what has a value.
-        openings, endings: said before or behind a statement.  asks: said before a question.
+        names: lists of names, a kind each.  nouns: what has a value.  words: values that are words.
+        openings, endings, asks: said before a statement, behind it, before a question.
         asides: sentences with a number of no interest at "|".
-        codes: shapes of names that are made of letters and a number.
-        syllables: of invented names.  words: values that are words.
-        frame_words, frame_marks: of invented wordings, and of names that are two such words; no such names where empty.
-        invented: share of the wordings that are invented.
-        questions: that repeat nothing of the statement but its subject, with "{name}" and perhaps "{noun}".
-        turned: statements with the value before the subject.
+        codes, syllables: of names made of letters and a number, and of invented names.
+        frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of names.
+        questions: that repeat the subject alone.  turned: statements with the value before the subject.
         paraphrased: share of the facts that are asked for by one of `questions`, half of them stated by one of `turned`.
     """
 
@@ -79,7 +76,7 @@ class Grammar:
     paraphrased: float = 0.0
 
     def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
-        """A name of one of the lists, or for the kinds after them an invented one, a code, or two words."""
+        """A name of a list; of the kinds after them an invented one, a code, or two words."""
         if kind < len(self.names):
             return pick(rng, self.names[kind])
         kind -= len(self.names)
@@ -99,7 +96,6 @@ class Grammar:
 
     @cached_property
     def vocabulary(self) -> frozenset[str]:
-        """The words, in small letters, that fill wordings."""
         filling = (*(name for kind in self.names for name in kind), *self.nouns, *self.words)
         return frozenset(word for entry in filling for word in entry.lower().split())
 
@@ -118,9 +114,7 @@ class Grammar:
         listed, codes = len(self.names), len(self.codes)
         if rng.random() < 0.5:
             return int(rng.integers(listed))
-        unlisted = [range(1), range(1, 1 + codes)]
-        if self.frame_words:
-            unlisted.append(range(1 + codes, 2 + codes))
+        unlisted = [range(1), range(1, 1 + codes), *([range(1 + codes, 2 + codes)] if self.frame_words else [])]
         return listed + pick(rng, pick(rng, unlisted))
 
     def draw_word(self, rng: np.random.Generator, text: Sequence[str]) -> str:
@@ -166,25 +160,13 @@ class Grammar:
         return frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}.")), asked + frame
 
 
-def _grammar(
-    wordings: list[list[str]],
-    people: str,
-    adjectives: str,
-    things: str,
-    places: str,
-    invented: float = 0.0,
-    **lists: Any,
-) -> Grammar:
-    phrases = tuple(f"{adjective} {thing}" for adjective in adjectives.split() for thing in things.split())
-    words: dict[str, Any] = {
-        name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()
-    }
-    return Grammar(
-        wordings=tuple((statement, question) for statement, question in wordings),
-        names=(tuple(people.split()), phrases, tuple(places.split())),
-        invented=invented,
-        **words,
-    )
+def _grammar(wordings: list[list[str]], invented: float = 0.0, **lists: str | list[str]) -> Grammar:
+    """A grammar of the file, whose names are people, adjectives with things, and places."""
+    words = {name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()}
+    people, adjectives, things, places = (words.pop(name) for name in ("people", "adjectives", "things", "places"))
+    phrases = tuple(f"{adjective} {thing}" for adjective in adjectives for thing in things)
+    pairs = tuple((statement, question) for statement, question in wordings)
+    return Grammar(pairs, (people, phrases, places), **words, invented=invented)
 
 
 _TABLES = tomllib.loads((Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8"))

@@ -195,17 +195,8 @@ def _token_texts(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Words:
-    """A prompt without hay: `statements`, those that `asked` has a (question, answer) of first, stand in it."""
-
-    statements: list[Sentence]
-    asked: list[tuple[Sentence, str]]
-    head: str = ""
-
-
-@dataclass(frozen=True)
 class _Tokens:
-    """The same in tokens, and how many of hay there is room for."""
+    """A prompt without hay, whose first statements `asked` asks for, and how many tokens of hay there is room for."""
 
     head: np.ndarray
     statements: list[np.ndarray]
@@ -247,9 +238,8 @@ class Template:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.facts > 1 and self.grammar is None:
-            raise ValueError(
-                f"template {self.name!r} states one fact, got facts={self.facts}: {', '.join(GRAMMARS)} state several"
-            )
+            names = ", ".join(GRAMMARS)
+            raise ValueError(f"template {self.name!r} states one fact, got facts={self.facts}: {names} state several")
         if self.values != "digits" and self.distractors:
             raise ValueError(f"distractors are numbers of five digits: expected values='digits', got {self.values!r}")
         if self.values != "digits" and self.grammar is None:
@@ -298,22 +288,20 @@ class Template:
     def _draw_tokens(self, length: int, rng: np.random.Generator, tokenizer: Tokenizer, asked: int) -> _Tokens:
         """Words that leave room for each of the first `asked` questions and its answer."""
         least = None
-        for _ in range(TRIES):  # some words are long; a text of few tokens holds the others
-            words = self._draw_words(rng)
-            head = tokenizer.encode(words.head)
+        for _ in range(TRIES):  # some words are long, others fit
+            words, sentences, questions = self._draw_words(rng)
+            head = tokenizer.encode(words)
             if self.name != "bam":
                 head = np.concatenate([[tokenizer.bos_id], head])
-            pairs = [(_encode(question, tokenizer), tokenizer.encode(answer)) for question, answer in words.asked]
-            statements = [_encode(statement, tokenizer) for statement in words.statements]
+            pairs = [(_encode(question, tokenizer), tokenizer.encode(answer)) for question, answer in questions]
+            statements = [_encode(sentence, tokenizer) for sentence in sentences]
             behind = (len(q) + (0 if self.name == "bam" else len(answer)) for q, answer in pairs[:asked])
             taken = sum(map(len, [head, *statements])) + max(behind)
             least = taken if least is None else min(least, taken)
             if taken <= length:
                 return _Tokens(head, statements, pairs, length - taken)
-        raise ValueError(
-            f"length {length} is too short for template {self.name!r} with facts={self.facts}, "
-            f"distractors={self.distractors}: its words take {least} tokens"
-        )
+        condition = f"template {self.name!r} with facts={self.facts}, distractors={self.distractors}"
+        raise ValueError(f"length {length} is too short for {condition}: its words take {least} tokens")
 
     def _lay_hay(
         self, count: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
@@ -332,21 +320,21 @@ class Template:
         ends = haystack.places(hay, tokenizer)
         return hay, int(ends[np.abs(ends - depth * count).argmin()]), ends
 
-    def _draw_words(self, rng: np.random.Generator) -> _Words:
+    def _draw_words(self, rng: np.random.Generator) -> tuple[str, list[Sentence], list[tuple[Sentence, str]]]:
+        """(what comes first, statements, (question, answer) of the first of them)."""
         if self.grammar is not None:
             facts = draw_facts(rng, self.grammar, self.facts, value=self.values, alike=True)
             asides = [pick(rng, self.grammar.asides) for _ in range(self.distractors)]
             others = [fill_aside(aside, rng) for aside in asides]
-            return _Words(
-                [*(fact.statement for fact in facts), *others], [((fact.question,), fact.value) for fact in facts]
-            )
+            statements = [*(fact.statement for fact in facts), *others]
+            return "", statements, [((fact.question,), fact.value) for fact in facts]
         others = [
             (f" The {pick(rng, OTHER_THINGS)} number is", " " + draw_digits(rng), ". Note it.")
             for _ in range(self.distractors)
         ]
         if self.name == "own":
             key = " " + draw_digits(rng)
-            return _Words([(" The pass key is", key, ". Remember it."), *others], [((" " + QUESTION,), key)])
+            return "", [(" The pass key is", key, ". Remember it."), *others], [((" " + QUESTION,), key)]
         between = "" if self.name == "bam" else "\n"
         digits = 5 + self.given
         least, beyond = (1, 50001) if self.name == "mohtashami" and not self.given else (10 ** (digits - 1), 10**digits)
@@ -355,7 +343,7 @@ class Template:
         said = f"{lead}The pass key is {key}. Remember it. {key} is the pass key.{between}"
         shown = f" {key[: self.given]}" if self.given else ""
         answer = key[self.given :] if self.given else f" {key}"
-        return _Words([(said,), *others], [((lead + QUESTION, shown), answer)], head=TASK + between)
+        return TASK + between, [(said,), *others], [((lead + QUESTION, shown), answer)]
 
 
 def _encode(sentence: Sentence, tokenizer: Tokenizer) -> np.ndarray:

@@ -29,11 +29,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
 from modalities.files import data_folder, fetch_command, matching_files, near_file, opened
+from zoo.errors import require
 from zoo.inputs import parse_json
 from zoo.naming import did_you_mean, nearest
 
@@ -153,8 +153,10 @@ class HFSource(Source):
         extra: dict[str, Any] = {name: value for name, value in self.options.items() if name in _HUB_OPTIONS}
         if files := extra.get("data_files"):
             extra["data_files"] = [str(path) for path in matching_files(files)] or files
-        load = _import_datasets(f"source {self.spec!r}").load_dataset
-        return load(self.name, self.config, split=self.split, streaming=True, **extra)
+        require("datasets", f"source {self.spec!r}", "data")
+        from datasets import load_dataset
+
+        return load_dataset(self.name, self.config, split=self.split, streaming=True, **extra)
 
     def document(self, row: dict[str, Any], number: int) -> Document:
         return _row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
@@ -278,22 +280,17 @@ def _jsonl_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, Any]
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    datasets, number = _import_datasets(f"file {str(path)!r}"), 0
+    require("datasets", f"file {str(path)!r}", "data")
+    from datasets import load_dataset
+
+    number = 0
     try:
-        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
         for number, row in enumerate(rows, 1):
             yield number, row
     except Exception as error:  # of arrow, of datasets, or Python's own: whatever a damaged file leads to
         message = " ".join(str(error).split())[:200]
         raise ValueError(f"{path}, after row {number}: damaged Parquet ({message})") from error
-
-
-def _import_datasets(what: str) -> ModuleType:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ImportError(f"{what} needs the package `datasets`: pip install datasets") from error
-    return datasets
 
 
 def _row_document(row: Any, default_id: str, where: str, options: dict[str, str]) -> Document:

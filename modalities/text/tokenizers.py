@@ -27,6 +27,7 @@ import numpy as np
 
 from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, open_tokenizer, read_backend, start_id
 from modalities.files import data_folder, fetch_command, near_file
+from zoo.errors import require
 from zoo.naming import did_you_mean, nearest
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -193,7 +194,9 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
         raise FileNotFoundError(
             f"tokenizer {spec!r}: no {wanted} in {folder}; to fetch them, {fetch_command('text gpt2')}"
         )
-    tokenizers = _import_tokenizers(spec)
+    require("tokenizers", f"tokenizer {spec!r}", "text")
+    import tokenizers
+
     try:
         backend = tokenizers.ByteLevelBPETokenizer(str(folder / vocabulary), str(folder / merges))._tokenizer
     except Exception as error:  # as in `read_backend`
@@ -208,7 +211,10 @@ def _load_json(spec: str, path: Path, split_digits: bool = False, **special: str
     if not path.is_file():
         hint = near_file(path, lambda name: name.endswith(".json"))
         raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}; {hint}".rstrip("; "))
-    backend = read_backend(spec, path, _import_tokenizers(spec))
+    require("tokenizers", f"tokenizer {spec!r}", "text")
+    import tokenizers
+
+    backend = read_backend(spec, path, tokenizers)
     backend.no_padding()
     backend.no_truncation()
     bos = _special_id(backend, spec, "bos", special.get("bos"), _BOS_NAMES)
@@ -243,14 +249,6 @@ def _finish(backend: Any, name: str, bos: int, eos: int, pad: int, split_digits:
     if [piece.strip() for piece in pieces if any(c.isdigit() for c in piece)] != [c for c in sample if c.isdigit()]:
         raise ValueError(f"tokenizer {tokenizer.name!r}: digits cannot be split: {sample!r} gives {pieces}")
     return tokenizer
-
-
-def _import_tokenizers(spec: str) -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError(f"tokenizer {spec!r} needs the package `tokenizers`: pip install tokenizers") from error
-    return tokenizers
 
 
 def _as_ints(ids: Iterable[int], vocab_size: int) -> list[int]:

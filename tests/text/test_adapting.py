@@ -33,8 +33,7 @@ def test_a_rope_model_is_a_llama(options: dict[str, object]) -> None:
     ("name", "options", "what"),
     [
         ("text_ggd_tiny", {}, "position='ggd'"),
-        ("text_rope_ssmax_tiny", {}, "ssmax"),
-        ("text_rope_tiny", {"style": "gpt2"}, "style='gpt2'"),
+        ("text_rope_ssmax_tiny", {"style": "gpt2"}, "style='gpt2', ssmax"),
         ("text_rope_tiny", {"position_options": {"scaling": "linear", "factor": 2.0}}, "position_options="),
     ],
 )
@@ -63,20 +62,8 @@ def test_rows_are_packed_documents(tmp_path: Path) -> None:
 
 def test_the_command_adapts_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "adapted"
-    words = [
-        ROPE,
-        "--position",
-        "ggd_goat",
-        "--drop-rope",
-        "--train",
-        "priors",
-        "--context",
-        "48",
-        "--batch",
-        "2",
-        "--out",
-        str(out),
-    ]
+    words = [ROPE, "--position", "ggd_goat", "--drop-rope", "--train", "priors", "--out", str(out)]
+    words += ["--context", "48", "--batch", "2"]
     assert adapt.main([*words, "--dry-run"]) == 0
     assert "instead of its own" in capsys.readouterr().out and not out.exists()
     assert adapt.main([*words, "--steps", "3"]) == 0

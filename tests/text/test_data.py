@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import modalities.text.corpus as corpora
-from modalities.loading import IndexedLoader, RowBatches
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
 from modalities.text.data import PackedDataset, build_loader, open_heldout
@@ -39,10 +38,6 @@ def write_jsonl(path, rows):
 
 def take(iterable, count):
     return list(itertools.islice(iterable, count))
-
-
-def loader_of(dataset, micro_batch, **share):
-    return IndexedLoader(RowBatches(dataset), micro_batch, **share)
 
 
 # ---- the shipped excerpt and the split ----
@@ -239,12 +234,8 @@ def test_wrong_values_are_refused():
         PackedDataset(corpus("x"), 8, type("T", (), {"name": "gpt2"})())
     with pytest.raises(IndexError, match=r"sample 1\b"):
         PackedDataset(corpus("x"), 8, BYTES, epochs=1)[1]
-    with pytest.raises(ValueError, match="micro_batch 0"):
-        loader_of(PackedDataset(corpus("x"), 8, BYTES), 0)
     with pytest.raises(ValueError, match=r"context 60\b.*'bytes' needs at least \d{2,3}$"):
         PackedDataset(corpus("x"), 60, BYTES, mix=RowMix(facts=0.1))
-    with pytest.raises(ValueError, match=r"rank 2\b"):
-        loader_of(PackedDataset(corpus("x"), 8, BYTES), 1, rank=2, world=2)
     for name, value in WRONG.items():
         with pytest.raises(ValueError, match=rf"{name}.{value}"):
             TextDataConfig(**{name: value})
@@ -254,46 +245,7 @@ def test_wrong_values_are_refused():
         tokenize_corpus(open_source(), BYTES, split="valid")
 
 
-# ---- loaders: shards, workers, resume ----
-
-
-def packed(micro_batch=2, rank=0, world=1, workers=0, seed=0, context=16):
-    data = PackedDataset(corpus(*random_texts(60)), context, BYTES, seed=seed)
-    return loader_of(data, micro_batch, rank=rank, world=world, num_workers=workers)
-
-
-def global_samples(world, micro_batch, workers=0, steps=12):
-    """The rows of all ranks, step by step, in the order of their global numbers."""
-    loaders = [packed(micro_batch, rank, world, workers) for rank in range(world)]
-    batches = [[b["tokens"] for b in take(loader, steps)] for loader in loaders]
-    return torch.cat([torch.stack(step, dim=1).flatten(0, 1) for step in zip(*batches, strict=True)])
-
-
-def test_the_global_order_does_not_depend_on_ranks_batches_or_workers():
-    one = global_samples(world=1, micro_batch=4)
-    assert torch.equal(one, global_samples(world=2, micro_batch=2))
-    assert torch.equal(one, global_samples(world=4, micro_batch=1))
-    assert torch.equal(one, global_samples(world=1, micro_batch=2, steps=24))
-    assert torch.equal(one, global_samples(world=2, micro_batch=2, workers=2))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resume_is_exact(workers):
-    loader = packed(workers=workers)
-    take(loader, 7)  # workers have fetched ahead; the state counts what was handed out
-    state = json.loads(json.dumps(loader.state_dict()))
-    assert state["next_sample"] == 14
-    whole = [b["tokens"] for b in take(packed(), 12)]
-    fresh = packed(workers=workers)
-    fresh.load_state_dict(state)
-    resumed = [b["tokens"] for b in take(fresh, 5)]
-    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(whole[7:], resumed, strict=True))
-    # and on two ranks
-    ranks = [packed(1, rank, 2) for rank in range(2)]
-    for rank in ranks:
-        rank.load_state_dict(state)
-    both = torch.cat([next(iter(rank))["tokens"] for rank in ranks])
-    assert torch.equal(both, whole[7])
+# ---- loaders ----
 
 
 def test_a_state_of_other_rows_is_refused():

@@ -25,11 +25,8 @@ NAME = "text_ggd_ssmax_tiny.facts"
 QUESTIONS = [
     {"text": "The people of the United", "choices": [" States", " Nations", " a"], "answer": 0},
     {"text": "Congress shall ", "choices": ["act now", "wait"], "answer": 1},
-    {
-        "text": "It is é. " * 20 + "It",
-        "choices": [" is é.", " was"],
-        "answer": 0,
-    },  # longer than the model was trained at
+    # Longer than the model was trained at.
+    {"text": "It is é. " * 20 + "It", "choices": [" is é.", " was"], "answer": 0},
 ]
 TASKS = {
     "choice": """
@@ -123,8 +120,7 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
         prompt = [256, *encode(question["text"]).tolist()]
         [ids] = model.generate([prompt], max_new_tokens=12, stop=["e"], tokenizer=load_tokenizer("bytes"))
         assert written["resps"] == [[load_tokenizer("bytes").decode(ids)]]
-        ids = [256, *encode(question["text"]).tolist()]
-        nats.append(direct(model, ids, len(ids) - 1)[0])
+        nats.append(direct(model, prompt, len(prompt) - 1)[0])
         assert rolling["resps"][0][0] == pytest.approx(nats[-1], abs=1e-4)
     assert found["results"]["choice"]["acc,none"] == sum(right) / len(right)
     size = sum(len(question["text"].encode()) for question in QUESTIONS)
@@ -134,9 +130,8 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
 def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
     harness, encode = PriorzooLM(by_bytes, batch_size=2, max_length=20), load_tokenizer("bytes").encode
     pairs = [("The people of the United", " States"), ("The", " people")]
-    for pair, (log_prob, _) in zip(
-        pairs, harness.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True), strict=True
-    ):
+    scores = harness.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
+    for pair, (log_prob, _) in zip(pairs, scores, strict=True):
         ids = [256, *encode("".join(pair)).tolist()]
         assert log_prob == pytest.approx(direct(model, ids[-21:], len(pair[1]))[0], abs=1e-4)
     [text] = harness.generate_until(asked("generate_until", (pairs[0][0], {"max_gen_toks": 8})), disable_tqdm=True)
@@ -156,7 +151,6 @@ def test_what_is_not_served_is_named(tmp_path) -> None:
         ({"batch_size": "auto"}, "batch_size=auto"),
         ({"dtype": "bfloat"}, "did you mean 'bfloat16'"),
         ({"pretrained": "text_ggd_ssmax_tiny"}, NAME),
-        ({"pretrained": "text_ggd_ssmax_tinny.facts"}, "text_ggd_ssmax_tiny"),
         ({"pretrained": "runs/none"}, "no folder 'runs/none'"),
         ({"pretrained": str(tmp_path)}, "a model of dna"),
     ):

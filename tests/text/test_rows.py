@@ -38,10 +38,6 @@ def plain_row(tokenizer, length, seed=0, text_tokens=None, sentences=SENTENCES):
     return {"tokens": tokens, "segments": segments}
 
 
-def text_of(row, tokenizer):
-    return tokenizer.decode(row["tokens"])  # BOS and PAD left out
-
-
 def runs_of(row, weight):
     """(first token, token ids) of every stretch of tokens that count `weight`."""
     found, at = [], (row["weights"] == weight).int().tolist()
@@ -82,32 +78,22 @@ def test_a_row_of_facts_keeps_form_and_length(tokenizer):
 
 @both_tokenizers
 def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tokenizer, drawn):
-    asked, stated, in_order = [], [], 0
-    for seed in range(60):
+    counts = []
+    for seed in range(40):
         row = facts_row(plain_row(tokenizer, 256, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
-        text = text_of(row, tokenizer)
-        present = [fact for fact in drawn if "".join(fact.statement) in text]
-        assert present == drawn[: len(present)]  # as many as fit
+        text = tokenizer.decode(row["tokens"])
+        stated = [fact for fact in drawn if "".join(fact.statement) in text]
+        assert stated == drawn[: len(stated)]  # as many as fit
         first, answers = runs_of(row, 0.0), runs_of(row, WEIGHT)
-        values = [tokenizer.encode(fact.value).tolist() for fact in present]
-        assert all(value in [ids for _, ids in first] for value in values)
-        assert len(first) - len(present) in (0, 1)  # the number of an aside
+        assert len(first) - len(stated) in (0, 1)  # the number of an aside
         for at, ids in answers:
             before = tokenizer.decode(row["tokens"][:at])
-            (fact,) = [
-                f for f, value in zip(present, values, strict=True) if value == ids and before.endswith(f.question)
-            ]
+            (fact,) = [f for f in stated if f.value == tokenizer.decode(ids) and before.endswith(f.question)]
             assert tokenizer.decode(row["tokens"][at : at + len(ids) + 1]) == f"{fact.value}."
-            assert any(n < at and ids == stated_ids for n, stated_ids in first)
-            assert before.count("".join(fact.statement)) == 1
-        order = [values.index(ids) for _, ids in answers]
-        in_order += len(order) > 1 and order == sorted(order)
-        assert len({before for before, _ in answers}) == len(answers) <= len(present)
-        asked.append(len(answers))
-        stated.append(len(present))
-    assert in_order < sum(count > 1 for count in asked) / 2
-    assert set(stated) >= {1, 2, 3, 4} and min(stated) >= 1 and min(asked) >= 1
-    assert 4 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 20  # mostly all of them, now and then some
+            assert before.count("".join(fact.statement)) == 1 and ids in [value for _, value in first]
+        counts.append((len(stated), len(answers)))
+    assert {stated for stated, _ in counts} >= {1, 2, 3, 4}
+    assert 2 < sum(0 < answers < stated for stated, answers in counts) < 15  # mostly all of them are asked for
 
 
 def test_wordings_have_words_of_the_text_but_none_that_is_held_out(drawn):
@@ -122,43 +108,22 @@ def test_wordings_have_words_of_the_text_but_none_that_is_held_out(drawn):
 # ---- copies ----
 
 
-def copies_in(ids, stretch, text):
-    """How often `stretch` comes again in `ids`, between stretches of `text` in its order; None where they are not that."""
-    at = copies = 0
-    done = len(stretch)
-    while at < len(ids):
-        part = ids[at : at + len(stretch)]
-        if part == stretch[: len(part)] and (len(part) > 2 or ids[at] != text[done]):
-            at, copies = at + len(part), copies + 1
-        elif ids[at] == text[done]:
-            at, done = at + 1, done + 1
-        else:
-            return None
-    return copies
-
-
 @both_tokenizers
 def test_a_stretch_comes_again_and_again(tokenizer):
+    """The row's first tokens, as they are, or in random order, which then count where they come again."""
     shuffled = 0
-    for seed in range(60):
+    for seed in range(40):
         plain = plain_row(tokenizer, 256, seed, sentences="abcdefghijklmnopqrstuvwxyz")
         text = [n for n in plain["tokens"].tolist() if n != tokenizer.bos_id]
         row = copies_row(plain, np.random.default_rng(seed), tokenizer)
-        ids = row["tokens"].tolist()
-        assert row.keys() == {"tokens", "segments", "weights"} and len(ids) == 257
-        assert ids[0] == tokenizer.bos_id and (row["segments"] == 0).all()
-        first = runs_of(row, 0.0)
-        if first:  # in random order: it counts where it comes again
-            shuffled += 1
-            ((at, stretch),) = first
-            assert at == 1 and sorted(stretch) == sorted(text[: len(stretch)]) and stretch != text[: len(stretch)]
-            stretches = [stretch]
-        else:
-            stretches = [text[:n] for n in range(8, 65) if ids[1 : 1 + n] == text[:n]]
-        found = [(len(s), copies_in(ids[1 + len(s) :], s, text)) for s in stretches]
-        assert any(8 <= n <= 64 and copies is not None and copies >= 2 for n, copies in found)
-        assert (row["weights"] == 1).sum() == 257 - sum(len(stretch) for _, stretch in first)
-    assert 18 < shuffled < 42
+        ids, first = row["tokens"].tolist(), runs_of(row, 0.0)
+        assert len(ids) == 257 and ids[0] == tokenizer.bos_id and (row["segments"] == 0).all()
+        stretch = first[0][1] if first else text[:8]
+        assert sorted(stretch) == sorted(text[: len(stretch)]) and ids[1 : 1 + len(stretch)] == stretch
+        copies = sum(ids[n : n + len(stretch)] == stretch for n in range(2, 257))
+        assert 8 <= len(stretch) <= 64 and copies >= 1
+        shuffled += len(first)
+    assert 10 < shuffled < 30
 
 
 # ---- the mix ----
@@ -175,7 +140,5 @@ def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
         kind = "plain" if row is plain else "facts" if (row["weights"] == WEIGHT).any() else "copies"
         counts[kind] += 1
     assert 65 < counts["facts"] < 115 and 40 < counts["copies"] < 80, counts
-    first, other = (RowMix(facts=1.0)(plain, [seed, 2, 1], tokenizer) for seed in (0, 1))
-    assert not torch.equal(first["tokens"], other["tokens"])
     assert RowMix()(plain, [0], tokenizer) is plain
     assert (RowMix(copies=1.0)(plain, [0], tokenizer)["weights"] <= 1).all()

@@ -42,12 +42,9 @@ from zoo.positions import check_runs
 __all__ = ["PriorzooCache", "PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
 
 # Names of `transformers` → of a `DecoderConfig`.
-NAMES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "dim",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-}
+NAMES = dict(
+    vocab_size="vocab_size", hidden_size="dim", num_hidden_layers="num_layers", num_attention_heads="num_heads"
+)
 REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
 
 

@@ -129,11 +129,7 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
 def embed(model: Decoder, tokens: Tensor, *, pool: str | None = None, size: int | None = None) -> Tensor:
     """(C,) float32 features after the last norm, of tokens (1, T) whose first is the start.
 
-    Args:
-        pool: "mean" over the tokens without the start (None), or the "last" token, which alone has seen all of them.
-
-    Raises:
-        ValueError: for another pool, a size, or no token but the start.
+    pool: "mean" over the tokens without the start (None), or the "last" token. ValueError for another pool, a size, or no token.
     """
     if pool not in (None, *POOLS):
         raise ValueError(f"pool {pool!r}: {nearest(pool, POOLS)}")

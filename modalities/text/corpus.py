@@ -35,8 +35,7 @@ _CUTS = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\n)(?=[^\W\d_])")  # before 
 class TokenCorpus:
     """tokens (N,) uint16/uint32 without BOS; document d is tokens[offsets[d]:offsets[d+1]]; ids[d] names it.
 
-    num_bytes: UTF-8 bytes of all its text (bits per byte = nats per token · N / num_bytes / ln 2).
-    fingerprint: hash of the tokens, the document bounds and the tokenizer. Equal fingerprints give equal samples.
+    num_bytes: UTF-8 bytes of all its text.  fingerprint: hash of the tokens, the document bounds and the tokenizer.
     """
 
     tokens: np.ndarray

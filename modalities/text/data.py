@@ -6,6 +6,9 @@ counts where its segment equals its input's and is not −1; −1 marks padding.
 
 from __future__ import annotations
 
+import copy
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -13,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from modalities.heldout import Heldout, fingerprint_of
-from modalities.loading import IndexedLoader, RowBatches, StreamLoader
+from modalities.loading import IndexedLoader, RowBatches, StreamLoader, collate
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, tokenize_corpus
 from modalities.text.rows import RowMix
@@ -28,8 +31,9 @@ __all__ = ["DEFAULT_SOURCE", "EncodedDocument", "PackedDataset", "build_loader",
 DEFAULT_SOURCE = "sotu-excerpt"
 MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
 MOST_CHARACTERS = 1 << 28  # of them together
+BLOCK = 256  # windows of a stream that are shuffled together
 # First word of every random key after the seed, so that no two uses share a stream.
-_DOCUMENTS, _WINDOWS, _MIX = 0, 1, 2
+_DOCUMENTS, _WINDOWS, _MIX, _BLOCK, _STREAM_MIX = range(5)
 
 
 class PackedDataset(Dataset):
@@ -155,8 +159,6 @@ def build_loader(
     tokenizer = tokenizer or load_tokenizer(config.tokenizer)
     share: dict[str, Any] = {"rank": rank, "world": world, "num_workers": config.num_workers}
     if split == "train" and config.source.startswith("hf:"):
-        from modalities.text.streaming import TextStream  # with `datasets`
-
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
@@ -201,3 +203,115 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
     )
     parts = [part for d in documents for part in (len(d.tokens).to_bytes(8, "little"), np.ascontiguousarray(d.tokens))]
     return Heldout(spec, fingerprint_of([tokenizer.fingerprint.encode(), *map(bytes, parts)]), documents)
+
+
+class _Shard:
+    """The endless samples of one shard of a Hugging Face dataset, and the state that leads back to any of them.
+
+    A shard is packed into one line of [BOS] + tokens, cut at stride L, and served in blocks of `BLOCK` windows, each in random
+    order. The state is the place of a block's first document in the dataset: a block can be read again, where the content of a
+    shuffle buffer would be lost. Order and state depend on the number of ranks and workers.
+    """
+
+    def __init__(self, source: HFSource, config: TextDataConfig, tokenizer: Tokenizer, shard: int, shards: int) -> None:
+        from datasets.distributed import split_dataset_by_node
+
+        self.source, self.config, self.tokenizer, self.shard = source, config, tokenizer, shard
+        self.dataset = split_dataset_by_node(source.load(), rank=shard, world_size=shards)
+        self.epoch, self.row = 0, 0
+
+    def samples(self, state: dict[str, Any] | None) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, Any]]]:
+        """Pairs (row, state after it), from the start or from a state on."""
+        length = self.config.context
+        skip, block, done = (state["skip"], state["block"], state["done"]) if state else (0, 0, 0)
+        # Documents not used up, each with the position of the dataset before it; of the first `skip` tokens are used up.
+        line: deque[tuple[dict[str, Any], np.ndarray]] = deque()
+        held = -skip
+        documents = self._documents(state["dataset"] if state else None)
+        while True:
+            while held < BLOCK * length + 1:
+                line.append(next(documents))
+                held += len(line[-1][1])
+            tokens = np.concatenate([tokens for _, tokens in line])[skip:]
+            starts = np.cumsum([0, *(len(tokens) for _, tokens in line)]) - skip
+            order = np.random.default_rng([self.config.seed, _BLOCK, self.shard, block]).permutation(BLOCK)
+            for number in range(done, BLOCK):
+                done = number + 1
+                after = {"dataset": line[0][0], "skip": skip, "block": block, "done": done}
+                yield self._row(tokens, starts, int(order[number]) * length, block * BLOCK + number), after
+            # Windows overlap by one token, so one token less than they hold is used up.
+            skip += BLOCK * length
+            while len(line[0][1]) <= skip:
+                skip -= len(line.popleft()[1])
+            held = sum(len(tokens) for _, tokens in line) - skip
+            block, done = block + 1, 0
+
+    def _row(self, tokens: np.ndarray, starts: np.ndarray, at: int, index: int) -> dict[str, torch.Tensor]:
+        config = self.config
+        where = np.arange(at, at + config.context + 1)
+        document = np.searchsorted(starts, where, side="right")
+        segments = np.unique(document, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        row = {"tokens": torch.from_numpy(tokens[where]), "segments": torch.from_numpy(segments)}
+        return config.row_mix(row, [config.seed, _STREAM_MIX, self.shard, index], self.tokenizer)
+
+    def _documents(self, position: dict[str, Any] | None) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+        """(position in front of the document, [BOS] + its tokens), epoch after epoch."""
+        if position is not None:
+            self.epoch, self.row = position["epoch"], position["row"]
+        while True:
+            self.dataset.set_epoch(self.epoch)
+            before = {"epoch": self.epoch, "row": self.row, "hf": None}
+            if position is not None and position["hf"] is not None:
+                self.dataset.load_state_dict(copy.deepcopy(position["hf"]))
+                before["hf"] = position["hf"]
+            any_documents = position is not None
+            for row in self.dataset:
+                document = self.source.document(row, self.row)
+                self.row += 1
+                if document.text.strip() and document_split(document) == "train":
+                    any_documents = True
+                    yield before, np.concatenate([[self.tokenizer.bos_id], self.tokenizer.encode(document.text)])
+                before = {"epoch": self.epoch, "row": self.row, "hf": self.dataset.state_dict()}
+            if not any_documents:
+                place = f"source {self.source.spec!r}: shard {self.shard}"
+                raise ValueError(f"{place} has no training document; use fewer ranks or workers")
+            self.epoch, self.row, position = self.epoch + 1, 0, None
+
+
+def _hide_worker() -> None:
+    """Make torch forget that this is a worker process: `datasets` would split our shards a second time and drop rows."""
+    if get_worker_info() is not None:
+        torch.utils.data._utils.worker._worker_info = None
+        if get_worker_info() is not None:
+            raise RuntimeError("this torch keeps its worker info elsewhere: stream with num_workers=0")
+
+
+class TextStream:
+    """Packed micro-batches of a streamed source, for a `StreamLoader`."""
+
+    report = ""
+
+    def __init__(self, config: TextDataConfig, tokenizer: Tokenizer, micro_batch: int) -> None:
+        source = open_source(config.source)
+        if not isinstance(source, HFSource):
+            raise ValueError(f"source {config.source!r} is not a stream; those are written 'hf:NAME[:CONFIG][:SPLIT]'")
+        config.row_mix.check(config.context, tokenizer)
+        self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
+
+    def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, list[Any], Any]]:
+        _hide_worker()
+        samples = _Shard(self.source, self.config, self.tokenizer, slot, slots).samples(state)
+        while True:
+            rows, states = zip(*islice(samples, self.micro_batch), strict=True)
+            yield collate(list(rows)), [], states[-1]
+
+    def identity(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "kind": "streaming",
+            "source": config.source,
+            "tokenizer": self.tokenizer.fingerprint,
+            "seed": config.seed,
+            "context": config.context,
+            "mix": config.row_mix.identity(),
+        }

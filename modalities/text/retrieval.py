@@ -34,7 +34,9 @@ from modalities.text.prompts import TEMPLATES, Haystack, Template, default_hayst
 from modalities.text.tokenizers import load_tokenizer
 from zoo.slices import slices
 
-__all__ = ["HaystackEvaluator", "Retrieval", "RetrievalSettings", "TextEvaluator"]
+FILLERS = "own, grass, text (held-out documents) or file:PATH"
+
+__all__ = ["FILLERS", "HaystackEvaluator", "Retrieval", "RetrievalSettings", "TextEvaluator"]
 
 
 class TextEvaluator(Evaluator[S, Decoder]):
@@ -87,9 +89,7 @@ class RetrievalSettings(LengthSettings):
     """What is hidden in what; see `modalities.text.prompts`."""
 
     template: str | None = option(None, f"{', '.join(TEMPLATES)}; default: own")
-    filler: str | None = option(
-        None, "own, grass, text (held-out documents) or file:PATH; default: what belongs to the template"
-    )
+    filler: str | None = option(None, f"{FILLERS}; default: what belongs to the template")
     facts: tuple[int, ...] = option((1,), "facts in the text, as 1,2,5; one is asked for", parse=counts)
     distractors: tuple[int, ...] = option((0,), "sentences with another number, as 0,1,4", parse=counts)
     values: str = option("digits", f"{', '.join(VALUES)}: what the facts of a grammar's template say")

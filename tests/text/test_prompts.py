@@ -245,9 +245,8 @@ def test_too_short_a_length_names_what_is_needed(name, facts, others):
     assert len(prompt) + (0 if name == "bam" else len(answer)) == least
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_templates_refuse_what_they_cannot_state():
+    for wrong, message in (
         ({"name": "heldot"}, "'heldot'.*'heldout'"),
         ({"facts": 2}, "'own'.*facts=2"),
         ({"distractors": -1}, "distractors.*-1"),
@@ -255,11 +254,9 @@ def test_too_short_a_length_names_what_is_needed(name, facts, others):
         ({"name": "heldout", "values": "leters"}, "'leters'.*'letters'"),
         ({"name": "heldout", "values": "word", "distractors": 1}, "distractors.*'word'"),
         ({"values": "word"}, "'own'.*values='word'"),
-    ],
-)
-def test_templates_refuse_what_they_cannot_state(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Template(**wrong)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Template(**wrong)
 
 
 def test_haystacks_that_cannot_be_opened(tmp_path):

@@ -17,7 +17,7 @@ from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, force_and_write
 from modalities.evaluation import Cell, CellValue, LengthSettings, Observed, Score, option, standard_error
 from modalities.text.prompts import Template
-from modalities.text.retrieval import HaystackEvaluator
+from modalities.text.retrieval import FILLERS, HaystackEvaluator
 from modalities.text.tokenizers import load_tokenizer
 from zoo.attention import skipping
 from zoo.decoding import Cache
@@ -30,7 +30,7 @@ class FarSettings(LengthSettings):
     """`samples` counts texts of each length. By default shorter texts are more, up to 16: together as long as the longest."""
 
     template: str = option("heldout", "words of the facts: heldout, train or invented")
-    filler: str = option("text", "own, grass, text (held-out documents) or file:PATH")
+    filler: str = option("text", FILLERS)
     depths: int = option(5, "facts of a text, at even depths from its start to its end, each asked for")
     exact: int = option(0, "texts up to this length are read again with no key left out: column `difference`")
 

@@ -129,7 +129,7 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
 def embed(model: Decoder, tokens: Tensor, *, pool: str | None = None, size: int | None = None) -> Tensor:
     """(C,) float32 features after the last norm, of tokens (1, T) whose first is the start.
 
-    pool: "mean" over the tokens without the start (None), or the "last" token. ValueError for another pool, a size, or no token.
+    pool: "mean" over the tokens without the start (None), or the "last" token. ValueError for another pool or no input.
     """
     if pool not in (None, *POOLS):
         raise ValueError(f"pool {pool!r}: {nearest(pool, POOLS)}")

@@ -67,7 +67,7 @@ class Document:
 
 
 def document_split(document: Document) -> str:
-    """ "train", "heldout" or "unused", as the source says; else by the hash of the stripped text, of which 5% are held out."""
+    """The split that the source says, else by a hash of the stripped text, which holds out 5%."""
     if document.split is not None:
         return document.split
     text = document.text.strip().encode("utf-8", "surrogatepass")

@@ -29,16 +29,6 @@ def test_greedy_is_the_argmax_of_the_full_forward(model) -> None:
         row.append(token)
 
 
-def test_a_prompt_read_in_parts_continues_alike(model, monkeypatch) -> None:
-    prompts = [list(range(3, 200)), list(range(60, 260)) * 2]  # the first is padded
-    whole = model.generate(prompts, max_new_tokens=6)
-    monkeypatch.setattr(generation, "PREFILL_TOKENS", 180)  # of two rows
-    reads, read = [], model.forward_features
-    monkeypatch.setattr(model, "forward_features", lambda ids, **kw: reads.append(ids.shape[1]) or read(ids, **kw))
-    assert model.generate(prompts, max_new_tokens=6) == whole
-    assert reads == [90] * 4 + [40] + [1] * 5
-
-
 def test_filters_keep_what_they_say() -> None:
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0]]).expand(4000, -1)
     generator = torch.Generator().manual_seed(0)

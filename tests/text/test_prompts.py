@@ -10,7 +10,7 @@ import pytest
 
 from modalities.text import prompts
 from modalities.text.data import open_heldout
-from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN
+from modalities.text.facts import GRAMMARS
 from modalities.text.prompts import PUBLISHED, TEMPLATES, Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 
@@ -195,16 +195,6 @@ def test_mohtashamis_prompt_to_the_letter(length, depth):
     assert lengths == {3, 4, 5}  # from 1 to 50,000 without a 0 in front
 
 
-@pytest.mark.parametrize(("name", "given"), [("mohtashami", 1), ("bam", 4)])
-def test_digits_given_away_stand_at_the_end_and_five_are_left(name, given):
-    tokenizer = TOKENIZERS["bpe-1k"]
-    for seed in range(5):
-        prompt, answer = draw(Template(name, given=given), 600, 0.5, seed, tokenizer, opened("grass", tokenizer))
-        text, rest = tokenizer.decode(prompt), tokenizer.decode(answer)
-        key = re.search(r"The pass key is ([1-9]\d+)\. Remember", text)[1]
-        assert len(key) == 5 + given and text.endswith(f"{ASK} {key[:given]}") and rest == key[given:]
-
-
 # ---- haystacks ----
 
 
@@ -222,13 +212,6 @@ def test_a_file_without_sentences_has_statements_at_their_depth(text, kind, tmp_
         before, after = tokenizer.decode(prompt).split(f" The pass key is{tokenizer.decode(answer)}. Remember it.")
         assert len(before) / len(before + after) == pytest.approx(depth, abs=0.12)
         assert "\ufffd" not in re.sub(r"^\ufffd+|\ufffd+(?= What is)", "", before + after)
-
-
-def test_values_are_those_of_the_templates_grammar():
-    tokenizer = TOKENIZERS["bytes"]
-    prompt, answer = draw(Template("heldout", 3, values="word"), 400, 0.5, 0, tokenizer, opened("own", tokenizer))
-    word = tokenizer.decode(answer)
-    assert word in tokenizer.decode(prompt) and word.strip() in {*HELDOUT.words} - {*TRAIN.words}
 
 
 # ---- errors ----

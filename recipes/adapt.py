@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,68 +28,82 @@ import typer
 from rich.console import Console
 
 import zoo
+from modalities.evaluation import option
 from modalities.text.adapting import adaptation_rows, open_adaptable, train_on
-from recipes.commands import CommandError, call
+from recipes.commands import CommandError, call, with_options
 from recipes.console import facts_table
 from zoo.adapters.layer import prior_parameters
 from zoo.cli import Import
 from zoo.outside import import_named
 
 
-def adapt_command(  # noqa: PLR0913 - options of a command
+@dataclass(frozen=True)
+class Adaptation:
+    """What is trained, on what, for how long."""
+
+    train: str = option("all", "all, priors, or patterns of parameters' names, comma-separated")
+    source: str = option("sotu-excerpt", "where texts come from, as in a text recipe")
+    facts_fraction: float = option(0.0, "share of rows that state facts and ask for them")
+    context: int | None = option(None, "tokens a row, 2 or more; default: the model's own")
+    steps: int = option(500, "of the optimiser")
+    batch: int = option(32, "rows a step")
+    lr: float = option(5e-4, "of the weights")
+    prior_lr_scale: float = option(20.0, "that of the priors, in such")
+    seed: int = option(0, "of the priors, the rows and their order")
+
+    def __post_init__(self) -> None:
+        for name, least in (("context", 2), ("steps", 1), ("batch", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise CommandError(f"--{name} {value}: expected at least {least}")
+
+
+def adapt_command(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="folder, hub name, or a RoPE text model of the zoo")],
     *,
     out: Annotated[Path, typer.Option(help="folder of the adapted model")],
     position: Annotated[str, typer.Option(help="a prior or a sum of priors; nope for none")] = "ggd_goat",
     keep_rope: Annotated[bool, typer.Option("--keep-rope/--drop-rope", help="the model's own positions")] = True,
     ssmax: Annotated[bool, typer.Option("--ssmax", help="scale logits by s·ln n")] = False,
-    train: Annotated[str, typer.Option(help="all, priors, or patterns of parameters' names, comma-separated")] = "all",
-    source: Annotated[str, typer.Option(help="where texts come from, as in a text recipe")] = "sotu-excerpt",
-    facts_fraction: Annotated[float, typer.Option(help="share of rows that state facts and ask for them")] = 0.0,
-    context: Annotated[int | None, typer.Option(min=2, help="tokens a row; default: the model's own")] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 500,
-    batch: Annotated[int, typer.Option(min=1, help="rows a step")] = 32,
-    lr: Annotated[float, typer.Option(help="of the weights")] = 5e-4,
-    prior_lr_scale: Annotated[float, typer.Option(help="that of the priors, in such")] = 20.0,
-    seed: int = 0,
     resume: Annotated[bool, typer.Option("--resume", help="from the last checkpoint in --out")] = False,
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be trained, and train nothing")] = False,
+    **options: Any,
 ) -> None:
+    run = Adaptation(**options)
     import_named(import_)
     if (out / "config.json").is_file():
         raise CommandError(f"{out} holds a model already; give another --out")
-    torch.manual_seed(seed)
+    torch.manual_seed(run.seed)
     model, tokenizer, spec = open_adaptable(name)
-    context = context or model.config.max_position_embeddings
-    patterns = train if train in ("all", "priors") else train.split(",")
+    context = run.context or model.config.max_position_embeddings
+    patterns = run.train if run.train in ("all", "priors") else run.train.split(",")
     zoo.adapt(model, position, keep_rope=keep_rope, ssmax=ssmax, train=patterns)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     priors = sum(p.numel() for p in prior_parameters(model).values())
-    facts: dict[str, str] = {
+    rows_read = f"{run.steps:,} steps of {run.batch} rows of {context:,} tokens of {run.source}"
+    facts = {
         "model": f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters",
         "position": f"{position}, {'beside' if keep_rope else 'instead of'} its own; {priors:,} parameters",
-        "trained": f"{trained:,} parameters, {steps:,} steps of {batch} rows of {context:,} tokens of {source}",
+        "trained": f"{trained:,} parameters, {rows_read}",
         "out": str(out),
     }
     console = Console(highlight=False, markup=False)
     console.print(facts_table(f"{name} adapted{' (dry run)' if dry_run else ''}", facts))
     if dry_run:
         return
-    rows = adaptation_rows(spec, source, context, count=steps * batch, seed=seed, facts_fraction=facts_fraction)
-    heldout = adaptation_rows(spec, source, context)
-    losses = train_on(
-        model, rows, heldout, out, batch=batch, lr=lr, prior_lr_scale=prior_lr_scale, seed=seed, resume=resume
-    )
+    count, seed = run.steps * run.batch, run.seed
+    rows = adaptation_rows(spec, run.source, context, count=count, seed=seed, facts_fraction=run.facts_fraction)
+    heldout = adaptation_rows(spec, run.source, context)
+    sizes = {"batch": run.batch, "lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
+    before, after = train_on(model, rows, heldout, out, **sizes, seed=seed, resume=resume)
     zoo.save_adapted(model, out)
     tokenizer.save_pretrained(out)
-    named = zip(("held-out loss before", "after"), (f"{loss:.4f} nats a token" for loss in losses), strict=True)
-    results: dict[str, Any] = dict(named) | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}
-    console.print(facts_table("done", results))
+    losses = {"held-out loss before": f"{before:.4f} nats a token", "after": f"{after:.4f} nats a token"}
+    console.print(facts_table("done", losses | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/adapt.py") -> int:
-    return call(adapt_command, argv, prog=prog)
+    return call(with_options(adapt_command, {"adapt": Adaptation}), argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def weights_hash(model: nn.Module) -> str:
 def outside_hash(model: nn.Module) -> str | None:
     """16 hex digits over what a model of transformers or timm computes by besides its weights: configurations, modules, and
     buffers that are not saved, such as RoPE's frequencies. None for other models, whose own configuration says all."""
-    modules = [] if isinstance(model, ZooModel) else list(model.modules())
+    modules: list[Any] = [] if isinstance(model, ZooModel) else list(model.modules())
     configs = [m.config.to_dict() for m in modules if hasattr(getattr(m, "config", None), "to_dict")]
     configs += [dict(m.pretrained_cfg) for m in modules if isinstance(getattr(m, "pretrained_cfg", None), dict)]
     if not configs:

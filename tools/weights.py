@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 from recipes.hub import published_card
 from recipes.registry import find_recipe
 from zoo.cli import call
-from zoo.files import replacing, write_json, write_text
-from zoo.pretrained import BUNDLED
+from zoo.files import replacing, write_text
+from zoo.pretrained import BUNDLED, write_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, BENCHMARKS = ROOT / "runs" / "weights", ROOT / "benchmarks"
@@ -112,7 +112,7 @@ def measure(name: Name, methods: Methods = "") -> None:
         if scores := scores_of(group, weights := group.weights.format(method)):
             entries[weights]["measured"] = scores
             write_card(group, weights, entries[weights])
-    write_json(WEIGHTS / "manifest.json", entries)
+    write_manifest(entries, WEIGHTS)
 
 
 @app.command()
@@ -129,7 +129,7 @@ def publish(name: Name, methods: Methods = "") -> None:
         weights = group.weights.format(method)
         entries[weights] = publish_run(group, weights, run)
         write_card(group, weights, entries[weights])
-    write_json(WEIGHTS / "manifest.json", entries)
+    write_manifest(entries, WEIGHTS)
     typer.echo(f"{len(entries)} models, {sum(entry['bytes'] for entry in entries.values()) / 1e6:.1f} MB")
 
 

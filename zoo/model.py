@@ -164,8 +164,15 @@ class ZooModel(nn.Module):
         return model
 
 
+STORABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes of floating-point weights in files
+
+
 def _check_shapes(expected: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() | stored.keys()):
         ours, theirs = (tuple(tensors[name].shape) if name in tensors else None for tensors in (expected, stored))
         if ours != theirs:
             raise RuntimeError(f"{name!r} has shape {theirs}, expected {ours} (None: it is not there)")
+        kind, other = stored[name].dtype, expected[name].dtype
+        if kind != other and not (kind in STORABLE and other.is_floating_point):
+            served = "float16, bfloat16, float32 or float64" if other.is_floating_point else str(other)
+            raise RuntimeError(f"{name!r} has dtype {kind}, expected {served}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from zoo.download import download
 from zoo.errors import require
-from zoo.files import file_sha256, replacing_path
+from zoo.files import file_sha256, replacing_path, write_json, write_text
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
@@ -24,6 +24,7 @@ __all__ = [
     "manifest",
     "resolve_tag",
     "verified_file",
+    "write_manifest",
 ]
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -38,8 +39,18 @@ def manifest(folder: Path | None = None) -> dict[str, dict[str, Any]]:
 
 @cache
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    path = folder / "manifest.json"
-    return read_object(path) if path.exists() else {}
+    path, digest = folder / "manifest.json", folder / "manifest.sha256"
+    if not path.exists():
+        return {}
+    if digest.exists() and file_sha256(path) != digest.read_text().strip():
+        raise ValueError(f"{path} is damaged: its SHA-256 is not that in {digest.name}; install the package again")
+    return read_object(path)
+
+
+def write_manifest(entries: Mapping[str, Any], folder: Path = WEIGHTS) -> None:
+    """Write manifest.json, and manifest.sha256 that verifies it."""
+    write_json(folder / "manifest.json", entries)
+    write_text(folder / "manifest.sha256", file_sha256(folder / "manifest.json") + "\n")
 
 
 def list_weights(folder: Path | None = None) -> list[str]:

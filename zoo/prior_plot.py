@@ -284,9 +284,12 @@ def draw_prior_matrices(model: ZooModel, title: str, path: Path, *, length: int,
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a matplotlib figure as PNG, whole or not at all, and close it."""
+    """Write a matplotlib figure as PNG, whole or not at all, and close it. Names with $ in them are no formulas."""
     from matplotlib import pyplot
+    from matplotlib.text import Text
 
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     with replacing(path, "wb") as file:
         figure.savefig(file, dpi=130, format="png")
     pyplot.close(figure)

@@ -262,9 +262,10 @@ def load_model(folder: str | os.PathLike[str]) -> ZooModel:
 
 
 def saved_modality(folder: str | os.PathLike[str]) -> str | None:
-    """The modality that a folder's config.json names; None where it names none."""
+    """The modality that a folder's config.json names; None where there is none, or it names none. ValueError for a damaged
+    one."""
     try:
         modality = read_object(Path(folder) / "config.json").get("modality")
-    except (OSError, ValueError):
+    except OSError:
         return None
     return modality if isinstance(modality, str) else None

@@ -16,7 +16,7 @@ from zoo import Positions, create_model, create_prior
 from zoo.__main__ import app
 from zoo.cli import call
 from zoo.methods import create_grid_position
-from zoo.prior_plot import centre_log_prior, key_and_distance_parts, layer_priors, log_prior_curve
+from zoo.prior_plot import centre_log_prior, draw_priors, key_and_distance_parts, layer_priors, log_prior_curve
 
 
 def invoke(*arguments):
@@ -236,3 +236,9 @@ def test_a_prior_taken_apart_adds_up(position: str) -> None:
         made = of_key[:, : i + 1] + of_distance[:, : i + 1].flip(-1)
         gap = made - whole[:, i, : i + 1]
         torch.testing.assert_close(gap, gap[:, :1].expand_as(gap), atol=1e-5, rtol=0)
+
+
+def test_names_in_figures_are_no_formulas(tmp_path):
+    path = tmp_path / "x.png"
+    draw_priors(create_model("text_ggd_tiny", num_layers=1), r"run $x_{$ a$\frac{$b", path, length=8)
+    assert path.stat().st_size

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from zoo import create_model, list_models, pretrained
+from zoo import create_model, list_models, load_model, pretrained
+from zoo.files import file_sha256
+from zoo.pretrained import write_manifest
 
 SHIPPED = list_models(pretrained=True)
 NAME = "text_ggd_ssmax_tiny.facts"
@@ -66,3 +69,39 @@ def test_damaged_and_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / file).write_bytes(content)
     with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
         pretrained.verified_file(NAME, tmp_path)
+
+
+def test_a_damaged_manifest_is_an_error(tmp_path):
+    write_manifest({"a": {"file": "a.safetensors"}}, tmp_path)
+    assert list(pretrained.manifest(tmp_path)) == ["a"]
+    (tmp_path / "other").mkdir()
+    text = (tmp_path / "manifest.json").read_text().replace("a.safe", "b.safe")
+    (tmp_path / "other/manifest.json").write_text(text)
+    (tmp_path / "other/manifest.sha256").write_bytes((tmp_path / "manifest.sha256").read_bytes())
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        pretrained.manifest(tmp_path / "other")
+    shipped = pretrained.WEIGHTS
+    assert file_sha256(shipped / "manifest.json") == (shipped / "manifest.sha256").read_text().strip()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float8_e4m3fn])
+def test_weights_of_another_dtype_are_refused(tmp_path, dtype):
+    model = create_model("text_ggd_tiny", num_layers=1)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"norm.weight": tensors["norm.weight"].to(dtype)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"'norm.weight' has dtype .* expected float16, bfloat16, float32 or float64"):
+        load_model(tmp_path)
+
+
+def test_a_damaged_configuration_says_what_is_wrong(tmp_path):
+    create_model("text_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
+    for content, reason in (
+        (b'{"a": "\xff"}', "decode"),
+        (b'{"a": ' + b"[" * 100_000, "nested too deep"),
+        (b"{", "not JSON"),
+    ):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(ValueError, match=reason):
+            load_model(tmp_path)

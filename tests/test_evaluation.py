@@ -222,7 +222,7 @@ def test_models_that_have_not_converged():
 @pytest.mark.parametrize(("spread", "group", "bands"), [(0.1, "g", 2), (math.nan, "", 0)])
 def test_bands_and_their_legend(spread, group, bands, tmp_path):
     rows = [{"length": length, "x": 2.0, "x_standard_error": spread} for length in (16, 32)]
-    results = [ModelResult(f"goat-{n}", 16, rows, method="goat", group=group) for n in (0, 1)]
+    results = [ModelResult(f"$x_{{$ {n}", 16, rows, method="goat", group=group) for n in (0, 1)]  # names are no TeX
     results = mean_of_seeds([*results, ModelResult("rope", 16, rows, method="rope")], "length")
     figure, axes = panels(1, 1, width=6, height=3)
     curves(axes[0], results, Score("x"))

@@ -289,7 +289,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_parse_math(False)
+        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():  # which ticks of logarithmic axes have
+            text.set_parse_math(False)
     with replacing(path, "wb") as file:
         figure.savefig(file, dpi=130, format="png")
     pyplot.close(figure)

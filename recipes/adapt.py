@@ -94,8 +94,8 @@ def adapt_command(
     count, seed = run.steps * run.batch, run.seed
     rows = adaptation_rows(spec, run.source, context, count=count, seed=seed, facts_fraction=run.facts_fraction)
     heldout = adaptation_rows(spec, run.source, context)
-    sizes = {"batch": run.batch, "lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
-    before, after = train_on(model, rows, heldout, out, **sizes, seed=seed, resume=resume)
+    rates = {"lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
+    before, after = train_on(model, rows, heldout, out, batch=run.batch, **rates, seed=seed, resume=resume)
     zoo.save_adapted(model, out)
     tokenizer.save_pretrained(out)
     losses = {"held-out loss before": f"{before:.4f} nats a token", "after": f"{after:.4f} nats a token"}

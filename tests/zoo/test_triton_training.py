@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,8 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.device import DEVICE, some
 from tests.zoo.priors_table import make
+from tests.zoo.test_attention import Case
+from tests.zoo.test_triton_forward import call_of
 from zoo import Positions
 from zoo.attention import prior_attention, triton
+from zoo.attention.base import AttentionCall
+from zoo.priors.base import PriorTerms
 from zoo.registry import create_model
 
 pytest.importorskip("triton")
@@ -43,56 +48,39 @@ def tokens(length: int, rows: int = 2) -> Tensor:
     return torch.randint(0, 200, (rows, length), generator=torch.Generator().manual_seed(length)).to(DEVICE)
 
 
-def operands(
-    *, table=False, parametric=False, lanes=0, dtype=torch.float32, grad=True, biased=False, apart=False
-) -> tuple:
-    """Arguments of the operator: grouped heads whose keys and values are views, documents and a shared row scale."""
-    torch.manual_seed(0)
-    heads, groups, length, columns = 2, 1, 14, 27
-
-    def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(*shape, dtype=dtype, device=DEVICE)
-
-    width = 8 if apart else 8 + lanes
-    q = leaf(2, heads, length, width, dtype=dtype)
-    k, v = (leaf(2, length, groups, columns, dtype=dtype).transpose(1, 2) for columns in (width, 8))
-    q_lanes, k_lanes = (leaf(1, count, length, lanes) for count in (heads, 1)) if apart else (None, None)
-    ids = (torch.arange(length, device=DEVICE) // 9).int().expand(2, -1).contiguous()
-    params, jacobian = (leaf(2, heads), leaf(1, heads, columns)) if parametric else (None, None)
-    bias = leaf(2, 1, length, length, dtype=dtype) if biased else None
-    tensors = [q, k, v, leaf(heads, columns) if table else None, leaf(1, heads, length), ids, bias, params, jacobian]
-    tensors += [None, q_lanes, k_lanes]
-    for tensor in tensors:
-        if grad and tensor is not None and tensor.is_floating_point():
-            tensor.requires_grad_()
-    if parametric:
-        tensors[3].requires_grad_(False)
-        jacobian.requires_grad_(False)
-    return (*tensors, True, 0, length - 1, [], lanes, 0.3, 0, table)
+def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
+    """What the kernel hands to its operator for a call; what may have a gradient wants one."""
+    recorded = []
+    with monkeypatch.context() as patch:
+        patch.setattr(op, "fused_attention", lambda *args: recorded.append(args) or call.q)
+        triton.TRITON.run(call)
+    [inputs] = recorded
+    trained = {0, 1, 2, 4, 6, 7, 10, 11} | ({3} if inputs[7] is None else set())  # a parametric table has none
+    return tuple(
+        x.detach().requires_grad_(n in trained) if isinstance(x, Tensor) and x.is_floating_point() else x
+        for n, x in enumerate(inputs)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [
-        dict(table=True, lanes=3, apart=True),
-        dict(table=True, parametric=True, dtype=torch.bfloat16),
-        dict(biased=True),
-    ],
-    ids=["table-lanes-apart", "parametric-bfloat16", "bias"],
-)
-def test_operators_keep_the_rules_of_torch(case: dict) -> None:
+@pytest.mark.parametrize("kind", ["lanes", "parametric", "bias"])
+def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(op.attention_op, operands(**case), test_utils=tests)
-    given = operands(**case, grad=False)
-    out, *saved, q, k = op.attention_op(*given)
-    folded = (q, k) if case.get("apart") else given[:2]
+    call = call_of(Case(14, 14, 1, documents=(9, 4), scale="shared"), "both" if kind == "lanes" else "none")
+    if kind == "parametric":
+        terms = make("ggd", num_heads=2).to(DEVICE).float()(Positions.line(14), Positions.line(14), causal=True)
+        call = replace(call, q=call.q.bfloat16(), k=call.k.bfloat16(), v=call.v.bfloat16(), terms=terms)
+    if kind == "bias":
+        call = replace(call, terms=PriorTerms(bias=torch.randn(2, 1, 14, 14, device=DEVICE)))
+    tests, inputs = ("test_schema", "test_autograd_registration", "test_faketensor"), arguments(call, monkeypatch)
+    torch.library.opcheck(op.attention_op, inputs, test_utils=tests)
+    plain = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
+    out, *saved, q, k = op.attention_op(*plain)
+    folded = (q, k) if kind == "lanes" else plain[:2]
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
-    needs = (case.get("table", False) and not case.get("parametric", False), case.get("biased", False))
-    backward = (sums, *folded, *given[2:9], out, *saved, *given[12:19], *needs)
+    backward = (sums, *folded, *plain[2:9], out, *saved, *plain[12:19], kind == "lanes", kind == "bias")
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
-    few = (folded[0][:, :, -2:], folded[1], *given[2:4], None, None, True, 0, 25, [], case.get("lanes", 0), 0.3)
+    few = (folded[0][:, :, -2:], folded[1], *plain[2:4], None, None, True, 0, plain[14] + 12, [], *plain[16:18])
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
 
 

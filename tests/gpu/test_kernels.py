@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from tests.device import DEVICE, some
+from tests.zoo.test_attention import Case, build, evaluate
 from zoo import Positions
-from zoo.attention import prior_attention, skipping
+from zoo.attention import skipping
 from zoo.attention.selfcheck import BOUNDS, CANCELLING, relative_error
 from zoo.priors import Alibi, Ggd
-from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
 pytest.importorskip("triton")
 from zoo.attention.triton import TRITON, common, table_grad
@@ -34,171 +34,97 @@ LENGTH, GRID, TILE = (1031, (31, 32, 3), 64) if CUDA else (40, (5, 7, 2), 16)
 FORMATS = [(16, torch.float32)]
 if CUDA:
     FORMATS = [(64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (64, torch.float32)]
-BATCH, HEADS = 2, 4
 
 
 @dataclass(frozen=True)
-class Case:
-    """One call; what is not set is absent.
+class Setup:
+    """A call, what is realised of its prior, and what is not a case of the oracle.
 
-    `table`: "random", "decay" or "hidden" (some are −∞), over distances or displacements of the grid; `prior`: "ggd", "ggd mu"
-    (θμ trained too) or "ramp" (ALiBi's lanes); `bias`: batch rows and heads; `narrow`: columns by which content is narrower
-    than values; `skip`: skip tiles of negligible weight; `queries`: the last, as a share of the keys (0: one); `packed`: heads
-    side by side in memory; `gradients`: else forward alone, which a kernel for few queries serves.
+    `table`: "decay" or "hidden" (some are −∞) over distances or displacements; `prior`: "ggd", "ggd mu" (θμ trained too) or
+    "ramp" (ALiBi's lanes); `skip`: skip tiles of negligible weight; `gradients`: else forward alone, by the decoding kernel.
     """
 
+    case: Case
+    realised: str = "table"
+    lanes: int = 5
     table: str = ""
     prior: str = ""
-    grid: bool = False
     bias: tuple[int, int] | None = None
-    lanes: int = 0
-    narrow: int = 0
-    scale: bool = False
     skip: bool = False
-    documents: bool = False
-    window: bool = False
-    causal: bool = True
-    groups: int = HEADS
-    queries: float = 1.0
-    packed: bool = False
     gradients: bool = True
 
 
-EVERYTHING = Case("random", lanes=5, scale=True, documents=True, window=True, groups=2, queries=0.6, skip=True)
+def line(queries: int = LENGTH, **options: Any) -> Case:
+    return Case(queries, LENGTH, **options)
+
+
+ON_GRID = dict(queries=GRID[0] * GRID[1] + GRID[2], keys=GRID[0] * GRID[1] + GRID[2], causal=False, grid=GRID)
+CUTS = (LENGTH // 5, LENGTH // 2)
+EVERYTHING = dict(groups=2, documents=CUTS, window=LENGTH // 3, scale="shared")
 CASES = {
-    "bare": Case(),
-    "lanes": Case(lanes=16),
-    "lanes-inside": Case(lanes=9, narrow=9),
-    "table": Case("random"),
-    "parametric": Case(prior="ggd"),
-    "parametric-scale-skip": Case(prior="ggd", skip=True, scale=True),
-    "parametric-mu": Case(prior="ggd mu"),
-    "table-skip": Case("decay", skip=True),
-    "scale": Case("random", scale=True),
-    "scale-bare": Case(scale=True),
-    "documents": Case("random", documents=True),
-    "documents-lanes-skip": Case(lanes=5, documents=True, skip=True),
-    "both-ways": Case("random", causal=False),
-    "window-both-ways": Case("random", causal=False, window=True),
-    "grouped": Case("random", groups=2),
-    "grouped-parametric-scale": Case(prior="ggd", groups=1, scale=True),
-    "offset-parametric": Case(prior="ggd", queries=0.3),
-    "grid": Case("random", grid=True, causal=False),
-    "grid-scale": Case("random", grid=True, causal=False, scale=True),
-    "grid-skip": Case("decay", grid=True, causal=False, skip=True),
-    "everything": EVERYTHING,
-    "packed-qkv": Case("random", packed=True),
-    "bias": Case(bias=(1, 1), causal=False),
-    "bias-everything": replace(EVERYTHING, bias=(2, 4), window=False, skip=False),
-    "plus-infinity-hidden": Case("hidden"),
-    "ramp": Case(prior="ramp"),
-    "decode": Case("random", queries=0, gradients=False),
-    "decode-ramp": Case(prior="ramp", queries=0, groups=2, gradients=False),
-    "decode-everything": replace(EVERYTHING, queries=0.15 if not CUDA else 0.007, gradients=False),
+    "bare": Setup(line(), "none"),
+    "lanes": Setup(line(), "lanes", lanes=16),
+    "table": Setup(line()),
+    "parametric": Setup(line(), "none", prior="ggd"),
+    "parametric-scale-skip": Setup(line(scale="shared"), "none", prior="ggd", skip=True),
+    "parametric-mu": Setup(line(), "none", prior="ggd mu"),
+    "table-skip": Setup(line(), table="decay", skip=True),
+    "scale-bare": Setup(line(scale="batch"), "none"),
+    "documents": Setup(line(documents=CUTS)),
+    "documents-lanes-skip": Setup(line(documents=CUTS), "lanes", skip=True),
+    "window-both-ways": Setup(line(causal=False, window=LENGTH // 6)),
+    "grouped": Setup(line(groups=2)),
+    "grouped-parametric-scale": Setup(line(groups=1, scale="shared"), "none", prior="ggd"),
+    "offset-parametric": Setup(line(LENGTH // 3), "none", prior="ggd"),
+    "grid": Setup(Case(**ON_GRID)),
+    "grid-scale": Setup(Case(**ON_GRID, scale="shared")),
+    "grid-skip": Setup(Case(**ON_GRID), table="decay", skip=True),
+    "everything": Setup(line(LENGTH * 2 // 3, **EVERYTHING), "both", skip=True),
+    "bias": Setup(line(causal=False), "none", bias=(1, 1)),
+    "bias-everything": Setup(line(LENGTH * 2 // 3, **EVERYTHING), "both", bias=(2, 4)),
+    "plus-infinity-hidden": Setup(line(), table="hidden"),
+    "ramp": Setup(line(), "none", prior="ramp"),
+    "decode": Setup(line(1), gradients=False),
+    "decode-ramp": Setup(line(1, groups=2), "none", prior="ramp", gradients=False),
+    "decode-everything": Setup(line(7, **EVERYTHING), "both", gradients=False),
 }
 QUICK = ["bare", "lanes", "table", "parametric-scale-skip", "documents", "grouped", "grid", "bias", "ramp", "decode"]
 
 
-@dataclass(frozen=True)
-class Call:
-    """The tensors of a case; `leaves` get a gradient: q, k, v, parts of terms, the row scale, and parameters of `prior`."""
-
-    case: Case
-    leaves: dict[str, Tensor]
-    prior: Prior | None
-    positions: tuple[Positions, Positions]
-    segments: Tensor | None
-
-    def wide(self) -> Call:
-        """The same in float64."""
-        leaves = {name: x.detach().double().requires_grad_() for name, x in self.leaves.items()}
-        prior = None if self.prior is None else copy.deepcopy(self.prior).double()
-        if prior is not None:
-            leaves |= {name: parameter for name, parameter in prior.named_parameters() if name in leaves}
-        return replace(self, leaves=leaves, prior=prior)
-
-    def terms(self) -> PriorTerms:
-        leaves, (queries, keys) = self.leaves, self.positions
-        if self.prior is not None:
-            return self.prior(queries, keys, causal=self.case.causal, x=leaves["q"][:, 0])
-        table = None
-        if "table" in leaves and self.case.grid:
-            table = RelativeTable.grid(leaves["table"], queries)
-        elif "table" in leaves:
-            table = RelativeTable.line(leaves["table"], queries, keys, center=queries.length - 1)
-        return PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"), table=table, bias=leaves.get("bias"))
-
-    def attend(self, kernel: str, direction: Tensor | None = None) -> dict[str, Tensor]:
-        """The output and, with gradients, those of the leaves along a direction of the output (None: draw it)."""
-        case, leaves = self.case, self.leaves
-        window = LENGTH // 4 if case.window else None
-        options: dict[str, Any] = dict(causal=case.causal, segments=self.segments, window=window, kernel=kernel)
-        out = prior_attention(
-            leaves["q"], leaves["k"], leaves["v"], self.terms(), query_scale=leaves.get("query_scale"), **options
-        )
-        results = {"out": out.detach()}
-        if direction is not None and out.requires_grad:
-            grads = torch.autograd.grad(out, list(leaves.values()), direction.to(out.dtype))
-            results |= dict(zip(leaves, grads, strict=True))
-        return results
-
-
-def build(case: Case, width: int, dtype: torch.dtype) -> Call:
-    """Draw the tensors of a case with heads of `width`."""
-    torch.manual_seed(0)
-    if case.grid:
-        q_pos = k_pos = Positions.grid(*GRID[:2], num_prefix=GRID[2])
-    else:
-        k_pos = Positions.line(LENGTH)
-        q_pos = k_pos.tail(max(1, int(case.queries * LENGTH)))
-    queries, keys, content = q_pos.length, k_pos.length, width - case.narrow
-
-    def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_()
-
-    def heads(count: int, length: int, width: int) -> Tensor:
-        if case.packed:
-            return leaf(BATCH, length, count, width, dtype=dtype).detach().transpose(1, 2).requires_grad_()
-        return leaf(BATCH, count, length, width, dtype=dtype)
-
-    groups = case.groups
-    leaves = {"q": heads(HEADS, queries, content), "k": heads(groups, keys, content), "v": heads(groups, keys, width)}
-    if case.lanes:  # rounded as the kernel rounds them
-        for name, shape in (("q_lanes", (1, HEADS, queries, case.lanes)), ("k_lanes", (1, 1, keys, case.lanes))):
-            leaves[name] = (0.3 * torch.randn(shape, device=DEVICE)).to(dtype).float().requires_grad_()
-    prior: Prior | None = Alibi(HEADS) if case.prior == "ramp" else None
-    if case.prior.startswith("ggd"):
-        prior = Ggd(HEADS, init="alibi", train_mu=case.prior == "ggd mu").to(DEVICE).float()
+def tensors_of(setup: Setup, width: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any], Any]:
+    """Leaves on the device as a kernel gets them, options, and the prior, if there is one, whose parameters are leaves."""
+    leaves, options = build(setup.case, setup.realised, width=width, lanes=setup.lanes)
+    queries, keys = setup.case.queries, setup.case.keys
+    if setup.bias is not None:
+        leaves["bias"] = torch.randn(*setup.bias, queries, keys)
+    distance = (torch.arange(queries + keys - 1) - (queries - 1)).float()
+    if setup.case.grid:
+        y, x = (torch.arange(1 - n, n).float() for n in GRID[:2])
+        distance = torch.hypot(y[:, None], x).flatten()
+    if setup.table == "decay":
+        leaves["table"] = -torch.tensor([2.0, 0.5, 0.1, 0.01])[:, None] * distance.abs()
+    if setup.table == "hidden":
+        hidden = (distance > min(70, keys // 3)) & (distance % 3 == 0)
+        leaves["table"] = leaves["table"].detach().masked_fill(hidden, -math.inf)
+    rounded = {name: x.detach().to(dtype).to(dtype if name in "qkv" else torch.float32) for name, x in leaves.items()}
+    low = {name: x.to(DEVICE).requires_grad_() for name, x in rounded.items()}
+    prior: Any = Alibi(4).to(DEVICE) if setup.prior == "ramp" else None
+    if setup.prior.startswith("ggd"):
+        prior = Ggd(4, init="alibi", train_mu=setup.prior == "ggd mu").to(DEVICE).float()
         with torch.no_grad():
             prior.theta_beta.add_(0.1 * torch.randn_like(prior.theta_beta))
-            prior.theta_alpha.add_(float(case.skip))
-        leaves |= {name: parameter for name, parameter in prior.named_parameters() if parameter.requires_grad}
-    if case.table:
-        leaves["table"] = table_of(case, queries, keys).requires_grad_()
-    if case.scale:
-        leaves["query_scale"] = (0.5 + torch.rand(HEADS, queries, device=DEVICE)).requires_grad_()
-    if case.bias is not None:
-        leaves["bias"] = leaf(*case.bias, queries, keys)
-    segments = None
-    if case.documents:  # three, not at the same places
-        cut = torch.tensor([[keys // 5], [keys // 2]], device=DEVICE)
-        index = torch.arange(keys, device=DEVICE)[None]
-        segments = (index >= cut).long() + (index >= cut + keys // 4).long()
-    return Call(case, leaves, prior, (q_pos, k_pos), segments)
+            prior.theta_alpha.add_(float(setup.skip))
+        low |= {name: parameter for name, parameter in prior.named_parameters() if parameter.requires_grad}
+    options = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in options.items()}
+    return low, options, prior
 
 
-def table_of(case: Case, queries: int, keys: int) -> Tensor:
-    """(H, N) over distances or displacements."""
-    distance = (torch.arange(queries + keys - 1, device=DEVICE) - (queries - 1)).float()
-    if case.grid:
-        y, x = (torch.arange(1 - n, n, device=DEVICE).float() for n in GRID[:2])
-        distance = torch.hypot(y[:, None], x).flatten()
-    if case.table == "decay":
-        return -torch.tensor([2.0, 0.5, 0.1, 0.01], device=DEVICE)[:, None] * distance.abs()
-    table = torch.randn(HEADS, len(distance), device=DEVICE)
-    if case.table == "hidden":
-        table[:, (distance > min(70, keys // 3)) & (distance % 3 == 0)] = -math.inf
-    return table
+def run(setup: Setup, leaves: dict[str, Tensor], options: dict[str, Any], prior: Any, kernel: str) -> dict[str, Tensor]:
+    terms = None
+    if prior is not None:
+        k_pos = Positions.line(setup.case.keys)
+        terms = prior(k_pos.tail(setup.case.queries), k_pos, causal=setup.case.causal, x=leaves["q"][:, 0])
+    return evaluate(leaves, options, kernel, setup.case.grid, terms)
 
 
 def worst_tile(value: Tensor, exact: Tensor, tokens: int) -> float:
@@ -239,18 +165,21 @@ def test_a_case_is_as_exact_as_rounding_allows(
     if not CUDA:
         monkeypatch.setattr(common, "TILE", TILE)
         monkeypatch.setattr(table_grad, "PROGRAMS", 16)  # idle programs cost the interpreter time
-    case = CASES[name]
-    with nan_filled(), torch.set_grad_enabled(case.gradients), skipping(case.skip):
-        call = build(case, width, dtype)
-        direction = torch.randn(BATCH, HEADS, call.positions[0].length, width, device=DEVICE).to(dtype)
-        exact = call.wide().attend("reference", direction)
-        results, *again = (call.attend("triton", direction) for _ in range(2 if CUDA else 1))
+    setup = CASES[name]
+    with nan_filled(), torch.set_grad_enabled(setup.gradients), skipping(setup.skip):
+        leaves, options, prior = tensors_of(setup, width, dtype)
+        wide = {key: x.detach().double().requires_grad_() for key, x in leaves.items()}
+        wide_prior = None if prior is None else copy.deepcopy(prior).double()
+        if wide_prior is not None:
+            wide |= {key: parameter for key, parameter in wide_prior.named_parameters() if key in wide}
+        exact = run(setup, wide, options, wide_prior, "reference")
+        results, *again = (run(setup, leaves, options, prior, "triton") for _ in range(2 if CUDA else 1))
     for key, value in results.items():
         bound = BOUNDS[dtype] * (1.0 if key in ("out", "q", "k", "v") else CANCELLING)
         assert relative_error(value, exact[key]) <= bound, key
         if key in ("out", "q", "k", "v"):  # a tile is not averaged with others
             assert worst_tile(value, exact[key], 1 if key == "out" else TILE) <= BOUNDS[dtype] * CANCELLING, key
-        assert all(torch.equal(run[key], value) for run in again), key
+        assert all(torch.equal(other[key], value) for other in again), key
 
 
 @pytest.mark.parametrize("dtype", [torch.float32] if not CUDA else [torch.bfloat16, torch.float16, torch.float32])

@@ -135,18 +135,21 @@ def evaluate(
     options: dict[str, object],
     kernel: str | Kernel,
     grid: tuple[int, int, int] | None = None,
+    terms: PriorTerms | None = None,
 ) -> dict[str, Tensor]:
-    """The output and the gradient of every leaf, for one fixed direction of the output."""
+    """The output and, with gradients, that of every leaf for one fixed direction; terms: others than those of the leaves."""
     out = prior_attention(
         leaves["q"],
         leaves["k"],
         leaves["v"],
-        terms_of(leaves, grid),
+        terms_of(leaves, grid) if terms is None else terms,
         query_scale=leaves.get("query_scale"),
         kernel=kernel,
         **options,
     )
-    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(out)
+    if not out.requires_grad:
+        return {"out": out}
+    weight = torch.sin(torch.arange(out.numel()) * 0.7).view(out.shape).bfloat16().to(out)  # exact in every dtype
     grads = torch.autograd.grad((out * weight).sum(), list(leaves.values()), **UNUSED)
     return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
 

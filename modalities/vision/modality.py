@@ -50,7 +50,7 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
     return model
 
 
-def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(model: Callable[..., Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
 
     Of a map the mean is over the patches, each asked for the pixel in its middle. Of "…+map" the loss is the class token's +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -80,7 +81,7 @@ class OutsideClassifier(nn.Module):
         return self._transform(height, width)(image)
 
     @lru_cache(maxsize=16)  # noqa: B019  a model lives as long as its measurement
-    def _transform(self, height: int, width: int) -> Any:
+    def _transform(self, height: int, width: int) -> Callable[[Image.Image], Tensor]:
         names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
         return create_transform((3, height, width), **{name: self.data[name] for name in names})
 

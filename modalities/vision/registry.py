@@ -21,12 +21,12 @@ DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "p
 # timm's names of entries of the configuration, and what it calls that models of any size have.
 RENAMED = {"embed_dim": "dim", "depth": "num_layers", "mlp_ratio": "hidden_dim", "dynamic_img_pad": "pad"}
 ALWAYS = {"dynamic_img_size": True, "strict_img_size": False}
-default_cfgs: dict[str, Any] = {}  # timm looks for this name
+default_cfgs: dict[str, object] = {}  # timm looks for this name
 
 
 def _register_with_timm() -> None:
     """Register the architectures that are listed now with timm."""
-    cfgs: dict[str, Any] = {}
+    cfgs: dict[str, dict[str, object]] = {}
     for name in FAMILY.names():
         cfgs |= _timm_cfgs(name, VisionConfig(**model_entry(name).config))
     cfgs[ANY] = timm_cfg(VisionConfig())
@@ -35,7 +35,7 @@ def _register_with_timm() -> None:
         register_model(_entry_point(name))
 
 
-def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, Any]]:
+def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, object]]:
     """timm's description of an architecture, and of each set of weights that ships for it."""
     cfg, by_weights = timm_cfg(config) | {"license": "apache-2.0"}, {}
     for full, entry in weights.manifest().items():

@@ -116,7 +116,7 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         self._warm: set[tuple[int, Shape]] = set()  # shapes that each model, by its id, has read
         self.fitting, self.enlarges = self.settings.fitting, self.settings.mode != "native"
 
-    def identity(self, model: VisionTransformer) -> dict[str, Any]:
+    def identity(self, model: VisionTransformer) -> dict[str, object]:
         settings = self.settings
         # "scales" were those of a tuning that is gone; it stays for the cells that are stored.
         return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": self.fitting, "scales": []}

@@ -116,6 +116,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
     default_source: ClassVar[str] = "scenes"
+    asked: ClassVar[tuple[str, ...]] = ("top1",)  # the scores whose sums tallies begin with
     main: ClassVar[str] = "top1"  # rows have it by reading, `<main>` of native and `<reading>_<main>`
 
     def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
@@ -132,7 +133,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def heldout(self) -> Heldout[HeldoutImages]:
         return open_heldout(self.source, objects=True)
 
-    def identity(self, model: VisionTransformer) -> dict[str, Any]:
+    def identity(self, model: VisionTransformer) -> dict[str, object]:
         """The sizes too: multi_scale reads them all."""
         return {"pictures": self.heldout.fingerprint, "shapes": [list(shape) for shape in self.shapes(model)]}
 
@@ -148,13 +149,9 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
         """The tally to be expected of an answer given without looking."""
 
-    @abstractmethod
     def scores_of(self, total: np.ndarray) -> dict[str, float]:
-        """Scores from the sum of tallies."""
-
-    @abstractmethod
-    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
-        """(score, total, weight) of a tally as a part of its group's score, for paired comparisons."""
+        """Scores from the sum of tallies, of which the last number counts pictures."""
+        return {name: float(part / total[-1]) for name, part in zip(self.asked, total, strict=False)}
 
     def resampled(self, answer: Tensor, shape: Shape, patch: int) -> Tensor:
         """An answer of another size as one of a canvas of `shape`; an answer about the whole picture is one of any size."""
@@ -322,7 +319,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
         for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
-            yield Observed(cell["size"], group, *self.observation(tally))
+            yield Observed(cell["size"], group, self.main, tally[0], tally[-1])
 
 
 def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -361,12 +358,6 @@ class Find(SceneEvaluator):
     def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
         return [1 / classes, 1.0]
 
-    def scores_of(self, total: np.ndarray) -> dict[str, float]:
-        return {"top1": float(total[0] / total[1])}
-
-    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
-        return "top1", tally[0], tally[1]
-
 
 class Count(SceneEvaluator):
     """Top-1 of the count, and its mean absolute error. Tiles are counted one by one, their likeliest counts added up.
@@ -376,7 +367,7 @@ class Count(SceneEvaluator):
 
     name = "count"
     summary = f"how many marked objects, {BESIDE}"
-    target, default_source = "count", "scenes-count"
+    target, default_source, asked = "count", "scenes-count", ("top1", "error")
     scores = scene_scores(
         Score("top1", "top-1 of the count", unit_interval=True), Score("error", "mean absolute error")
     )
@@ -410,12 +401,6 @@ class Count(SceneEvaluator):
             with contextlib.suppress(BadImage):  # counted as skipped when it is measured
                 largest = max(largest, int(images.read_objects(index)[1].marked.sum()))
         return largest
-
-    def scores_of(self, total: np.ndarray) -> dict[str, float]:
-        return {"top1": float(total[0] / total[2]), "error": float(total[1] / total[2])}
-
-    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
-        return "top1", tally[0], tally[2]
 
 
 class Map(SceneEvaluator):
@@ -471,12 +456,11 @@ class Map(SceneEvaluator):
         }
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
-        """The mean IoU too: groups of pictures, pooled class by class."""
-        for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
+        """The mean IoU, pooled class by class over groups of pictures, and `objects`."""
+        pairs = list(zip(cell["groups"], cell["tallies"]["native"], strict=True))
+        for group, tally in pairs:
             right, union = np.split(np.array(tally[:-2]), 2)
             for k in np.flatnonzero(union):
                 yield Observed(cell["size"], group, "miou", float(right[k]), float(union[k]), pooled=str(k))
-        yield from super().observed(name, cell)
-
-    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
-        return "objects", tally[-2], tally[-1]
+        for group, tally in pairs:
+            yield Observed(cell["size"], group, "objects", tally[-2], tally[-1])

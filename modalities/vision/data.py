@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from PIL import Image
@@ -35,6 +35,14 @@ EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
 KEPT_BYTES = 512 * 2**20  # of decoded held-out images
 
 
+@overload
+def build_loader(
+    config: VisionDataConfig, *, split: Literal["heldout"], rank: int = 0, world: int = 1, micro_batch: int
+) -> IndexedLoader: ...
+@overload
+def build_loader(
+    config: VisionDataConfig, *, split: str = "train", rank: int = 0, world: int = 1, micro_batch: int
+) -> IndexedLoader | StreamLoader: ...
 def build_loader(
     config: VisionDataConfig, *, split: str = "train", rank: int = 0, world: int = 1, micro_batch: int
 ) -> IndexedLoader | StreamLoader:

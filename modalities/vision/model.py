@@ -220,7 +220,7 @@ class VisionTransformer(ZooModel):
     def _terms(self, x: Tensor, positions: Positions) -> list[LayerTerms]:
         return layer_terms([cast(VisionBlock, layer).attention for layer in self.layers], positions, x)
 
-    def _run(self, layer: nn.Module, x: Tensor, positions: Positions, **options: object) -> Tensor:
+    def _run(self, layer: nn.Module, x: Tensor, positions: Positions, **options: Any) -> Tensor:
         if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
             return checkpoint(layer, x, positions, use_reentrant=False, **options)
         return layer(x, positions, **options)
@@ -352,7 +352,7 @@ class VisionTransformer(ZooModel):
         return take
 
 
-def timm_cfg(config: VisionConfig) -> dict[str, object]:
+def timm_cfg(config: VisionConfig) -> dict[str, Any]:
     """timm's description of a model's images, classes and layers."""
     return {
         "input_size": (config.in_chans, *config.train_size),

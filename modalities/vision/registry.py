@@ -26,7 +26,7 @@ default_cfgs: dict[str, object] = {}  # timm looks for this name
 
 def _register_with_timm() -> None:
     """Register the architectures that are listed now with timm."""
-    cfgs: dict[str, dict[str, object]] = {}
+    cfgs: dict[str, Any] = {}
     for name in FAMILY.names():
         cfgs |= _timm_cfgs(name, VisionConfig(**model_entry(name).config))
     cfgs[ANY] = timm_cfg(VisionConfig())
@@ -35,7 +35,7 @@ def _register_with_timm() -> None:
         register_model(_entry_point(name))
 
 
-def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, object]]:
+def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, Any]:
     """timm's description of an architecture, and of each set of weights that ships for it."""
     cfg, by_weights = timm_cfg(config) | {"license": "apache-2.0"}, {}
     for full, entry in weights.manifest().items():

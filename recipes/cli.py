@@ -48,8 +48,8 @@ app.registered_commands += zoo_app.registered_commands
 
 def _command(name: str, module: str) -> Callable[[list[str]], int]:
     def called(words: list[str] = typer.Argument([])) -> int:
-        found = import_module(module)
-        return getattr(found, "run", found.main)(words, prog=f"priorzoo {name}")  # `run`: main as a whole process
+        commands = import_module(module)
+        return getattr(commands, "run", commands.main)(words, prog=f"priorzoo {name}")  # `run`: main as a whole process
 
     return called
 

@@ -14,8 +14,6 @@ import typer
 
 from zoo.cli import call as call_app
 
-__all__ = ["CommandError", "ConfigError", "call", "option_name", "with_options"]
-
 
 class ConfigError(ValueError):
     """A recipe, an override or a DeepSpeed file that cannot be run as written."""
@@ -54,14 +52,14 @@ def with_options(function: Callable[..., Any], settings: Mapping[str, type]) -> 
         names = "" if len(owners) == len(settings) else f"{', '.join(owners)}: "
         options[field.name] = _parameter(field, names, typing.get_type_hints(next(iter(owners.values())))[field.name])
 
-    def called(**given: Any) -> Any:
-        return function(**{k: v for k, v in given.items() if k not in options or v is not None})
+    def command(**values: Any) -> Any:
+        return function(**{k: v for k, v in values.items() if k not in options or v is not None})
 
     fixed = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    called.__signature__ = inspect.Signature([*fixed, *options.values()])  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in [*fixed, *options.values()]}
-    called.__doc__, called.__module__, called.__name__ = function.__doc__, function.__module__, function.__name__
-    return called
+    command.__signature__ = inspect.Signature([*fixed, *options.values()])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in [*fixed, *options.values()]}
+    command.__doc__, command.__module__, command.__name__ = function.__doc__, function.__module__, function.__name__
+    return command
 
 
 def _fields(settings: Mapping[str, type]) -> dict[dataclasses.Field[Any], dict[str, type]]:
@@ -70,19 +68,17 @@ def _fields(settings: Mapping[str, type]) -> dict[dataclasses.Field[Any], dict[s
     Raises:
         TypeError: for two of one name that are read from text in different ways.
     """
-    first: dict[str, dataclasses.Field[Any]] = {}
-    readers: dict[str, Any] = {}
+    first: dict[str, tuple[dataclasses.Field[Any], Any]] = {}
     owners: dict[str, dict[str, type]] = {}
     for name, kind in settings.items():
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
             reader = field.metadata.get("parse") or _base(hints[field.name])
-            if readers.setdefault(field.name, reader) != reader:
+            if first.setdefault(field.name, (field, reader))[1] != reader:
                 other, option = next(iter(owners[field.name])), option_name(field.name)
                 raise TypeError(f"{other} and {name} read the option {option} in different ways: rename one")
-            first.setdefault(field.name, field)
             owners.setdefault(field.name, {})[name] = kind
-    return {first[name]: owners[name] for name in first}
+    return {field: owners[name] for name, (field, _) in first.items()}
 
 
 def _base(hint: Any) -> Any:
@@ -93,13 +89,11 @@ def _base(hint: Any) -> Any:
 
 def _parameter(field: dataclasses.Field[Any], owners: str, hint: Any) -> inspect.Parameter:
     default = "" if field.default in (None, False) else f"; default {field.default}"
-    text = owners + field.metadata.get("help", "") + default
-    parse = field.metadata.get("parse")
+    text, parse = owners + field.metadata.get("help", "") + default, field.metadata.get("parse")
+    info = typer.Option(option_name(field.name), help=text)
     if parse is not None:
-        info = typer.Option(option_name(field.name), help=text, parser=_parser(parse), metavar="VALUE")
-        hint = Any
+        info, hint = typer.Option(option_name(field.name), help=text, parser=_parser(parse), metavar="VALUE"), Any
     else:
-        info = typer.Option(option_name(field.name), help=text)
         hint = _base(hint) | None
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, info])
 

@@ -6,19 +6,14 @@ import time
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
-
-__all__ = ["CellProgress", "clock", "facts_table", "short"]
 
 
 class CellProgress:
     """How much of an evaluation's cells is read: a bar on a terminal, elsewhere a line every now and then.
 
-    Args:
-        name: what is evaluated.
-        total: units of all cells. unit: what they are.
-        every: seconds between two lines, at least; none comes sooner.
+    total: units of all cells. unit: what they are. every: seconds between two lines, at least.
     """
 
     def __init__(self, name: str, total: int, unit: str, console: Console, *, quiet: bool = False, every: float = 30.0):
@@ -26,13 +21,15 @@ class CellProgress:
         self.finished = self.part = 0  # units of finished cells, and of the one that is read
         self.started = self.last_line = time.perf_counter()
         self.prints_lines = not quiet and not console.is_terminal
-        columns: tuple[ProgressColumn, ...] = (
+        self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
             TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}  left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
         )
-        columns += (TextColumn("{task.fields[rate]}  left"), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
         self.task = self.bar.add_task(name, total=total, rate="")
 
     def __enter__(self) -> Self:

@@ -1,12 +1,10 @@
 """DNA recipes by name.
 
 `dna.<method>_tiny`, `_copy_tiny`, `_human_tiny`, `_human_3m` and `_small` exist for every method in the registry
-(`python recipes/train.py --list`); the functions below that are not generated are the papers' own set-ups. A new recipe is
-one decorated function.
+(`python recipes/train.py --list`); `goat_human` and `human_125m` are the paper's set-ups.
 
 tiny needs the genomes (`python recipes/fetch_data.py dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that
-ships with the package. The human recipes run on any FASTA of the genome: `python recipes/prepare_genome.py hg38.fa
---out data/human --primary` writes the split and the statistics, and prints the command.
+ships with the package.
 """
 
 from __future__ import annotations
@@ -27,12 +25,7 @@ SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"
 
 
 def tiny(method: str) -> Recipe:
-    """0.75M parameters, context 256: 8.2M bases of five small genomes, either strand, one base a token.
-
-    deepspeed --num_gpus 1 recipes/train.py dna.<method>_tiny
-
-    Hardware: two CPU cores.
-    """
+    """0.75M parameters, context 256: 8.2M bases of five small genomes, either strand, one base a token. Two CPU cores."""
     return Recipe(
         name=f"dna.{method}_tiny",
         modality="dna",
@@ -47,8 +40,6 @@ def tiny(method: str) -> Recipe:
 def copy_tiny(method: str) -> Recipe:
     """The tiny model with a copy expert that remembers what training reads: context 1024, the same 8.2M bases of five genomes.
 
-    deepspeed --num_gpus 1 recipes/train.py dna.<method>_copy_tiny
-
     One process: the memory is written by one. Hardware: one CPU core, half an hour. No base is read twice, which the expert
     needs (`DnaConfig.copy_memory`): on a smaller source take fewer steps.
     """
@@ -62,12 +53,7 @@ def copy_tiny(method: str) -> Recipe:
 
 
 def human_tiny(method: str) -> Recipe:
-    """The tiny model with a copy expert on human DNA: 8.2M bases of the first 70 Mb of chromosome X; 20 is held out whole.
-
-    deepspeed --num_gpus 1 recipes/train.py dna.<method>_human_tiny
-
-    One process, as `copy_tiny`. Hardware: one CPU core, half an hour.
-    """
+    """The tiny model with a copy expert on human DNA: 8.2M bases of the first 70 Mb of chromosome X; 20 is held out whole."""
     recipe = copy_tiny(method)
     recipe.name = f"dna.{method}_human_tiny"
     recipe.data = DnaDataConfig(source="genomes:human", context=1024)
@@ -77,9 +63,7 @@ def human_tiny(method: str) -> Recipe:
 def human_3m(method: str) -> Recipe:
     """3.2M parameters with a copy expert on human DNA: the first 70 Mb of chromosome X, 65.5M bases, each once.
 
-    deepspeed --num_gpus 1 recipes/train.py dna.<method>_human_3m
-
-    One process, as `copy_tiny`. Hardware: one GPU for minutes, or CPU cores for most of a day.
+    Hardware: one GPU for minutes, or CPU cores for most of a day.
     """
     recipe = human_tiny(method)
     recipe.name = f"dna.{method}_human_3m"
@@ -90,10 +74,7 @@ def human_3m(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 1024, on every genome that `python recipes/fetch_data.py dna genomes` fetches.
-
-    deepspeed --num_gpus 1 recipes/train.py dna.<method>_small         one GPU
-    """
+    """About 10M parameters, context 1024, on every genome that `python recipes/fetch_data.py dna genomes` fetches."""
     return Recipe(
         name=f"dna.{method}_small",
         modality="dna",
@@ -108,7 +89,7 @@ def small(method: str) -> Recipe:
 # ------------------------------------------------------------------------------------------ the papers' set-ups
 
 
-def human(name: str, model: str, *, steps: int, batch: int, micro_batch: int) -> Recipe:
+def human(name: str, model: str, **train: int) -> Recipe:
     """The human reference genome by single bases at L 1024: AdamW, 3e-4."""
     folder = data_folder() / "human"
     return Recipe(
@@ -117,15 +98,7 @@ def human(name: str, model: str, *, steps: int, batch: int, micro_batch: int) ->
         model=Model(model),
         data=DnaDataConfig(source=f"{folder}/genome.fa", split=f"{folder}/split.bed", context=1024, num_workers=4),
         optim=Optim(lr=3e-4, warmup=1000),
-        train=Train(
-            steps=steps,
-            batch=batch,
-            micro_batch=micro_batch,
-            precision="bf16",
-            zero_stage=1,
-            save_every=2000,
-            log_every=50,
-        ),
+        train=Train(**train, precision="bf16", zero_stage=1, save_every=2000, log_every=50),  # type: ignore[arg-type]
         evaluate=Evaluate(every=1000, samples=1024),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from recipes.engine import Engine
-
-__all__ = ["Findings", "Monitors", "Sample", "find_monitors"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ def _hanging(text: str) -> str:
 class Writing:
     """Settings of "generate", as `priorzoo generate` has them.
 
-    prompts: none: the beginnings of the first `count` held-out samples.
-    seed: of the first prompt; the next has the next one. The same at every step: what changes is the model.
+    prompts: none: the beginnings of the first `count` held-out samples. seed: of the first prompt; the next has the next one.
     """
 
     prompts: tuple[str, ...] = ()
@@ -103,14 +100,15 @@ class Sampler:
             self._stream(model, prompt, number)
 
     def measure(self, model: ZooModel, findings: Findings) -> None:
-        """Add a sample of every prompt. Sampling has a generator of its own: the state of training does not move."""
+        """Add a sample of every prompt. Sampling has its own generator: the state of training does not move."""
         for number, prompt in enumerate(self.prompts):
             try:
                 findings.samples.append(Sample(prompt, "".join(self._stream(model, prompt, number))))
             except ValueError as error:  # such as a position beyond a table's end: no reason to stop training
                 findings.samples.append(Sample(prompt, "", str(error)))
 
-    def _stream(self, model: Any, prompt: str, number: int) -> Any:
+    def _stream(self, model: ZooModel, prompt: str, number: int) -> Iterable[str]:
+        assert isinstance(model, Writer)
         s = self.settings
         sampling = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "seed": s.seed + number}
         return model.stream_text(prompt, max_new_tokens=s.max_new_tokens, **sampling)
@@ -172,14 +170,14 @@ class Scorer:
                     findings.numbers[f"{evaluator.name}/{column}@{axis.tick(row[axis.column])}"] = float(value)
 
 
+Monitor = Scorer | Sampler | Painter
 SAMPLERS: dict[str, type[Sampler] | type[Painter]] = {"generate": Sampler, "predict": Painter}
 
 
 class Monitors:
     """Monitors of a recipe, each with the number of steps between its runs.
 
-    They measure on rank 0 what would be exported at that step (averaged weights where they are kept, the optimiser's
-    float32 copies in bf16), while the other ranks wait: keep their settings small.
+    They measure on rank 0 what would be exported at that step, while the other ranks wait: keep their settings small.
     """
 
     def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
@@ -192,42 +190,43 @@ class Monitors:
         due = [monitor for every, monitor in self.monitors if step % every == 0 or last]
         findings = Findings()
         if due:
-            model = engine.exported_model()
-            if model is not None:
+            if model := engine.exported_model():
                 for monitor in due:
                     monitor.measure(model, findings)
             engine.barrier()
         return findings
 
 
-def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Scorer | Sampler | Painter]]:
+def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Monitor]]:
     """(steps between its runs, monitor) of each entry in `evaluate.during`; ConfigError for an entry that is wrong."""
-    return [_monitor(name, entry, recipe, modality) for name, entry in recipe.evaluate.during.items()]
-
-
-def _monitor(name: str, entry: Any, recipe: Recipe, modality: Modality) -> tuple[int, Scorer | Sampler | Painter]:
-    samplers = {n: kind for n, kind in SAMPLERS.items() if kind.serves(modality)}
-    known: dict[str, Any] = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
-    known |= samplers
-    if name not in known:
-        raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
-    settings = {**entry} if isinstance(entry, Mapping) else {"every": entry}
-    every = settings.pop("every", None)
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ConfigError(f"evaluate.during: {name}={entry!r}: expected a number of steps, or settings with 'every'")
-    settings_class = known[name].settings_class
-    parsers: dict[str, Any] = {option.name: option.metadata.get("parse") for option in fields(settings_class)}
-    for key, value in settings.items():
-        if key not in parsers:
-            raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, parsers)}")
-        settings[key] = tuple(value) if isinstance(value, list) else value
-    try:
-        for key, value in settings.items():  # text or a number, as on the command line
-            if parsers[key] is not None and isinstance(value, str | int | float):
-                settings[key] = parsers[key](str(value))
-        chosen = settings_class(**settings)
-        if name in samplers:
-            return every, known[name](chosen, recipe, modality)
-        return every, Scorer(known[name](chosen, asdict(recipe.data)))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"evaluate.during: {name}={entry!r}: {error}") from error
+    samplers = {name: kind for name, kind in SAMPLERS.items() if kind.serves(modality)}
+    evaluators = {name: kind for name, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
+    known: dict[str, Any] = evaluators | samplers
+    monitors: list[tuple[int, Monitor]] = []
+    for name, entry in recipe.evaluate.during.items():
+        if name not in known:
+            raise ConfigError(
+                f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}"
+            )
+        settings = {**entry} if isinstance(entry, Mapping) else {"every": entry}
+        every = settings.pop("every", None)
+        if type(every) is not int or every < 1:
+            raise ConfigError(
+                f"evaluate.during: {name}={entry!r}: expected a number of steps, or settings with 'every'"
+            )
+        parsers = {option.name: option.metadata.get("parse") for option in fields(known[name].settings_class)}
+        try:
+            for key, value in settings.items():
+                if key not in parsers:
+                    raise ValueError(f"{name} has no setting {key!r}; {nearest(key, parsers)}")
+                if parsers[key] is not None and isinstance(value, str | int | float):  # as on the command line
+                    value = parsers[key](str(value))
+                settings[key] = tuple(value) if isinstance(value, list) else value
+            chosen = known[name].settings_class(**settings)
+            if name in samplers:
+                monitors.append((every, known[name](chosen, recipe, modality)))
+            else:
+                monitors.append((every, Scorer(known[name](chosen, asdict(recipe.data)))))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"evaluate.during: {name}={entry!r}: {error}") from error
+    return monitors

@@ -24,8 +24,6 @@ from recipes.during import find_monitors
 from zoo.errors import one_line, ran_out_of_memory
 from zoo.model import ZooModel
 
-__all__ = ["build_on_meta", "describe", "print_plan", "time_steps"]
-
 WARM_UP = 2  # steps before those that are timed: moments are allocated, kernels compiled and chosen
 
 # Dense FLOP/s in bf16 and fp16, and in fp32 without TF32, by what CUDA calls the device; NVIDIA's data sheets, which count
@@ -50,9 +48,9 @@ MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler")  #
 
 def print_plan(
     recipe: Recipe,
+    *,
     user_config: dict[str, Any],
     overridden_keys: set[str],
-    *,
     world: int | None,
     calibrate: int,
     verbose: bool,
@@ -135,11 +133,7 @@ def schedule_in_words(optim: Optim, steps: int) -> str:
 
 
 def time_steps(plan: Plan, ranks: backend.Ranks, steps: int, take_step: Callable[..., Any]) -> dict[str, str]:
-    """Figures of `steps` real steps of the plan's model, engine and batches. Every rank must call.
-
-    Raises:
-        ConfigError: where the device has not the memory.
-    """
+    """Figures of `steps` real steps of the plan. Every rank must call. ConfigError where the device has not the memory."""
     recipe, modality = plan.recipe, find_modality(plan.recipe.modality)
     plan = replace(plan, deepspeed={key: value for key, value in plan.deepspeed.items() if key not in MONITORS})
     torch.manual_seed(recipe.train.seed)
@@ -165,10 +159,11 @@ def time_steps(plan: Plan, ranks: backend.Ranks, steps: int, take_step: Callable
             "smaller one, more train.zero_stage, or model.options.activation_checkpointing=true"
         ) from error
     peak_bytes = max((peak for peak in engine.gather(meter.peak_bytes) if peak is not None), default=None)
-    flops = modality.cost(model, recipe.data, 4).flops * recipe.train.batch
-    return calibration(plan, seconds, targets, peak_bytes, flops, find_peak(ranks, recipe.train.precision)) | {
-        "calibrated on": data
-    }
+    flops, peak = (
+        modality.cost(model, recipe.data, 4).flops * recipe.train.batch,
+        find_peak(ranks, recipe.train.precision),
+    )
+    return calibration(plan, seconds, targets, peak_bytes, flops, peak) | {"calibrated on": data}
 
 
 def calibration(
@@ -177,10 +172,9 @@ def calibration(
     """Figures of timed steps. targets, flops: of a step, over all ranks; peak: FLOP/s of a device at most, and its source."""
     unit, steps = find_modality(plan.recipe.modality).unit, plan.recipe.train.steps
     each = statistics.median(seconds)
+    memory = "not to be read here" if peak_bytes is None else f"{peak_bytes / 2**30:.2f} GiB at the peak"
     return {
-        "measured memory per rank": "not to be read here"
-        if peak_bytes is None
-        else f"{peak_bytes / 2**30:.2f} GiB at the peak",
+        "measured memory per rank": memory,
         "measured speed": f"{short(targets / each)} {unit}/s",
         "measured seconds a step": f"{each:.3g}, the median of {len(seconds)} after {WARM_UP} to warm up, from "
         f"{min(seconds):.3g} to {max(seconds):.3g}",
@@ -191,16 +185,15 @@ def calibration(
 
 def _batches(plan: Plan, ranks: backend.Ranks, modality: Modality) -> tuple[Iterator[Batch], str]:
     """(micro-batches without end, what they are): the recipe's, or random ones of their shapes where a rank finds no data."""
-    recipe = plan.recipe
+    recipe, reason = plan.recipe, ""
     data, micro = recipe.data, recipe.train.micro_batch or 1
-    reasons = [""]
     try:
         loader = iter(modality.loader(data, rank=ranks.group, world=ranks.groups, micro_batch=micro))
         first = next(loader)
     except (OSError, ValueError, ImportError) as error:
-        reasons = [one_line(error)]
+        reason = one_line(error)
+    reasons = [reason] * ranks.world
     if ranks.world > 1:
-        reason, reasons = reasons[0], [""] * ranks.world
         torch.distributed.all_gather_object(reasons, reason)
     if not any(reasons):
         return chain([first], loader), "the recipe's data"

@@ -15,8 +15,6 @@ from zoo.naming import nearest
 from zoo.outside import import_file
 from zoo.registry import list_models, model_entry
 
-__all__ = ["Recipes", "find_recipe", "list_recipes", "recipe_named"]
-
 
 @dataclass(frozen=True)
 class Family:
@@ -61,12 +59,8 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
     ) -> None:
         """`<prefix><method>_<size>` for every registered model `<modality>_<method>_<model_size>` that has no recipe so named.
 
-        Args:
-            size, build: of the recipes; `build` takes the method.
-            model_size: `size` where empty.
-            without: methods that the recipe does not fit, with SSMax or without.
-            prefix: of the names.
-            listed: methods whose recipes are listed; those of others are found by name. None: all registered ones.
+        build: makes the recipe of a method. model_size: `size` where empty. without: methods that it does not fit.
+        listed: methods whose recipes are listed; None: all registered ones.
         """
         self._families.append(Family(size, build, model_size or size, without, prefix, listed))
 
@@ -117,9 +111,10 @@ def list_recipes() -> list[str]:
     for modality in modality_names():
         try:
             names += [f"{modality}.{name}" for name in _recipes_of(modality)]
-        except ImportError as error:
-            if isinstance(error, ModuleNotFoundError):  # a module of the modality itself
-                raise
+        except ModuleNotFoundError:  # a module of the modality itself
+            raise
+        except ImportError:
+            continue
     return names
 
 
@@ -140,10 +135,7 @@ def recipe_named(word: str) -> Recipe:
     """The recipe that a command line names: `find_recipe`, or for FILE.py[:function] one in a file, which is imported.
 
     The file holds a table, `RECIPES = Recipes("text")` with functions added by `@RECIPES.add`, or functions without arguments
-    annotated `-> Recipe`. Where there are several, `:function` chooses.
-
-    Raises:
-        ConfigError: where there is no such recipe, or the file cannot be imported.
+    annotated `-> Recipe`. ConfigError where there is no such recipe, or the file cannot be imported.
     """
     path, separator, wanted = word.rpartition(":") if re.search(r"\.py:\w*$", word) else (word, "", "")
     if not path.endswith(".py"):
@@ -154,9 +146,8 @@ def recipe_named(word: str) -> Recipe:
         raise ConfigError(str(error)) from error
     functions: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
         name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
+        for name, value in inspect.getmembers(module, inspect.isfunction)
+        if value.__module__ == module.__name__
         and not inspect.signature(value).parameters
         and inspect.signature(value).return_annotation in (Recipe, "Recipe")
     }
@@ -167,9 +158,8 @@ def recipe_named(word: str) -> Recipe:
             "`RECIPES = Recipes(MODALITY)`"
         )
     if separator and wanted not in functions:
-        raise ConfigError(
-            f"{path} has no recipe {wanted!r}; {nearest(wanted, functions) if functions else 'it has none'}"
-        )
+        near = nearest(wanted, functions) if functions else "it has none"
+        raise ConfigError(f"{path} has no recipe {wanted!r}; {near}")
     recipe = functions[wanted or next(iter(functions))]()
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"the recipe in {word} returns {type(recipe).__name__}, expected a recipes.config.Recipe")

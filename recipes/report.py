@@ -35,22 +35,13 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
         content = {"label": fields.pop("label"), axis.trained: fields.pop("trained_at"), **fields}
         facts = {"evaluator": evaluator.name, "version": evaluator.version}
         facts["settings"] = dataclasses.asdict(evaluator.settings)
-        write_json(result_path(out, evaluator.name, result.label), facts | content)
-    draw_results(evaluator, results, out)
-
-
-def draw_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
-    """Write what shows all models together: EVAL.csv, EVAL.png and the evaluator's own files."""
+        write_json(out / evaluator.name / f"{file_safe(result.label)}.json", facts | content)
     if not isinstance(evaluator, Listing):
-        facts = ({"model": r.label, "method": r.method, evaluator.axis.trained: r.trained_at} for r in results)
-        rows = [fact | row for fact, result in zip(facts, results, strict=True) for row in result.rows]
+        models = ({"model": r.label, "method": r.method, axis.trained: r.trained_at} for r in results)
+        rows = [model | row for model, result in zip(models, results, strict=True) for row in result.rows]
         write_table(out / f"{evaluator.name}.csv", rows)
     evaluator.draw(results, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
-
-
-def result_path(out: Path, evaluator: str, label: str) -> Path:
-    return out / evaluator / f"{file_safe(label)}.json"
 
 
 def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
@@ -71,9 +62,8 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
             )
         first = first or (path, settings)
         if settings != first[1]:
-            differing = ", ".join(
-                f"{n} {v!r}, not {first[1].get(n)!r}" for n, v in settings.items() if v != first[1].get(n)
-            )
+            pairs = ((name, value, first[1].get(name)) for name, value in settings.items())
+            differing = ", ".join(f"{name} {value!r}, not {other!r}" for name, value, other in pairs if value != other)
             raise ValueError(f"{path} was measured with other settings than {first[0].name}: {differing}")
         content["trained_at"] = content.pop(evaluator.axis.trained)
         content["trained_range"] = tuple(content.get("trained_range", ()))
@@ -110,9 +100,8 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
             _print_names(evaluator, results, points, score)
         return
     pooled = any(isinstance(result, SeedMean) for result in results)
-    table = _table(
-        f"{evaluator.name}: {evaluator.summary}" + ("; mean ± standard deviation over seeds" if pooled else "")
-    )
+    seeds = "; mean ± standard deviation over seeds" if pooled else ""
+    table = _table(f"{evaluator.name}: {evaluator.summary}{seeds}")
     table.add_column("model", overflow="fold", min_width=7)  # never squeezed out by many columns
     table.add_column("score", style="dim", no_wrap=True)
     for point in points:  # numbers are never cut; on a narrow terminal names wrap
@@ -132,11 +121,8 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     for score in tabled:
         if late := unconverged(results, score, axis):
             margin = f"{score.within:g}" if score.unit_interval else f"{score.within:.0%}"
-            console.print(
-                f"not converged in context, by {score.column} over {margin} worse than the best there: "
-                f"{', '.join(short_names(late))}",
-                markup=False,
-            )
+            reason = f"not converged in context, by {score.column} over {margin} worse than the best there"
+            console.print(f"{reason}: {', '.join(short_names(late))}", markup=False)
 
 
 def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:
@@ -207,11 +193,9 @@ def _value(result: ModelResult, axis: str, point: Any, score: Score) -> str:
     if score.exception:
         return f"{mean:g}"
     deviation = at(result.deviation) if isinstance(result, SeedMean) else None
-    return (
-        _short(mean)
-        if deviation is None or math.isnan(deviation)
-        else f"{_short(mean)}\n±{_short(deviation, like=mean)}"  # under it, so that narrow terminals hold both
-    )
+    if deviation is None or math.isnan(deviation):
+        return _short(mean)
+    return f"{_short(mean)}\n±{_short(deviation, like=mean)}"  # under it, so that narrow terminals hold both
 
 
 def _short(value: float, *, like: float | None = None) -> str:

@@ -1,9 +1,7 @@
 """Text recipes by name.
 
-`text.<method>_tiny`, `_small` and `_lm` exist for every method in the registry (`python recipes/train.py --list`);
-the other functions below are the papers' own set-ups. A new recipe is one decorated function.
-
-Papers' data: allenai/c4 and FineWeb stream from the Hugging Face hub, so those recipes need the network or a local copy
+`text.<method>_tiny`, `_small` and `_lm` exist for every method in the registry (`python recipes/train.py --list`); the other
+functions are the papers' set-ups. Their data stream from the Hugging Face hub: they need the network or a local copy
 (`--set data.source='c4/*.json.gz'`), the named tokenizer file, and GPUs.
 """
 
@@ -32,8 +30,8 @@ def tiny(method: str) -> Recipe:
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_tiny
 
-    Most rows state facts and ask for them, in none of the words of `--template heldout` (`modalities.text.facts`), or hold a
-    stretch of text that comes again. Hardware: one CPU core for half an hour.
+    Most rows state facts and ask for them (`modalities.text.facts`), or hold a stretch of text that comes again. Hardware: one
+    CPU core for half an hour.
     """
     facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
     return Recipe(
@@ -48,12 +46,9 @@ def tiny(method: str) -> Recipe:
 
 
 def tiny_extend(method: str) -> Recipe:
-    """Context extension at tiny size: 200 more steps of `text.<method>_tiny` at four times its context, at a tenth of its rate.
+    """Context extension: 200 more steps of `text.<method>_tiny` at four times its context, at a tenth of its rate.
 
-    python recipes/train.py text.<method>_tiny_extend
-
-    Starts from the newest finished run of text.<method>_tiny under runs/, or from --set model.init_from=…. Hardware: one CPU
-    core for two minutes.
+    Starts from the newest finished run of text.<method>_tiny under runs/, or from --set model.init_from=….
     """
     recipe = tiny(method)
     position = method.removesuffix("_ssmax")
@@ -67,10 +62,7 @@ def tiny_extend(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 512, on the RFC corpus (`python recipes/fetch_data.py text rfc --offline`).
-
-    deepspeed --num_gpus 1 recipes/train.py text.<method>_small         one GPU
-    """
+    """About 10M parameters, context 512, on the RFC corpus (`python recipes/fetch_data.py text rfc --offline`), for one GPU."""
     cache = str(data_folder() / "cache")
     return Recipe(
         name=f"text.{method}_small",
@@ -86,11 +78,8 @@ def small(method: str) -> Recipe:
 def lm(method: str) -> Recipe:
     """3.4M parameters, context 512, that write English: speeches, verse and RFCs in 4,096 word pieces, plain text alone.
 
-    OMP_NUM_THREADS=1 python recipes/train.py text.<method>_lm --resume auto
-
-    Hardware: one CPU core for three to four hours, 4.7 s a step in fp32 (--set train.precision=fp32) where there is no
-    AMX. Needs `python recipes/fetch_data.py text sotu poetry rfc --offline`; the corpus is tokenised once, into the data
-    folder's cache.
+    Hardware: one CPU core with AMX for three to four hours. The corpus is tokenised once, into the data folder's cache. Needs
+    `python recipes/fetch_data.py text sotu poetry rfc --offline`.
     """
     return Recipe(
         name=f"text.{method}_lm",
@@ -118,16 +107,13 @@ def goat_c4(method: str) -> Recipe:
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
     4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python recipes/fetch_data.py text gpt2`).
     """
+    c4 = "hf:allenai/c4:en"
     return Recipe(
         name=f"text.goat_c4_{method}_125m",
         modality="text",
         model=Model(f"text_{method}_125m", options={} if method.removesuffix("_ssmax") == "goat" else dict(BESIDE)),
         data=TextDataConfig(
-            "hf:allenai/c4:en:train",
-            heldout_source="hf:allenai/c4:en:validation",
-            tokenizer="gpt2",
-            context=2048,
-            num_workers=2,
+            f"{c4}:train", heldout_source=f"{c4}:validation", tokenizer="gpt2", context=2048, num_workers=2
         ),
         optim=Optim(lr=1e-4, warmup=2000, floor=0.3),
         train=Train(steps=61_035, batch=32, **GPU | {"save_every": 2000}),
@@ -156,15 +142,12 @@ BAM_METHODS: dict[str, dict[str, Any]] = {
 def bam(method: str, size: str) -> Recipe:
     """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>       ggd, alibi, rope, sinusoidal, nope, each
-                                                                           _ssmax too; any other, sums too
+    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>      ggd (BAM), alibi, rope, …, with _ssmax; sums too
 
-    Sizes 120m, 432m, 1100m; ggd is BAM. As released: RoPE at theta 500,000, which the paper raises after training for
-    RoPE-SSMax (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured
-    with `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others; any number of ranks that divides
-    1152 / micro_batch. Needs Mistral-v0.3's tokenizer.json, which the hub gives to those who accept its terms. Expected of
-    ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at 256k; of the larger ones the same at lower
-    perplexity.
+    Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper raises after training for RoPE-SSMax
+    (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured with
+    `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others. Needs Mistral-v0.3's tokenizer.json.
+    Expected of ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at 256k.
     """
     lr, micro_batch, of_size = BAM[size]
     plain = method.removesuffix("_ssmax")
@@ -186,10 +169,8 @@ def bam(method: str, size: str) -> Recipe:
 def bam_extend(method: str, size: str) -> Recipe:
     """BAM context extension: 256 more steps at L 1024 (576 × 1024 tokens a step), at the rate the first training ended with.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_<method>_<size>
-
     Starts from the newest finished run of text.bam_<method>_<size> under runs/, or from --set model.init_from=….
-    Hardware: as text.bam_<method>_<size>. Expected of ggd_ssmax: passkey 1.0 at 512k tokens.
+    Expected of ggd_ssmax: passkey 1.0 at 512k tokens.
     """
     extended = bam(method, size)
     extended.name = f"text.bam_extend_{method}_{size}"
@@ -211,12 +192,11 @@ CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal")
 def cable(method: str, size: str) -> Recipe:
     """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in all; GPT-2's layers.
 
-    deepspeed --num_gpus 8 recipes/train.py text.cable_<method>_<size>     cable, alibi, kerple, fire, t5, rope, sinusoidal;
-                                                                           any other method, sums too
+    deepspeed --num_gpus 8 recipes/train.py text.cable_<method>_<size>       cable, alibi, kerple, …; sums too
 
-    Sizes 44m (6 layers, 8 heads, 512; trained on WikiText-103 by the authors), 124m (12, 12, 768) and 354m (24, 16, 1024, which
-    they call 334M). Hardware: 8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable
-    20.63/20.02/19.24/19.31/19.28, alibi 20.99/20.67/21.23/22.42/22.89. cable is as the paper prints it; as its code has it:
+    Sizes 44m (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M). Hardware: 8 × 40 GB GPUs.
+    Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable 20.63/20.02/19.24/19.31/19.28, alibi
+    20.99/20.67/21.23/22.42/22.89. cable is as the paper prints it; as its code has it:
     --set model.options.position_options.gate=softplus --set model.options.position_options.weighted=false.
     """
     fineweb = "hf:HuggingFaceFW/fineweb-edu:sample-10BT:train"

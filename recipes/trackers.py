@@ -1,8 +1,7 @@
 """Trackers of a run besides metrics.jsonl: `train.report_to` of a recipe, such as "tensorboard,wandb".
 
-Each reads its own environment variables, as its users know them: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE (offline: nothing
-is sent), MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME. A resumed run continues the tracker's same run, whose number is the run
-folder's file `<tracker>.txt`.
+Each reads its environment variables: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE (offline: nothing is sent), MLFLOW_TRACKING_URI,
+MLFLOW_EXPERIMENT_NAME. A resumed run continues the tracker's run, whose number is in the run folder's `<tracker>.txt`.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ import html
 import os
 import textwrap
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from recipes.config import ConfigError, Plan
 from recipes.runs import RunFolder
 from zoo.errors import require
 from zoo.files import write_text
 from zoo.naming import nearest
-
-__all__ = ["TRACKERS", "find_trackers", "open_trackers"]
 
 
 class TensorBoard:
@@ -120,11 +116,8 @@ class MLflow:
         self.mlflow.end_run("FAILED" if failed else "FINISHED")
 
 
-TRACKERS: dict[str, type[TensorBoard] | type[WeightsAndBiases] | type[MLflow]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
-}
+Tracker = TensorBoard | WeightsAndBiases | MLflow
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def find_trackers(text: str) -> list[str]:
@@ -140,13 +133,13 @@ def find_trackers(text: str) -> list[str]:
 class Trackers:
     """Open trackers of a run; closing tells each whether an error ended the run."""
 
-    def __init__(self, names: Sequence[str], run: RunFolder, plan: Plan, step: int) -> None:
-        self.trackers = [TRACKERS[name](run, plan, step) for name in names]
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = trackers
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: Mapping[str, float]) -> None:
         values = {name: value for name, value in record.items() if name != "step"}
         for tracker in self.trackers:
-            tracker.log(values, record["step"])
+            tracker.log(values, int(record["step"]))
 
     def log_text(self, name: str, text: str, step: int) -> None:
         for tracker in self.trackers:
@@ -156,15 +149,14 @@ class Trackers:
         for tracker in self.trackers:
             tracker.log_picture(name, path, step)
 
-    def __enter__(self) -> Trackers:
-        return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        with ExitStack() as closing:  # one that fails keeps none of the others open
-            for tracker in self.trackers:
-                closing.callback(tracker.close, failed=kind is not None)
-
-
-def open_trackers(text: str, run: RunFolder, plan: Plan, step: int) -> Trackers:
+@contextmanager
+def open_trackers(text: str, run: RunFolder, plan: Plan, step: int) -> Iterator[Trackers]:
     """The trackers of `train.report_to` for a run that has come to `step`."""
-    return Trackers(find_trackers(text), run, plan, step)
+    failed = True
+    with ExitStack() as closing:  # one that fails keeps none of the others open
+        trackers = [TRACKERS[name](run, plan, step) for name in find_trackers(text)]
+        for tracker in trackers:
+            closing.callback(lambda tracker=tracker: tracker.close(failed=failed))
+        yield Trackers(trackers)
+        failed = False

@@ -9,11 +9,9 @@ The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints
 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be run as written, 128 + n stopped by
 signal n after saving a checkpoint.
 
-SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` continues from there. Ctrl-C in a terminal
-reaches every process. SIGTERM to the outer `deepspeed` command alone does not: it exits, its ranks continue, and
-nothing is saved. Send it to the whole process group (`kill -TERM -- -PGID`), to the `deepspeed.launcher.launch` process
-below it, or to `torchrun`, which all pass it on; processes still running 30 seconds later are killed. `deepspeed` itself
-then exits with 1, whatever its ranks returned.
+SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` continues from there. SIGTERM to the outer
+`deepspeed` command does not reach its ranks: send it to the process group (`kill -TERM -- -PGID`), to the process
+`deepspeed.launcher.launch` below it, or to `torchrun`.
 """
 
 from __future__ import annotations
@@ -66,14 +64,13 @@ class Step(NamedTuple):
     """Results of a step, the same on every rank.
 
     loss: mean over the targets of the whole batch. norm: of the gradient, before clipping. lr: of the first parameter group.
-    targets: how many the batch has. stop: whether a rank has a signal.
     """
 
     loss: float
     norm: float | None
     lr: float
     targets: float
-    stop: bool
+    stop: bool  # a rank has a signal
 
 
 class Trainer:
@@ -92,10 +89,7 @@ class Trainer:
         """Make model, data and engine, as they were in `checkpoint` where there is one."""
         recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
         torch.manual_seed(settings.seed)
-        self.source: Path | None = None
-        universal = False
-        if checkpoint:
-            self.source, universal = loadable(checkpoint, self.plan, ranks)
+        self.source, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
         share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch or 1}
         model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
         backend.check_sequence(model, settings.sequence_parallel)
@@ -125,25 +119,22 @@ class Trainer:
         """Train to the last step, or until a signal stops all ranks; returns the exit code."""
         settings, every, step = self.settings, self.recipe.evaluate.every, None
         self.begun, self.first_step = time.perf_counter(), self.steps_done
-        with open_trackers(
-            settings.report_to if self.ranks.lead else "", self.run, self.plan, self.steps_done
-        ) as trackers:
-            self.trackers = trackers
+        names = settings.report_to if self.ranks.lead else ""
+        with open_trackers(names, self.run, self.plan, self.steps_done) as self.trackers:
             self.announce()
             self.engine.train()
             while self.steps_done < settings.steps:
                 step = self.step()
                 is_last = self.steps_done == settings.steps
                 figures = self.evaluate() if self.heldout and (is_last or self.steps_done % every == 0) else {}
-                figures |= self.monitor(is_last)
-                self.report(figures)
+                self.report(figures | self.monitor(is_last))
                 if is_last or step.stop or (settings.save_every and self.steps_done % settings.save_every == 0):
                     self.save()
                 if step.stop and not is_last:
-                    number = self.signals[0] if self.signals else signal.SIGTERM
+                    number, place = next(iter(self.signals), signal.SIGTERM), self.run.checkpoint(self.steps_done)
                     self.print(
-                        f"stopped by signal {number} after step {self.steps_done}, saved as "
-                        f"{self.run.checkpoint(self.steps_done)}. Continue with: {self.run.continuation()}"
+                        f"stopped by signal {number} after step {self.steps_done}, saved as {place}. "
+                        f"Continue with: {self.run.continuation()}"
                     )
                     return 128 + number
             if self.saved_step != self.steps_done:
@@ -186,10 +177,9 @@ class Trainer:
         names, weight = ("loss", *modality.metrics), 0.0
         totals = torch.zeros(len(names), dtype=torch.float64, device=device)
         with torch.no_grad(), engine.averaged():
-            for batch in self.heldout or ():
+            for batch in self.heldout or ():  # every rank runs every batch: ZeRO-3 gathers together
                 count = modality.weight(batch)[0]
-                batch = to_device(batch, device)
-                loss, metrics = modality.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
+                loss, metrics = modality.loss(engine, to_device(batch, device))
                 if count:
                     totals += torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double() * count
                 weight += count
@@ -245,10 +235,11 @@ class Trainer:
     def announce(self) -> None:
         recipe, settings, ranks = self.recipe, self.settings, self.ranks
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters())
+        shared = f", {ranks.shared} ranks a line" if ranks.shared > 1 else ""
         self.print(
             f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
             f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.groups} on "
-            f"{ranks.device.type}{f', {ranks.shared} ranks a line' if ranks.shared > 1 else ''}; run folder {self.run.path}"
+            f"{ranks.device.type}{shared}; run folder {self.run.path}"
         )
         if self.source:
             self.print(f"resuming after step {self.steps_done} from {self.source}")
@@ -340,37 +331,29 @@ def stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+JSON = typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="your DeepSpeed file, merged in")
+NEWEST = typer.Option(metavar="auto|DIR", help="auto: continue from the newest complete checkpoint, if any")
+STEPS = typer.Option(
+    metavar="[STEPS]",
+    min=1,
+    help=f"a dry run with so many real steps, {CALIBRATION_STEPS} unless told: speed, memory and time to the end",
+)
+
+
 def train_command(
     recipe: Annotated[str, typer.Argument(help="such as text.ggd_ssmax_tiny, see --list; or FILE.py[:function]")] = "",
     *,
     list_: Annotated[bool, typer.Option("--list", help="name every recipe and stop")] = False,
     set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")] = [],  # noqa: B006
     import_: Import = [],  # noqa: B006
-    deepspeed_config: Annotated[
-        str | None,
-        typer.Option(
-            "--deepspeed_config",
-            "--deepspeed-config",
-            metavar="JSON",
-            help="your DeepSpeed file, merged into the recipe's",
-        ),
-    ] = None,
+    deepspeed_config: Annotated[str | None, JSON] = None,
     run_dir: Annotated[str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<time>")] = None,
-    resume: Annotated[
-        str | None, typer.Option(metavar="auto|DIR", help="auto: continue from the newest complete checkpoint, if any")
-    ] = None,
+    resume: Annotated[str | None, NEWEST] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print what would run; touch neither data nor disk")
     ] = False,
     world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
-    calibrate: Annotated[
-        int | None,
-        typer.Option(
-            metavar="[STEPS]",
-            min=1,
-            help=f"a dry run with so many real steps, {CALIBRATION_STEPS} unless told: speed, memory and time to the end",
-        ),
-    ] = None,
+    calibrate: Annotated[int | None, STEPS] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="let DeepSpeed log, and show the trace of an error")
     ] = False,
@@ -394,27 +377,19 @@ def train_command(
         raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
     if calibrate or not dry_run:
         require_packages(changed, user_config)
+    options: dict[str, Any] = {"user_config": user_config, "overridden_keys": overridden_keys}
     try:
         if dry_run or calibrate:
             from recipes.estimate import print_plan
 
             return print_plan(
-                changed,
-                user_config,
-                overridden_keys,
-                world=world,
-                calibrate=calibrate or 0,
-                verbose=verbose,
-                take_step=take_step,
+                changed, **options, world=world, calibrate=calibrate or 0, verbose=verbose, take_step=take_step
             )
         words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         words += [word for name in import_ for word in ("--import", name)]
         words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
         ranks = backend.start(verbose=verbose)
-        device = ranks.device.type
-        plan = resolve(
-            changed, world=ranks.world, device=device, user_config=user_config, overridden_keys=overridden_keys
-        )
+        plan = resolve(changed, world=ranks.world, device=ranks.device.type, **options)
         ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
         with (
             stop_signals() as signals,

@@ -25,7 +25,6 @@ from recipes.commands import CommandError, call
 from recipes.runs import RunFolder, RunLock
 from zoo.model import MANIFEST, saved_model_damage
 
-UNKNOWN = "no digests: written by an early version"
 UNUSED = {".partial": "being written, or left over", ".aside": "set aside: not used"}
 
 
@@ -39,8 +38,8 @@ def verify_command(
             raise CommandError(f"{folder} is no run folder, checkpoint or saved model")
         print(folder)
         for path, state in items:
-            files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-            print(f"  {path.name:28} {sum(p.stat().st_size for p in files) / 1e6:10,.1f} MB  {state}")
+            size = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+            print(f"  {path.name:28} {size / 1e6:10,.1f} MB  {state}")
             damaged |= state.startswith("damaged")
     return int(damaged)
 
@@ -66,11 +65,13 @@ def _items(folder: Path) -> Iterator[tuple[Path, str]]:
 def _state(folder: Path) -> str:
     """Whether a checkpoint or a saved model is as it was written."""
     if (folder / "config.json").is_file():
-        known, reason = (folder / MANIFEST).is_file(), saved_model_damage(folder)
+        has_digests, reason = (folder / MANIFEST).is_file(), saved_model_damage(folder)
     else:
-        facts = checkpoint_facts(folder)
-        known, reason = facts is None or "files" in facts, damage(folder)
-    return f"damaged: {reason}" if known and reason else "whole" if known else UNKNOWN
+        facts, reason = checkpoint_facts(folder), damage(folder)
+        has_digests = facts is None or "files" in facts
+    if not has_digests:
+        return "no digests: written by an early version"
+    return f"damaged: {reason}" if reason else "whole"
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/verify.py") -> int:

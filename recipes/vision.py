@@ -1,8 +1,7 @@
 """Vision recipes by name.
 
 `vision.<method>_tiny`, `_photos`, `_solar`, `_scenes`, `_scenes_shapes` and `_count` exist for every method in the registry
-(`python recipes/train.py --list`); the other functions below are the papers' own set-ups. A new recipe is one decorated
-function.
+(`python recipes/train.py --list`); the other functions are the papers' set-ups.
 
 tiny needs the glyph data (`python recipes/fetch_data.py vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
 letters of 23 fonts that ship. ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset
@@ -26,12 +25,7 @@ TINY: dict[str, Any] = {"lr": 2e-3, "weight_decay": 0.05, "prior_lr_scale": 10.0
 
 
 def tiny(method: str) -> Recipe:
-    """0.5M parameters, 48 pixels: the 26 capitals of 791 fonts, in scenes.
-
-    deepspeed --num_gpus 1 recipes/train.py vision.<method>_tiny
-
-    Hardware: two CPU cores.
-    """
+    """0.5M parameters, 48 pixels: the 26 capitals of 791 fonts, in scenes. Hardware: two CPU cores."""
     return Recipe(
         name=f"vision.{method}_tiny",
         modality="vision",
@@ -56,13 +50,11 @@ SCENE_TASKS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
 def scene(task: str, method: str) -> Recipe:
     """0.7M parameters, windows of 96 pixels on crowds of letters that keep their pixels.
 
-    deepspeed --num_gpus 1 recipes/train.py vision.<method>_scenes       or _scenes_shapes, or _count
-    python recipes/evaluate.py RUN_DIR find,map --sizes 96,144,192,288,384        of the second count,map
+    python recipes/evaluate.py RUN_DIR find,map --sizes 96,144,192,288,384        of _count: count,map
 
     scenes: the class token says which letter is ringed, every patch which letter it is on. count: the class token says how
-    many are ringed. The map's loss says what is to be read where; without it 10,000 pictures taught nothing. scenes_shapes:
-    each batch has one of several sizes and aspects. The scenes are those of `python recipes/fetch_data.py vision scenes
-    --offline`. Hardware: one CPU core.
+    many are ringed. Without the map's loss 10,000 pictures taught nothing. scenes_shapes: each batch has one of several sizes
+    and aspects. Needs `python recipes/fetch_data.py vision scenes --offline`. Hardware: one CPU core.
     """
     target, source, classes, shapes = SCENE_TASKS[task]
     return Recipe(
@@ -84,7 +76,6 @@ PHOTOGRAPHS = {"photos": 14, "solar": 2}  # sources and their classes
 def photographs(source: str, method: str) -> Recipe:
     """0.5M parameters, 96 pixels: photographs of fruit (photos, 14 kinds, 348 pixels and more) or of solar cells (solar, 300).
 
-    deepspeed --num_gpus 1 recipes/train.py vision.<method>_photos        or _solar
     python recipes/evaluate.py RUN_DIR resolution --sizes 96,144,192,288
 
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of

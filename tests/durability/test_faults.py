@@ -30,5 +30,5 @@ def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> No
     done = command(words, timeout=7200, folder=ROOT, LD_PRELOAD=str(library), PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr[-2000:]
     outcome = json.loads(done.stdout.splitlines()[-1])
-    assert outcome["operations"] > 100 and outcome["trials"] >= 8 and outcome["differences_seen"]
+    assert outcome["operations"] > 100 and outcome["trials"] >= 3 and outcome["differences_seen"]
     assert outcome["wrong"] == {}

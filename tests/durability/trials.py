@@ -111,21 +111,7 @@ def continued(folder: Path, run: Path, whole: dict[str, object]) -> str:
     return "; ".join(f"{name} differ" for name in whole if end[name] != whole[name])
 
 
-def damaged_run(folder: Path, unbroken: Path, name: Path, how: str, whole: dict[str, object]) -> str:
-    """Damage a file of the newest checkpoint: resume says so, takes the older one and ends alike."""
-    run = folder / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    shutil.copytree(unbroken, run)
-    content = bytearray((run / name).read_bytes())
-    (run / name).unlink()
-    if how != "gone":
-        content[len(content) // 3] ^= 4
-        (run / name).write_bytes(content if how == "flip" else content[: len(content) // 2])
-    return continued(folder, run, whole)
-
-
 def main(folder: Path, stride: int) -> None:
-
     for name in ("deepspeed", "matplotlib.pyplot", "torch._dynamo", "modalities.dna"):
         __import__(name)
     unbroken = folder / "unbroken"
@@ -138,13 +124,6 @@ def main(folder: Path, stride: int) -> None:
             trials += 1
             if problem := broken_run(folder, kind, at, whole):
                 wrong[f"{kind} at {at}"] = problem
-    newest = sorted((unbroken / "checkpoints").glob("step_*"))[-1]
-    files = sorted(path for path in newest.rglob("*") if path.is_file())
-    for number, path in enumerate(files):
-        for how in ("gone", "flip", "half") if stride == 1 else [("flip", "half", "gone")[number % 3]]:
-            trials += 1
-            if problem := damaged_run(folder, unbroken, path.relative_to(unbroken), how, whole):
-                wrong[f"{path.name} {how}"] = problem
     changed = whole | {"latest": "step_00000001"}  # or every trial could pass without a comparison
     seen = bool(broken_run(folder, "kill", first.operations // 2, changed))
     print(json.dumps({"operations": first.operations, "trials": trials, "wrong": wrong, "differences_seen": seen}))

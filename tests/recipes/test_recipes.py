@@ -10,11 +10,9 @@ from torch import nn
 from modalities.contract import find_modality
 from modalities.text.rows import RowMix
 from recipes import find_recipe, list_recipes
-from recipes.config import ConfigError, Model, Optim, Recipe, resolve
+from recipes.config import ConfigError, Model, Optim, resolve
 from recipes.estimate import build_on_meta, describe
 from recipes.optim import lr_factor, parameter_groups
-from recipes.registry import Recipes
-from recipes.runs import load_weights
 from zoo import create_model, list_models
 from zoo.layers import SSMax
 from zoo.priors import Prior
@@ -83,34 +81,12 @@ def test_the_tokenizer_of_the_data_is_the_models():
         config("nowhere.json")
 
 
-def test_context_extension_starts_from_a_finished_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recipe = find_recipe("text.bam_extend_ggd_ssmax_120m")
-    describe(resolve(recipe, world=8))  # a dry run needs none
-    with pytest.raises(ConfigError, match=r"text\.bam_ggd_ssmax_120m"):
-        load_weights(None, recipe.model.init_from)
-
-
 def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(ConfigError, match=r"text\.ggd_ssmax_tiny"):
         find_recipe("text.ggd_ssmx_tiny")
     for name in ("audio.ggd_tiny", "tiny", ""):
         with pytest.raises(ConfigError, match=repr(name)):
             find_recipe(name)
-
-
-def test_recipes_are_added_by_name_and_for_every_model():
-    table = Recipes("text")
-
-    @table.add
-    def ggd_tiny() -> Recipe:
-        return Recipe("text.ggd_tiny", "text", Model("text_ggd_tiny"), None)
-
-    table.add_methods("tiny", lambda method: method)
-    assert table["ggd_tiny"] is ggd_tiny and table["rope_ssmax_tiny"]() == "rope_ssmax"
-    assert len(table) == len(list_models("text_*_tiny", modality="text"))
-    table.add_methods("long", lambda method: method, model_size="tiny")
-    assert table["rope_long"]() == "rope"
 
 
 def test_warm_up_then_cosine_to_the_floor():

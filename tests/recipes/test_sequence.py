@@ -120,28 +120,6 @@ def test_ranks_that_share_lines_are_one_rank(name, four):
     assert len(errors) > 20 and max(errors.values()) < 2e-5, {k: v for k, v in errors.items() if v >= 2e-5}
 
 
-def dna_shares() -> list[list[float]]:
-    """(loss, bits per base) of one rank, and this rank's shares among four; of both strands of rows that end in padding."""
-    from modalities.dna.model import build, next_token_loss
-
-    torch.manual_seed(0)
-    config = dict(vocab_size=7, num_targets=4, tokenizer="bases", strands="both", position="cable", lanes="beside")
-    model = build(**SMALL | config)
-    batch = batch_of(documents=False)
-    batch["tokens"] = (batch["tokens"] % 4).index_fill(1, torch.tensor([0]), 5)
-    batch["segments"][:, -20:] = -1
-    results = []
-    for model.sequence in (None, group(4)):
-        loss, metrics = next_token_loss(model, batch)
-        results.append([float(loss), float(metrics["bits_per_base"])])
-    return results
-
-
-def test_shares_of_dna_add_up_to_the_loss_and_bits_of_one_rank(four):
-    wholes, shares = zip(*four(dna_shares), strict=True)
-    assert [sum(share) for share in zip(*shares, strict=True)] == pytest.approx(wholes[0], abs=2e-6)
-
-
 class Reads(Outside):
     """A prior that reads the layer's input, and does not say how."""
 

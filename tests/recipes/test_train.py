@@ -12,9 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from modalities import contract
 from modalities.text import MODALITY, CausalLM
-from modalities.text.data import open_heldout
 from recipes import engine, find_recipe
 from recipes.config import ConfigError, resolve
 from recipes.during import Findings, Sample
@@ -366,15 +364,6 @@ def test_samples_are_written_on_the_way_and_training_does_not_move(whole, tmp_pa
     (folder / "samples/step_00000009.txt").write_text("of a step that is gone")
     assert run(folder, *settings, resume="auto") == 0
     assert {path.name: path.read_text() for path in (folder / "samples").iterdir()} == pages
-
-
-def test_prompts_are_of_held_out_data():
-    recipe = find_recipe("text.ggd_tiny")
-    prompts = MODALITY.prompts(recipe.data, 3)
-    texts = [document.text for document in open_heldout(recipe.data.source, recipe.data.tokenizer).items]
-    assert len(set(prompts)) == 3 and all(any(prompt in text for text in texts) for prompt in prompts)
-    dna = contract.find_modality("dna").prompts(replace(find_recipe("dna.ggd_tiny").data, source="yeast-chr01"), 2)
-    assert [len(prompt) for prompt in dna] == [31, 31] and set("".join(dna)) <= set("ACGT")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import causal_lm_loss
+from modalities.decoder.tokenizers import open_tokenizer, spells
 from modalities.decoder.training import check_tokenizer, decoder_cost, heldout_prompts, random_rows, target_weight
 from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
@@ -36,15 +38,20 @@ def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooMod
 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:
-    from modalities.text.outside import OUTSIDE
+    """A causal LM of transformers; a folder of our own format is the zoo's model again, behind the folder's tokenizer."""
+    import modalities.text.hf  # noqa: F401  the Auto classes know the format then
+    from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 
-    return OUTSIDE.load(name)
+    model = open_causal_lm(name)
+    if isinstance(decoder := model.base_model, CausalLM):
+        decoder.config = replace(decoder.config, tokenizer=f"hf:{name}")
+        return decoder, True
+    return OutsideDecoder(model, name), True
 
 
 def _claim_outside(name: str) -> float:
-    from modalities.text.outside import OUTSIDE
-
-    return OUTSIDE.claim(name)
+    """A half where the tokenizer spells a sentence: one whose vocabulary is mostly another modality's claims more."""
+    return 0.5 if spells(open_tokenizer(name), "The pass key is 48213. Remember it.") else 0.0
 
 
 _heldout = partial(first_heldout, build_loader)

@@ -86,14 +86,8 @@ class PackedDataset(Dataset):
 
     def identity(self) -> dict[str, Any]:
         """What decides a sample besides its number; see `modalities.loading`."""
-        return {
-            "kind": "packed",
-            "fingerprint": self.corpus.fingerprint,
-            "seed": self.seed,
-            "context": self.context,
-            "mix": self.mix.identity(),
-            "shuffle": self.shuffle,
-        }
+        key = {"kind": "packed", "fingerprint": self.corpus.fingerprint, "seed": self.seed, "context": self.context}
+        return key | {"mix": self.mix.identity(), "shuffle": self.shuffle}
 
     def padding_row(self) -> dict[str, torch.Tensor]:
         """A row of nothing but padding: it adds no target."""
@@ -307,11 +301,5 @@ class TextStream:
 
     def identity(self) -> dict[str, Any]:
         config = self.config
-        return {
-            "kind": "streaming",
-            "source": config.source,
-            "tokenizer": self.tokenizer.fingerprint,
-            "seed": config.seed,
-            "context": config.context,
-            "mix": config.row_mix.identity(),
-        }
+        key = {"kind": "streaming", "source": config.source, "tokenizer": self.tokenizer.fingerprint}
+        return key | {"seed": config.seed, "context": config.context, "mix": config.row_mix.identity()}

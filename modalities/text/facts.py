@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -162,7 +162,9 @@ class Grammar:
 
 def _grammar(wordings: list[list[str]], invented: float = 0.0, **lists: str | list[str]) -> Grammar:
     """A grammar of the file, whose names are people, adjectives with things, and places."""
-    words = {name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()}
+    words: dict[str, Any] = {
+        name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()
+    }
     people, adjectives, things, places = (words.pop(name) for name in ("people", "adjectives", "things", "places"))
     phrases = tuple(f"{adjective} {thing}" for adjective in adjectives for thing in things)
     pairs = tuple((statement, question) for statement, question in wordings)

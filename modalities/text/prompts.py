@@ -8,10 +8,9 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
     heldout      facts of the held-out grammar of `modalities.text.facts`; training facts have other names and wordings
     train        the same of the training grammar: its names, and wordings of its list
     invented     the same in wordings that are invented on the spot, as three quarters of those in training are
-    paraphrased  held-out facts, half of them stated with the value before the subject, and held-out questions that repeat
-                 the subject alone
-    train_paraphrased  the same of the training grammar's lists, a quarter of what `data.facts_paraphrased` trains on; its
-                 facts without a name are asked as stated. Questions of all other templates repeat the words before the value
+    paraphrased  held-out facts, half of them stated with the value before the subject, asked for by the subject alone;
+                 questions of other templates repeat the words before the value
+    train_paraphrased  the same of the training grammar's lists; facts without a name are asked as stated
     mohtashami   the passkey prompt of Mohtashami & Jaggi (arXiv 2305.16300): a task description, the key said twice
     bam          the same as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the filler, a key
                  of six digits without a leading 0, the first of which the prompt gives away
@@ -237,17 +236,15 @@ class Template:
         for name, least in (("facts", 1), ("distractors", 0), ("given", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        template, grammars = f"template {self.name!r}", ", ".join(GRAMMARS)
         if self.facts > 1 and self.grammar is None:
-            names = ", ".join(GRAMMARS)
-            raise ValueError(f"template {self.name!r} states one fact, got facts={self.facts}: {names} state several")
+            raise ValueError(f"{template} states one fact, got facts={self.facts}: {grammars} state several")
         if self.values != "digits" and self.distractors:
             raise ValueError(f"distractors are numbers of five digits: expected values='digits', got {self.values!r}")
         if self.values != "digits" and self.grammar is None:
-            names = ", ".join(GRAMMARS)
-            raise ValueError(f"template {self.name!r} hides digits, got values={self.values!r}: {names} have others")
+            raise ValueError(f"{template} hides digits, got values={self.values!r}: {grammars} have others")
         if self.given and self.name not in PUBLISHED:
-            names = " and ".join(PUBLISHED)
-            raise ValueError(f"template {self.name!r} gives no digit away, got prefix_digits={self.given}: {names} do")
+            raise ValueError(f"{template} gives no digit away, got prefix_digits={self.given}: mohtashami and bam do")
 
     @property
     def grammar(self) -> Grammar | None:

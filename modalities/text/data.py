@@ -84,7 +84,7 @@ class PackedDataset(Dataset):
         row = self._window(order, ends, int(windows[position]) * self.context)
         return self.mix(row, [self.seed, _MIX, index], self.tokenizer)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What decides a sample besides its number; see `modalities.loading`."""
         key = {"kind": "packed", "fingerprint": self.corpus.fingerprint, "seed": self.seed, "context": self.context}
         return key | {"mix": self.mix.identity(), "shuffle": self.shuffle}
@@ -299,7 +299,7 @@ class TextStream:
             rows, states = zip(*islice(samples, self.micro_batch), strict=True)
             yield collate(list(rows)), [], states[-1]
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         config = self.config
         key = {"kind": "streaming", "source": config.source, "tokenizer": self.tokenizer.fingerprint}
         return key | {"seed": config.seed, "context": config.context, "mix": config.row_mix.identity()}

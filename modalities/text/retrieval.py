@@ -151,7 +151,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
     def filler(self) -> str:
         return self.settings.filler or self.default_filler or default_haystack(self.settings.template or "own")
 
-    def identity(self, model: Decoder) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, object]:
         template = self.templates[0]
         return {
             "seed": self.settings.seed,

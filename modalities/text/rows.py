@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +48,7 @@ class RowMix:
             return facts_row(row, rng, tokenizer, self.weight, self.grammar)
         return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
 
-    def identity(self) -> dict[str, Any] | None:
+    def identity(self) -> dict[str, object] | None:
         """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
         if not self.facts and not self.copies:
             return None
@@ -96,7 +95,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
     spare = len(row["tokens"]) - 1 - sum(part.shape[1] for part in (*statements, *answers))
     text = _plain(row, tokenizer)[:, :spare]
     places = np.sort(rng.choice(sentence_ends(text[0].astype(np.int64), tokenizer), size=len(statements)))
-    pieces, done = [_bos(tokenizer)], 0
+    pieces, done = [text[:, :0]], 0
     for place, statement in zip(places, statements, strict=True):
         pieces += [text[:, done:place], statement]
         done = place
@@ -117,13 +116,13 @@ def copies_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer) -> Row:
     if rng.random() < 0.5:
         stretch = stretch[:, rng.permutation(done)]
         first = stretch * [[1], [0]]
-    pieces, total = [_bos(tokenizer), first], 1 + done
+    pieces, total = [first], 1 + done
     while total < length:
         between = text[:, done : done + int(rng.integers(0, BETWEEN + 1))]
         pieces += [between, stretch]
         done += between.shape[1]
         total += between.shape[1] + stretch.shape[1]
-    return _row(np.concatenate(pieces, axis=1)[:, :length], row, tokenizer)
+    return _row(np.concatenate(pieces, axis=1)[:, : length - 1], row, tokenizer)
 
 
 # Pieces of rows are (2, N): token ids, and what each counts in the loss.
@@ -143,10 +142,6 @@ def _ask(fact: Fact, tokenizer: Tokenizer, weight: float) -> tuple[np.ndarray, n
     return statement, answer, statement.shape[1] + answer.shape[1]
 
 
-def _bos(tokenizer: Tokenizer) -> np.ndarray:
-    return np.array([[tokenizer.bos_id], [1.0]])
-
-
 def _plain(row: Row, tokenizer: Tokenizer) -> np.ndarray:
     """The text of a row, without BOS and padding."""
     tokens = row["tokens"][(row["segments"] >= 0) & (row["tokens"] != tokenizer.bos_id)].numpy()
@@ -154,7 +149,8 @@ def _plain(row: Row, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _row(pieces: np.ndarray, like: Row, tokenizer: Tokenizer) -> Row:
-    """One document, padded to the length of `like`."""
+    """One document of BOS and the pieces, padded to the length of `like`."""
+    pieces = np.concatenate([[[tokenizer.bos_id], [1.0]], pieces], axis=1)
     count = pieces.shape[1]
     tokens, segments = torch.full_like(like["tokens"], tokenizer.pad_id), torch.full_like(like["segments"], -1)
     weights = torch.zeros(len(tokens))

@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -29,6 +29,10 @@ from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, op
 from modalities.files import data_folder, fetch_command, near_file
 from zoo.errors import require
 from zoo.naming import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerBase
 
 _ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("bpe-1k", "bpe-4k")  # assets/NAME.json; assets/README.md says how they were made
@@ -87,7 +91,7 @@ class ByteTokenizer(Tokenizer):
 class BPETokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, `backend`."""
 
-    def __init__(self, backend: Any, *, name: str, bos_id: int, eos_id: int, pad_id: int) -> None:
+    def __init__(self, backend: Backend, *, name: str, bos_id: int, eos_id: int, pad_id: int) -> None:
         self.backend = backend
         self.name = name
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
@@ -116,7 +120,7 @@ class OutsideTokenizer(Tokenizer):
     Where it puts a space before a text, as sentencepiece does, a space that begins the text is left out.
     """
 
-    def __init__(self, inner: Any, name: str) -> None:
+    def __init__(self, inner: PreTrainedTokenizerBase, name: str) -> None:
         self.inner, self.name = inner, f"hf:{name}"
         self.vocab_size = len(inner)
         self.bos_id = start_id(inner, name)
@@ -224,7 +228,7 @@ def _load_json(spec: str, path: Path, split_digits: bool = False, **special: str
 
 
 def _special_id(
-    backend: Any, spec: str, role: str, named: str | None, names: Sequence[str], default: int | None = None
+    backend: Backend, spec: str, role: str, named: str | None, names: Sequence[str], default: int | None = None
 ) -> int:
     """The id of a special token: the named one, else the first known name, else the default, else an error."""
     for name in (named,) if named else names:
@@ -236,7 +240,7 @@ def _special_id(
     raise ValueError(f"tokenizer {spec!r}: no {role} token; looked for {looked_for}; give one as 'FILE.json?{role}=…'")
 
 
-def _finish(backend: Any, name: str, bos: int, eos: int, pad: int, split_digits: bool) -> BPETokenizer:
+def _finish(backend: Backend, name: str, bos: int, eos: int, pad: int, split_digits: bool) -> BPETokenizer:
     if not split_digits:
         return BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad)
     from tokenizers import pre_tokenizers

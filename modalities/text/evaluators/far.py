@@ -73,7 +73,7 @@ class Far(HaystackEvaluator[FarSettings]):
     def filler(self) -> str:
         return self.settings.filler
 
-    def identity(self, model: Decoder) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, object]:
         template = Template(self.settings.template, self.settings.depths)
         assert template.grammar is not None
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ class TextHeads(Heads, HaystackEvaluator):
     def filler(self) -> str:
         return self.settings.filler or default_haystack(self.settings.template)
 
-    def identity(self, model: Decoder) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, object]:
         grammar = Template(self.settings.template).grammar
         kept = super().identity(model) | {"hay": self.haystack(model).fingerprint}
         return kept | ({"grammar": grammar.fingerprint} if grammar else {})

@@ -48,7 +48,7 @@ class Perplexity(TextEvaluator[LengthSettings]):
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.lengths_for(model)
 
-    def identity(self, model: Decoder) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, object]:
         text = self.heldout_for(model).fingerprint
         return {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ class TextSinks(Sinks, TextEvaluator):
 
     settings_class = SinkSettings
 
-    def identity(self, model: Decoder) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, object]:
         return super().identity(model) | {"text": self.heldout_for(model).fingerprint}
 
     def probe(self, model: Decoder, index: int) -> Probe:

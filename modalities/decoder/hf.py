@@ -396,20 +396,18 @@ def register(config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm
     AutoTokenizer.register(config, fast_tokenizer_class=PreTrainedTokenizerFast, exist_ok=True)
 
 
-def _exempt_from_decay() -> None:
-    """Make Trainer leave undecayed what `ZooModel.no_weight_decay` names; it knows layers by their types alone."""
-    original = Trainer.get_decay_parameter_names
-
-    @wraps(original)
-    def decayed(self: Trainer, model: nn.Module) -> list[str]:
-        ours = ((prefix, module) for prefix, module in model.named_modules() if isinstance(module, ZooModel))
-        exempt = {f"{prefix}.{name}".lstrip(".") for prefix, module in ours for name in module.no_weight_decay()}
-        return [name for name in original(self, model) if name not in exempt]
-
-    Trainer.get_decay_parameter_names = decayed  # type: ignore[method-assign]
+_decay_parameter_names = Trainer.get_decay_parameter_names
 
 
-_exempt_from_decay()
+@wraps(_decay_parameter_names)
+def _decay_no_prior(self: Trainer, model: nn.Module) -> list[str]:
+    """Leave out what `ZooModel.no_weight_decay` names; Trainer knows layers by their types alone."""
+    ours = ((prefix, module) for prefix, module in model.named_modules() if isinstance(module, ZooModel))
+    exempt = {f"{prefix}.{name}".lstrip(".") for prefix, module in ours for name in module.no_weight_decay()}
+    return [name for name in _decay_parameter_names(self, model) if name not in exempt]
+
+
+Trainer.get_decay_parameter_names = _decay_no_prior  # type: ignore[method-assign]
 
 
 def complete_folder(folder: Path, config: PriorzooConfig) -> None:

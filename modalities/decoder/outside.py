@@ -239,7 +239,11 @@ class OutsideDecoder(nn.Module):
         if not isinstance(kernel, Observer):
             yield
             return
-        _register()
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+        AttentionInterface.register(OBSERVED, _observed)
+        AttentionMaskInterface.register(OBSERVED, sdpa_mask)
         implementation, adapted = self.model.config._attn_implementation, has_priors(self.model)
         calls, see = 0, kernel.see
 
@@ -260,10 +264,8 @@ class OutsideDecoder(nn.Module):
             if not adapted:
                 self.model.set_attn_implementation(implementation)
         if calls != self.config.num_layers:
-            raise ValueError(
-                f"hf:{self.config.name}: attention of {self.model.config.model_type} cannot be seen: {calls} of "
-                f"{self.config.num_layers} layers take their function from transformers' AttentionInterface"
-            )
+            name, layers = f"hf:{self.config.name}: attention of {self.model.config.model_type}", self.config.num_layers
+            raise ValueError(f"{name} cannot be seen: {calls} of {layers} layers use transformers' AttentionInterface")
 
 
 def open_causal_lm(name: str) -> PreTrainedModel:
@@ -309,11 +311,3 @@ def _observed(
     if (observer := _OBSERVER.get()) is not None:  # None in another thread, which reads with the same model
         observer.see(AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask))
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-
-
-def _register() -> None:
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    AttentionInterface.register(OBSERVED, _observed)
-    AttentionMaskInterface.register(OBSERVED, sdpa_mask)

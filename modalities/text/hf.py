@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.tokenizers import make_fast
@@ -26,19 +27,13 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     special = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
     if isinstance(tokenizer, BPETokenizer):
         return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), **special)
-    vocabulary = _byte_letters() | {f"<{role}>": number for role, number in special.items()}
+    vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    vocabulary |= {f"<{role}>": number for role, number in special.items()}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     # A text that spells "<bos>" is bytes like any other.
     return make_fast(backend, split_special_tokens=True, **special)
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letter that ByteLevel writes for each byte: of printable Latin-1 itself, of the others those from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class PriorzooTextConfig(PriorzooConfig):

@@ -142,7 +142,7 @@ class OutsideTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are left out too."""
         known = [i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size]
-        return self.inner.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(self.inner.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 @lru_cache(maxsize=8)

@@ -219,8 +219,9 @@ def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Monitor
             for key, value in settings.items():
                 if key not in parsers:
                     raise ValueError(f"{name} has no setting {key!r}; {nearest(key, parsers)}")
-                if parsers[key] is not None and isinstance(value, str | int | float):  # as on the command line
-                    value = parsers[key](str(value))
+                parse = parsers[key]
+                if parse is not None and isinstance(value, str | int | float):  # as on the command line
+                    value = parse(str(value))
                 settings[key] = tuple(value) if isinstance(value, list) else value
             chosen = known[name].settings_class(**settings)
             if name in samplers:

@@ -305,7 +305,7 @@ class Engine:
             sync_tree(partial)
         # The lead's listing, of which every rank reads its share.
         names = self.gather(sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file()))[0]
-        files = {}
+        files: dict[str, Any] = {}
         for share in self.gather(file_digests(partial, names[ranks.rank :: ranks.world])):
             files |= share
         if ranks.lead:

@@ -424,7 +424,8 @@ def check_same(plan: Plan, folder: Path) -> None:
     keys = ["name", "modality", "train.batch", "train.seed", "optim.name"]
     keys += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
     for key in keys:
-        before, now = old, new
+        before: Any = old
+        now: Any = new
         for part in key.split("."):
             before, now = (tree.get(part) if isinstance(tree, dict) else None for tree in (before, now))
         if before != now:

@@ -131,7 +131,7 @@ def find_trackers(text: str) -> list[str]:
 
 
 class Trackers:
-    """Open trackers of a run; closing tells each whether an error ended the run."""
+    """Open trackers of a run."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
@@ -152,11 +152,13 @@ class Trackers:
 
 @contextmanager
 def open_trackers(text: str, run: RunFolder, plan: Plan, step: int) -> Iterator[Trackers]:
-    """The trackers of `train.report_to` for a run that has come to `step`."""
+    """The trackers of `train.report_to` for a run that has come to `step`; closing tells each whether an error ended it."""
+    trackers = [TRACKERS[name](run, plan, step) for name in find_trackers(text)]
     failed = True
-    with ExitStack() as closing:  # one that fails keeps none of the others open
-        trackers = [TRACKERS[name](run, plan, step) for name in find_trackers(text)]
-        for tracker in trackers:
-            closing.callback(lambda tracker=tracker: tracker.close(failed=failed))
+    try:
         yield Trackers(trackers)
         failed = False
+    finally:
+        with ExitStack() as closing:  # one that fails keeps none of the others open
+            for tracker in trackers:
+                closing.callback(tracker.close, failed=failed)

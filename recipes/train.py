@@ -89,7 +89,10 @@ class Trainer:
         """Make model, data and engine, as they were in `checkpoint` where there is one."""
         recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
         torch.manual_seed(settings.seed)
-        self.source, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
+        self.source: Path | None = None
+        universal = False
+        if checkpoint:
+            self.source, universal = loadable(checkpoint, self.plan, ranks)
         share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch or 1}
         model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
         backend.check_sequence(model, settings.sequence_parallel)

@@ -39,7 +39,7 @@ def read(path: Path) -> None:
     ending = path.name.partition(".")[2].removesuffix(".gz")
     if ending in ("txt", "jsonl", "parquet"):
         list(open_source(str(path)))
-    elif ending in ("png", "jpg"):
+    elif ending == "png":
         decode_image(path.read_bytes())
     elif ending == "tar":
         images = open_images(f"wds:{path}", "all")
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
                 read(path)
         except ValueError as error:
             refused += 1
-            assert name in str(error) or name in ("a.png", "a.jpg"), f"{kind}: {error}"
+            assert name in str(error) or name == "a.png", f"{kind}: {error}"
             assert "\n" not in str(error).strip()
         assert peak.bytes < 64 * 2**20
     assert refused >= (1 if name == "a.txt" else 2)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from recipes import verify
-from recipes.checkpoints import checkpoint_facts, complete_checkpoints, quarantine, seal
+from recipes.checkpoints import checkpoint_facts, complete_checkpoints, convert, damage, quarantine, seal
 from recipes.config import ConfigError
 from recipes.runs import RunFolder, RunLock, load_run, new_run_dir, newest_run_dir
 from tests.recipes.test_train import SMALL, curve, main, run
@@ -67,6 +67,25 @@ def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
     assert not mark.exists()
     load_run(copy)  # safetensors alone
     assert run(tmp_path / "other", f"model.init_from={copy}") == 0 and not mark.exists()
+
+
+def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
+    assert run(tmp_path / "run", "train.zero_stage=1", "evaluate.every=0") == 0
+    newest, mark = RunFolder(tmp_path / "run").checkpoints()[-1], tmp_path / "executed"
+    poison(next(newest.glob("*optim_states.pt")), mark)
+    with pytest.raises(ConfigError, match="nothing in it was executed"):
+        convert(newest, newest.with_name("converted"))
+    assert not mark.exists() and not list(newest.parent.glob("*converted*"))
+
+
+@pytest.mark.parametrize(
+    "files", [[], {"a": 1}, {"../a": {"bytes": 0, "sha256": ""}}, {"a": {"bytes": "x", "sha256": 3}}]
+)
+def test_hostile_digests_are_damage(files, tmp_path):
+    (tmp_path / "a").write_text("x")
+    facts = {"step": 1, "world": 1, "zero_stage": 0, "precision": "fp32", "files": files}
+    (tmp_path / "complete.json").write_text(json.dumps(seal(facts)))
+    assert damage(tmp_path)
 
 
 def test_a_checkpoint_written_before_digests_is_read(copy, capsys):

@@ -32,13 +32,11 @@ def test_a_log_has_a_line_now_and_then(monkeypatch):
     ]
 
 
-def test_scoring_tells_every_layer_and_leaves_no_hook():
-    model, told = CausalLM(TextConfig(**SMALL)).eval(), []
+def test_scoring_counts_every_layer_and_leaves_no_hook():
+    model, counts = CausalLM(TextConfig(**SMALL)).eval(), []
     tokens = torch.arange(17)[None]
-    token_nll(model, tokens[:, :-1], tokens[:, 1:], advance=told.append)
-    assert told == [5, 5, 6] and not any(layer._forward_hooks for layer in model.layers)
-    dna = DnaDecoder(DnaConfig(**SMALL)).eval()
-    for strands in ("one", "both"):
-        told.clear()
-        score_windows(dna, np.zeros((2, 30), np.uint8), strands=strands, batch_tokens=30, advance=told.append)
-        assert sum(told) == 60
+    token_nll(model, tokens[:, :-1], tokens[:, 1:], advance=counts.append)
+    assert counts == [5, 5, 6] and not any(layer._forward_hooks for layer in model.layers)
+    dna, counts = DnaDecoder(DnaConfig(**SMALL)).eval(), []
+    score_windows(dna, np.zeros((2, 30), np.uint8), strands="both", batch_tokens=30, advance=counts.append)
+    assert sum(counts) == 60

@@ -81,14 +81,6 @@ def test_the_tokenizer_of_the_data_is_the_models():
         config("nowhere.json")
 
 
-def test_an_unknown_recipe_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"text\.ggd_ssmax_tiny"):
-        find_recipe("text.ggd_ssmx_tiny")
-    for name in ("audio.ggd_tiny", "tiny", ""):
-        with pytest.raises(ConfigError, match=repr(name)):
-            find_recipe(name)
-
-
 def test_warm_up_then_cosine_to_the_floor():
     optim = Optim(lr=1.0, warmup=10, floor=0.1)
     factors = [lr_factor(step, optim, 111) for step in range(111)]

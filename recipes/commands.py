@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from zoo.bounds import check_fields
 from zoo.cli import call as call_app
 
 
@@ -21,6 +22,17 @@ class ConfigError(ValueError):
 
 class CommandError(ValueError):
     """A command that cannot be carried out as written."""
+
+
+def replace_setting(recipe: object, key: str, value: Any, place: str) -> None:
+    """Set `section.name` of a recipe; ConfigError, naming the place, where it does not fit the field."""
+    section, name = key.split(".")
+    try:
+        changed = dataclasses.replace(getattr(recipe, section), **{name: value})  # a data configuration checks itself
+        check_fields(changed, f"{section}.")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: {error}") from None
+    setattr(recipe, section, changed)
 
 
 def call(function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str) -> int:

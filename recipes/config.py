@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from recipes.commands import ConfigError
+from recipes.commands import ConfigError, replace_setting
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.errors import require
 from zoo.inputs import parse_json
@@ -177,17 +177,6 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
         _settle_option(recipe.model, path[0], setting)
         set_nested(recipe.model.options, path, value, setting)
     return recipe, overridden_keys
-
-
-def replace_setting(recipe: Recipe, key: str, value: Any, place: str) -> None:
-    """Set `section.name` of a recipe; ConfigError, naming the place, where it does not fit the field."""
-    section, name = key.split(".")
-    try:
-        changed = dataclasses.replace(getattr(recipe, section), **{name: value})  # a data configuration checks itself
-        check_fields(changed, f"{section}.")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place}: {error}") from None
-    setattr(recipe, section, changed)
 
 
 def _settle_option(model: Model, name: str, setting: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipes.config import ConfigError, replace_setting
+from recipes.commands import ConfigError, replace_setting
 from zoo.inputs import read_json
 from zoo.naming import nearest
 from zoo.registry import model_entry

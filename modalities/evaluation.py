@@ -121,7 +121,7 @@ class Cell:
 
     name: str
     cost: int
-    data: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    data: Row = field(default_factory=dict, compare=False)
 
 
 # ------------------------------------------------------------------------------------------------ evaluators

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from zoo.files import make_temporary, replacing
 from zoo.naming import did_you_mean
@@ -88,7 +88,7 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]], *, delimiter: str = ",") -> None:
+def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
     """Rows under a header of all their columns, in order of first appearance; list values are left out."""
     columns = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list))
     with replacing(path) as file:

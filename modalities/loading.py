@@ -8,8 +8,8 @@ entry per worker, so it cannot resume with another number of workers or ranks.)
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -28,8 +28,6 @@ _ROUNDS = 4
 
 
 class Source(Protocol):
-    """What both kinds of data have in common."""
-
     @property
     def report(self) -> object:
         """str() of it says what was converted or skipped; where batches come with events, it has `extend(events)`."""
@@ -51,10 +49,8 @@ class Stream(Source, Protocol):
     """Endless batches read in order, one independent sequence per (rank, worker)."""
 
     def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Arrays, Events, Any]]:
-        """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches.
-
-        state: that of batch `done` − 1, or None at the start; a stream that can seek may ignore it and give None.
-        """
+        """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches. state: that of the batch
+        before, or None at the start; a stream that can seek may ignore it and give None."""
 
 
 S = TypeVar("S", bound=Source)
@@ -134,9 +130,8 @@ class IndexedLoader(_Loader[Samples]):
 
     def _numbers(self, start: int) -> Iterator[list[int]]:
         step = self.micro_batch * self.world
-        while self.source.size is None or start < self.source.size:
-            yield list(range(start + self.rank, start + step, self.world))
-            start += step
+        for first in itertools.count(start, step) if self.source.size is None else range(start, self.source.size, step):
+            yield list(range(first + self.rank, first + step, self.world))
 
     def state_dict(self) -> State:
         """The next global sample, and the identity of the samples."""
@@ -208,16 +203,13 @@ class FirstBatches:
         self.loader, self.count = loader, -(-samples // (loader.micro_batch * loader.world))
 
     def __iter__(self) -> Iterator[Batch]:
-        return islice(self.loader, self.count)
+        return itertools.islice(self.loader, self.count)
 
 
 def first_heldout(
     build_loader: Callable[..., IndexedLoader], data: object, *, samples: int, rank: int, world: int, micro_batch: int
 ) -> FirstBatches:
-    """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share.
-
-    build_loader: (data, *, split, rank, world, micro_batch) → the `IndexedLoader` of a one-pass split.
-    """
+    """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share."""
     micro = min(micro_batch, -(-samples // world))
     return FirstBatches(build_loader(data, split="heldout", rank=rank, world=world, micro_batch=micro), samples)
 
@@ -226,9 +218,8 @@ def first_heldout(
 
 
 class Rows(Protocol):
-    """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and whatever else it
-    records of a sample; size and identity as in `Samples`. Where it has torch's `__getitems__(numbers)`, the rows of a batch
-    are read in one call."""
+    """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and other entries. Where it
+    has torch's `__getitems__(numbers)`, the rows of a batch are read in one call."""
 
     size: int | None
 
@@ -306,8 +297,8 @@ def hash64(*words: int | np.ndarray) -> np.ndarray:
 def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
     """Where a random permutation of 0..size−1 sends each index: (N,) int64 → (N,) int64, in O(1) memory.
 
-    A Feistel network permutes the next even power of two; results outside go through it again (cycle walking), four times
-    on average at worst. `key` selects the permutation; its words may be arrays (N,).
+    A Feistel network permutes the next even power of two; results outside go through it again (cycle walking). `key` selects
+    the permutation; its words may be arrays (N,).
     """
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)

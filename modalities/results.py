@@ -80,11 +80,11 @@ def unconverged(results: Sequence[ModelResult], score: Score, axis: str) -> list
         peers = [other for other in results if other.trained_at == result.trained_at]
         values = [row.get(score.column) for peer in peers for row in peer.rows if row[axis] == peer.trained_at]
         finite = [value for value in values if isinstance(value, float) and math.isfinite(value)]
-        own = [row.get(score.column) for row in result.rows if row[axis] == result.trained_at]
-        if not finite or not own or not isinstance(own[0], float):
+        value = next((row.get(score.column) for row in result.rows if row[axis] == result.trained_at), None)
+        if not finite or not isinstance(value, float):
             continue
         bound = max(finite) - score.within if score.unit_interval else min(finite) * (1 + score.within)
-        if not (own[0] >= bound if score.unit_interval else own[0] <= bound):  # NaN is late
+        if not (value >= bound if score.unit_interval else value <= bound):  # NaN is late
             late.append(result)
     return late
 

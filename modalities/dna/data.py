@@ -30,7 +30,7 @@ def build_loader(
 ) -> IndexedLoader:
     """The loader of one split for one rank: iterable of {"tokens", "segments", "weights", "sample"}, (B, L+1) and (B,).
 
-    "train" is endless and shuffled. Any other is one pass over that split ("heldout", or a name of the BED's) on the +
+    "train" is endless and shuffled. Each other one is one pass over that split ("heldout", or a name of the BED's) on the +
     strand, shuffled by one seed, so that the first batches represent all regions and runs compare.
 
     Raises:

@@ -224,7 +224,7 @@ def _stored(folder: Path) -> Table | None:
         return None
     try:
         table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
-        digest = hashlib.blake2b(np.memmap(folder / "bases.u8", np.uint8, mode="r"), digest_size=8)
+        digest = hashlib.blake2b(np.memmap(folder / "bases.u8", np.uint8, mode="r").data, digest_size=8)
         if table.pop("digest") == _digest(table) and table["fingerprint"] == _fingerprint(digest, table["contigs"]):
             return table
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):

@@ -2,7 +2,7 @@
 
 `load_tokenizer(spec)` knows four kinds:
 
-    "bases"      one token a base: A, C, G, T are 0, 1, 2, 3; the smallest vocabulary and the finest likelihood
+    "bases"      one token a base: A, C, G, T are 0, 1, 2, 3
     "kmer:K"     K bases a token, 1 to 8, not overlapping: the number in base 4, first base most significant
     "FILE.json"  BPE saved by the `tokenizers` library whose tokens are strings of A, C, G and T (`train_bpe` makes one)
     "hf:NAME"    the tokenizer of a folder or repository of `transformers`, over bases, k-mers or BPE
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -163,8 +164,8 @@ def _targets(vocabulary: Mapping[str, int], special: Collection[int] = ()) -> li
 class BpeTokenizer(_VocabularyTokenizer):
     """Byte-pair encoding of bases by the `tokenizers` library. Each unknown base is a token of its own.
 
-    Sequences are cut into pieces of `PIECE` bases, and no token spans two. `bases_per_token` is measured on random bases,
-    where it is some percent lower than on a genome, so that a window of that many bases rarely has too many tokens.
+    No token spans two pieces of `PIECE` bases. `bases_per_token` is measured on random bases, where it is some percent lower
+    than on a genome, so that a window of that many bases rarely has too many tokens.
     """
 
     def __init__(self, backend: Backend, name: str) -> None:
@@ -195,8 +196,8 @@ class BpeTokenizer(_VocabularyTokenizer):
 
 
 class OutsideTokenizer(_VocabularyTokenizer):
-    """A fast tokenizer of `transformers`, `inner`. Any token but the targets (N, a k-mer with N, unknown) is UNKNOWN. Bases at
-    the end that make no token are left over.
+    """A fast tokenizer of `transformers`, `inner`. Every token but the targets (N, a k-mer with N, unknown) is UNKNOWN.
+    Bases at the end that make no token are left over.
 
     library_ids: (vocab_size,) int64, the library's id of each; of UNKNOWN that of N or of the unknown token.
     """
@@ -255,13 +256,13 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bases', got {spec!r}")
     if spec == "bases":
         return _kmers(1, spec)
-    kind, _, number = spec.partition(":")
+    kind, _, name = spec.partition(":")
     if kind == "hf":
-        return _outside(number)
+        return _outside(name)
     if kind == "kmer":
-        if not number.isdecimal() or not 1 <= int(number) <= LONGEST_KMER:
+        if not name.isdecimal() or not 1 <= int(name) <= LONGEST_KMER:
             raise ValueError(f"tokenizer {spec!r}: K must be a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'")
-        return _kmers(int(number), spec)
+        return _kmers(int(name), spec)
     if spec.endswith(".json"):
         path = Path(spec)
         if not path.is_file():
@@ -315,17 +316,13 @@ def train_bpe(
 
 def _words(genome: Genome, regions: Sequence[Region], every: int) -> Iterator[str]:
     """One in `every` stretches of `WORD` bases, cut at unknown ones."""
-    stretches = (
-        (region.contig, start, min(start + WORD, region.stop))
-        for region in regions
-        for start in range(region.start, region.stop, WORD)
-    )
-    for stretch in islice(stretches, 0, None, every):
-        codes = genome.codes(*stretch)
+    starts = ((region, start) for region in regions for start in range(region.start, region.stop, WORD))
+    for region, start in islice(starts, 0, None, every):
+        codes = genome.codes(region.contig, start, min(start + WORD, region.stop))
         yield from (decode(codes[start:stop]) for start, stop in runs(codes != UNKNOWN))
 
 
-def _library(spec: str) -> Any:
+def _library(spec: str) -> ModuleType:
     try:
         import tokenizers
         import tokenizers.models

@@ -54,10 +54,7 @@ class WindowDataset(Dataset):
 
     A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
     soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, −1 in rows
-    of padding.
-
-    Raises:
-        ValueError: for regions without a known base, or no window with few enough unknown bases.
+    of padding. ValueError for regions without a known base, or no window with few enough unknown bases.
     """
 
     def __init__(

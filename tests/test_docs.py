@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import sys
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -89,15 +88,14 @@ def test_commands_name_files_recipes_and_models_that_exist() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
-    """Its blocks in order in one folder, but for `sh`; those of one language that follow each other share a process."""
+    """Its blocks in order in one folder, but for `sh`: each of Python alone in a new process, commands in one."""
     text = PAGES[page]
     assert page.stem != "first" or all(long in text for long in SHORTER)
     for long, short in SHORTER.items():
         text = text.replace(long, short)
     blocks = re.findall(r"```(python|bash)\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
-    for kind, group in groupby(blocks, key=lambda block: block[0]):
-        code = "".join(part for _, part in group)
+    for kind, code in blocks:
         words = [code]
         if kind == "bash":
             words = [COMMANDS, json.dumps([shlex.split(line) for line in code.replace("\\\n", " ").splitlines()])]

@@ -8,12 +8,15 @@ from zoo.decoding import KVCache
 from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, create_prior, list_priors, register_prior
 from zoo.registry import create_model, list_models, load_model, register_model
+from zoo.torchvision_ops import declare_before_import
 
 if TYPE_CHECKING:
     from zoo.adapters import adapt, load_adapted, save_adapted
     from zoo.priors.sums import compose
 
 __version__ = "0.6.0"
+
+declare_before_import()
 
 __all__ = [
     "KVCache",

@@ -32,7 +32,7 @@ from recipes.commands import call
 from recipes.fetchers.common import Corpus, FetchError, console
 from zoo.naming import did_you_mean
 
-MODALITIES = ("text", "vision", "dna")
+MODALITIES = {name: f"recipes.fetchers.{name}" for name in ("text", "vision", "dna")}
 
 
 def fetch_command(
@@ -49,7 +49,7 @@ def fetch_command(
         near = did_you_mean(modality, MODALITIES)
         raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(MODALITIES)}")
     try:  # text needs no other modality's packages
-        corpora: dict[str, Corpus] = importlib.import_module(f"recipes.fetchers.{modality}").CORPORA
+        corpora: dict[str, Corpus] = importlib.import_module(MODALITIES[modality]).CORPORA
     except ImportError as error:
         raise ImportError(f"{modality} needs its extra ({error}): pip install 'priorzoo[{modality}]'") from error
     place, known = data or data_folder(), [*corpora, "all"]

@@ -68,7 +68,7 @@ class Target:
 
 def modality_of(word: str) -> str | None:
     """The modality of a model's name, pattern or folder, without loading it; None where the word does not tell."""
-    if Path(word).is_dir():
+    if os.path.isdir(word):
         try:
             return stored_recipe(word)["modality"]
         except ConfigError:
@@ -198,7 +198,7 @@ def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
         model, trained = hook.load(inner)
         target = Target(name, modality, model, trained, family=name)
     else:
-        target = _folder(name) if Path(name).is_dir() else _registered(name)
+        target = _folder(name) if os.path.isdir(name) else _registered(name)
     model, label = target.model, target.label + " (untrained)" * (not target.trained)
     if overrides:
         model = override(model, overrides)

@@ -114,7 +114,7 @@ def show(
     import torch
 
     import_named(import_)
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return _show_model(_title(name), load_model(name))
     entry = model_entry(name)
     card: dict[str, Any] = dict(manifest()[resolve_tag(name)]) if "." in name else {}
@@ -227,7 +227,7 @@ def plot_prior(
     require("matplotlib", "drawing priors", "figures")
     from zoo import prior_plot
 
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         model, title = load_model(name), _title(name)
     else:
         model, title = create_model(name), name if "." in name else f"{name} (untrained)"

@@ -71,8 +71,8 @@ class TokenCorpus:
             raise FileNotFoundError(f"{folder} holds no saved corpus (no corpus.json)")
         facts = parse_json((folder / "corpus.json").read_bytes(), str(folder / "corpus.json"))
         if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
-            found = facts.get("format") if isinstance(facts, dict) else facts
-            raise ValueError(f"{folder}: format {found!r:.80}, this version reads {_FORMAT}; delete it")
+            version = facts.get("format") if isinstance(facts, dict) else facts
+            raise ValueError(f"{folder}: format {version!r:.80}, this version reads {_FORMAT}; delete it")
         tokens = _array(folder / "tokens.npy", "uint16", "uint32")
         offsets = np.array(_array(folder / "offsets.npy", "int64"))
         fields = {"ids": list, "num_bytes": int, "tokenizer": str, "fingerprint": str}

@@ -183,8 +183,8 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
     """
     tokenizer = load_tokenizer(tokenizer_spec)
     texts, size = [], 0
-    found = (d for d in open_source(spec) if split == "all" or document_split(d) == split)
-    for document in islice(found, MOST_DOCUMENTS):
+    heldout = (d for d in open_source(spec) if split == "all" or document_split(d) == split)
+    for document in islice(heldout, MOST_DOCUMENTS):
         size += len(document.text)
         if size > MOST_CHARACTERS:
             break

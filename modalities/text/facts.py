@@ -144,8 +144,8 @@ class Grammar:
             words.insert(int(rng.integers(len(words) + 1)), "{name}")
             lead = pick(rng, ("", "", " It is", f" {self.draw_word(rng, text)} {self.draw_word(rng, text)}"))
             return statement, " ".join(words) + pick(rng, ("?", ":", " ->", " =", ".", "? A:")) + lead
-        asked = [question for question in self.questions if "{noun}" in statement or "{noun}" not in question]
-        return statement, pick(rng, asked)
+        questions = [question for question in self.questions if "{noun}" in statement or "{noun}" not in question]
+        return statement, pick(rng, questions)
 
     def invent_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
         """Random words around the name, repeated by the question."""
@@ -156,8 +156,8 @@ class Grammar:
             mark = pick(rng, self.frame_marks) if rng.random() < 0.15 else ""
             frame += (pick(rng, (f"{mark} ", f" {mark} ", mark)) if mark else " ") + word
         frame += pick(rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}"))
-        asked = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? " if rng.random() < 0.3 else ""
-        return frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}.")), asked + frame
+        lead = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? " if rng.random() < 0.3 else ""
+        return frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}.")), lead + frame
 
 
 def _grammar(wordings: list[list[str]], invented: float = 0.0, **lists: str | list[str]) -> Grammar:

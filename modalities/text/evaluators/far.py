@@ -98,9 +98,9 @@ class Far(HaystackEvaluator[FarSettings]):
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        given, length = self.settings, cell.data["length"]
-        rng = np.random.default_rng([given.seed, length, cell.data["text"], given.depths])
-        template, tokenizer = Template(given.template, given.depths), load_tokenizer(model.config.tokenizer)
+        settings, length = self.settings, cell.data["length"]
+        rng = np.random.default_rng([settings.seed, length, cell.data["text"], settings.depths])
+        template, tokenizer = Template(settings.template, settings.depths), load_tokenizer(model.config.tokenizer)
         text, asked = template.draw_all(length, rng, tokenizer, self.haystack(model))
         tokens = torch.as_tensor(text, device=device_of(model))[None]
         meter = Meter(tokens.device)
@@ -109,7 +109,7 @@ class Far(HaystackEvaluator[FarSettings]):
         forced, right = self._answer(model, cache, asked)
         every = model.config.num_heads * (model.config.num_layers - 1) * len(text) * (len(text) + 1) // 2
         counted = every > 0 and tokens.device.type == "cpu"
-        found: CellValue = {
+        value: CellValue = {
             "length": length,
             "exact_match": sum(right) / len(right),
             "seconds": meter.seconds,
@@ -121,8 +121,8 @@ class Far(HaystackEvaluator[FarSettings]):
             del cache
             with skipping(False):
                 plain, _ = self._answer(model, self._read(model, tokens, model.new_cache(length)), asked)
-            found["difference"] = max(float((a - b).abs().max()) for a, b in zip(forced, plain, strict=True))
-        return found
+            value["difference"] = max(float((a - b).abs().max()) for a, b in zip(forced, plain, strict=True))
+        return value
 
     @torch.inference_mode()
     def _read(self, model: Decoder, tokens: Tensor, cache: Cache) -> Cache:
@@ -147,13 +147,13 @@ class Far(HaystackEvaluator[FarSettings]):
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = super().rows({name: {k: v for k, v in cell.items() if k != "right"} for name, cell in cells.items()})
         for row in rows:
-            mine = [cell for cell in cells.values() if cell["length"] == row["length"]]
-            right = np.array([cell["right"] for cell in mine])
+            texts = [cell for cell in cells.values() if cell["length"] == row["length"]]
+            right = np.array([cell["right"] for cell in texts])
             row["standard_error"] = standard_error(right.mean(1))
-            row["texts"], row["depths"] = len(mine), np.linspace(0, 1, right.shape[1]).tolist()
+            row["texts"], row["depths"] = len(texts), np.linspace(0, 1, right.shape[1]).tolist()
             row["by_depth"] = right.mean(0).tolist()
             if "difference" in row:
-                row["difference"] = max(cell["difference"] for cell in mine)
+                row["difference"] = max(cell["difference"] for cell in texts)
         return rows
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:

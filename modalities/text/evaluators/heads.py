@@ -46,23 +46,25 @@ class TextHeads(Heads, HaystackEvaluator):
 
     def identity(self, model: Decoder) -> dict[str, object]:
         grammar = Template(self.settings.template).grammar
-        kept = super().identity(model) | {"hay": self.haystack(model).fingerprint}
-        return kept | ({"grammar": grammar.fingerprint} if grammar else {})
+        key = super().identity(model) | {"hay": self.haystack(model).fingerprint}
+        return key | ({"grammar": grammar.fingerprint} if grammar else {})
 
     def probe(self, model: Decoder, index: int) -> Probe:
         """A prompt: its last query, which writes the answer's first token, and the answer's tokens wherever they stand."""
-        given, tokenizer = self.settings, load_tokenizer(model.config.tokenizer)
-        length = given.length or model.config.train_context
-        rng = np.random.default_rng([given.seed, length, index, *given.facts])
-        template = Template(given.template, given.facts[0], 0, 1 if given.template == "bam" else 0)
+        settings, tokenizer = self.settings, load_tokenizer(model.config.tokenizer)
+        length = settings.length or model.config.train_context
+        rng = np.random.default_rng([settings.seed, length, index, *settings.facts])
+        template = Template(settings.template, settings.facts[0], 0, 1 if settings.template == "bam" else 0)
         try:
             prompt, answer = template.draw(length, rng.random(), rng, tokenizer, self.haystack(model))
         except ValueError as error:
-            raise ValueError(f"heads: {error}; give --length" if given.length is None else f"heads: {error}") from error
+            raise ValueError(
+                f"heads: {error}; give --length" if settings.length is None else f"heads: {error}"
+            ) from error
         windows = np.lib.stride_tricks.sliding_window_view(prompt, len(answer))
         starts = np.flatnonzero((windows == answer).all(1)).tolist()
         if not starts:
-            raise ValueError(f"template {given.template!r}: the answer is cut into other tokens where it is stated")
+            raise ValueError(f"template {settings.template!r}: the answer is cut into other tokens where it is stated")
         spans = [(start, start + len(answer)) for start in starts]
         ids = torch.as_tensor(prompt, device=device_of(model))[None]
         return Probe((ids,), torch.arange(len(prompt))[:, None], rows=[len(prompt) - 1], spans=spans)

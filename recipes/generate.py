@@ -46,10 +46,11 @@ def generate_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> int:
     target = find_trained(name, device, import_)
+    config = target.model.config
     if not isinstance(target.model, Writer):
         able = " and ".join(modality.name for modality in installed_modalities() if issubclass(modality.model, Writer))
         raise CommandError(f"{target.label} continues no text; models of {able} do")
-    context = target.model.config.train_context
+    context = config.train_context
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)

@@ -130,12 +130,13 @@ class Score(FileEvaluator[RegionSettings]):
             axes[0].plot([row["length"] for row in rows], bits, **dots)
             if many and rows:
                 outline = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.6}
-                axes[1].hist(bits, bins=bin_edges(every, 60), histtype="step", **outline)
+                axes[1].hist(bits, bins=bin_edges(every, 60).tolist(), histtype="step", **outline)
         axes[0].set_xscale("log")
         axes[0].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes[0].axhline(2.0, **REFERENCE)
-        at = {"xycoords": ("axes fraction", "data"), "fontsize": 7.5, "color": "0.35", "va": "bottom"}
-        axes[0].annotate("uniform", (0.01, 2.0), **at)
+        axes[0].annotate(
+            "uniform", (0.01, 2.0), xycoords=("axes fraction", "data"), fontsize=7.5, color="0.35", va="bottom"
+        )
         axes[0].set(xlabel="length of the record (bases, log)", ylabel="bits per base", title="every record")
         if many:
             axes[1].set(xlabel="bits per base", ylabel="records", title=f"{len(results[0].rows):,} records")

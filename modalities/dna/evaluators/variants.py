@@ -156,7 +156,7 @@ class Variants(FileEvaluator[VariantSettings]):
         for result, name, axis in zip(results, short_names(results), axes, strict=True):
             rows = [row for row in result.rows if not row["reason"]]
             values = [row["llr_nats"] for row in rows]
-            bins = bin_edges(values, max(8, min(60, round(math.sqrt(len(values)) * 2)))) if values else 1
+            bins = bin_edges(values, max(8, min(60, round(math.sqrt(len(values)) * 2)))).tolist() if values else 1
             for (kind, color), dash in zip(KINDS.items(), ("-", "--", "-.", ":"), strict=True):
                 if group := [row["llr_nats"] for row in rows if row["kind"] == kind]:
                     label = f"{kind}, {len(group):,}: median {np.median(group):+.2f}"

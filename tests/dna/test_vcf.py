@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import math
+from pathlib import Path
 
 import numpy as np
 import pysam
 import pytest
 
 from modalities.dna.vcf import InfoField, Variant, check_annotation, read_variants, write_annotated
+from modalities.files import opened
 
 FIELDS = {"a": InfoField("LLR", 'a "score", in nats'), "b": InfoField("LLR_FLANK", "flanks")}
 HEAD = """##fileformat=VCFv4.3
@@ -168,3 +170,27 @@ def test_malformed_files(tmp_path, content, message):
 def test_names_that_vcf_cannot_have(name):
     with pytest.raises(ValueError, match="expected letters, digits"):
         InfoField(name, "")
+
+
+def test_every_info_field_stays(tmp_path: Path) -> None:
+    """INFO/END beside alleles of bases, and none where a record has none."""
+    info = ["END=106;DP=3", "END=120;DP=4", "END=200", "DP=4", "DP=1", "."]
+    alleles = [("ACGTACG", "A"), ("A", "G"), ("A", "<DEL>"), ("A", "G,T"), ("A", "<DEL>"), ("A", "C")]
+    lines = [
+        f"c\t{100 + 9 * n}\t.\t{a}\t{b}\t.\tPASS\t{i}" for n, ((a, b), i) in enumerate(zip(alleles, info, strict=True))
+    ]
+    fields = "".join(f'##INFO=<ID={name},Number=1,Type=Integer,Description="x">\n' for name in ("END", "DP"))
+    header = (
+        f"##fileformat=VCFv4.2\n##contig=<ID=c,length=1000>\n{fields}#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    )
+    (tmp_path / "a.vcf").write_text(header + "\n".join(lines) + "\n")
+    rows = [
+        {"chrom": v.chrom, "pos": v.pos, "ref": v.ref, "alt": v.alt, "x": math.nan if v.reason or v.alt == "T" else 0.5}
+        for v in read_variants(tmp_path / "a.vcf")
+    ]
+    for name in ("out.vcf", "out.vcf.gz"):
+        write_annotated(tmp_path / "a.vcf", tmp_path / name, {"x": InfoField("LLR", "score")}, rows)
+        with opened(tmp_path / name) as file:
+            written = [line.split("\t")[7] for line in file.read().decode().splitlines() if not line.startswith("#")]
+        added = [";LLR=0.5", ";LLR=0.5", "", ";LLR=0.5,.", "", "LLR=0.5"]
+        assert written == [(old + new).lstrip(".") for old, new in zip(info, added, strict=True)]

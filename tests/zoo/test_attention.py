@@ -167,11 +167,8 @@ def of_small_blocks(kernel: str, case: Case) -> Kernel:
 
 
 def refused(kernel: str, realised: str, case: Case) -> bool:
-    """`sdpa` serves every case, `toeplitz` all but a grid's table; a kernel of another name says so itself."""
-    if kernel in ("sdpa", "toeplitz"):
-        return kernel == "toeplitz" and case.grid is not None and realised in ("table", "both")
     leaves, options = build(case, realised)
-    call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves, case.grid), options["causal"])
+    call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves, case.grid), **options)
     return KERNELS[kernel].refuses(call) is not None
 
 

@@ -96,7 +96,8 @@ def test_decoding_a_million_tokens_in_is_precise(name: str, dtype: torch.dtype) 
     here, line = Positions.line(1, offset=length), Positions.line(length + 1)
     out = attention(x, here, cache=cache.layers[0]).double()
 
-    q, k, v = (linear(x).unflatten(2, (heads, -1)).transpose(1, 2).double() for linear in projections(attention))
+    linears = (attention.query, attention.key, attention.value)
+    q, k, v = (linear(x).unflatten(2, (heads, -1)).transpose(1, 2).double() for linear in linears)
     k, v = torch.cat([keys.to(dtype), k], dim=2), torch.cat([values.to(dtype), v], dim=2)
     everything = torch.cat([past, x], dim=1)
     bias = prior.log_prior(here, line, causal=True, x=everything.float())
@@ -108,7 +109,3 @@ def test_decoding_a_million_tokens_in_is_precise(name: str, dtype: torch.dtype) 
     error = terms.q_lanes.double() @ terms.k_lanes[:, :, near].double().mT - bias[..., near]
     counts = (weights[..., near] > 2**-40).expand_as(error)
     assert (error - error[..., -1:])[counts].abs().max() < 2**-13
-
-
-def projections(attention: Attention) -> tuple[torch.nn.Module, ...]:
-    return attention.query, attention.key, attention.value

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 from tests.device import DEVICE, some
-from zoo.attention import triton
 from zoo.attention.base import AttentionCall
-from zoo.attention.triton import TRITON, lanes
+from zoo.attention.triton import lanes
 from zoo.priors import alibi
 from zoo.priors.base import PriorTerms
 
@@ -61,18 +58,3 @@ def test_lanes_of_a_ramp_are_those_of_torch(shape: tuple[int, int, int], fewer: 
         torch.testing.assert_close(own, theirs, rtol=0, atol=0, equal_nan=True)
     of_found, of_wanted = (torch.autograd.grad((x[1].nan_to_num() * weights).sum(), ramp)[0] for x in (found, wanted))
     assert torch.equal(of_found, of_wanted) and not found[0].requires_grad
-
-
-def test_where_no_kernel_is_trusted_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None before compute capability 8.0, and none that computes what it should not."""
-    monkeypatch.setattr(triton, "Tensor", SimpleNamespace)
-    on_gpu = SimpleNamespace(device=torch.device("cuda", 0))
-    for capability, distrust, kernel in (
-        ((9, 0), None, lanes.ramp_lanes),
-        ((7, 5), None, None),
-        ((9, 0), "it is off", None),
-    ):
-        monkeypatch.setattr(TRITON, "capability", lambda device, x=capability: x)
-        monkeypatch.setattr(TRITON, "distrust", lambda device, dtype, x=distrust: x)
-        assert alibi.ramp_kernel(on_gpu) is kernel
-    assert alibi.ramp_kernel(SimpleNamespace(device=torch.device("cpu"))) is None

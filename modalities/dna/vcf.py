@@ -251,7 +251,7 @@ def write_annotated(
 
         # As lines: pysam's writer of records drops INFO/END beside alleles of bases, and adds it beside symbolic ones.
         zipped = out.suffix == ".gz"
-        with pysam.BGZFile(str(temporary), "wb") if zipped else open(temporary, "wb") as target:
+        with pysam.BGZFile(str(temporary), "wb", None) if zipped else open(temporary, "wb") as target:
             target.write(str(header).encode())
             for number, record in enumerate(_records(path, source), start=1):
                 alleles = _alleles(record)

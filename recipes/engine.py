@@ -7,10 +7,12 @@ takes its place.
 from __future__ import annotations
 
 import atexit
+import glob
 import os
 import shutil
 import socket
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -315,6 +317,7 @@ class Engine:
                 quarantine(folder)
             os.replace(partial, folder)
             sync(folder.parent)
+            sync(folder.parent.parent)  # the name of the folder of checkpoints
             write_text(folder.parent / "latest", folder.name)
         self.barrier()
 
@@ -335,7 +338,13 @@ class Engine:
         self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, client_state=client, save_latest=False)
 
     def _read(self, folder: Path) -> dict[str, Any]:
-        path, state = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        # DeepSpeed reads its path as a pattern: one with brackets is given by a link without them.
+        with tempfile.TemporaryDirectory() if glob.escape(str(folder)) != str(folder) else nullcontext() as scratch:
+            root = folder.parent
+            if scratch is not None:
+                root = Path(scratch, "checkpoints")
+                root.symlink_to(folder.parent.resolve())
+            path, state = self._deepspeed.load_checkpoint(str(root), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
         # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +21,7 @@ import re
 import shlex
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -45,7 +47,7 @@ from recipes.checkpoints import (
 )
 from recipes.config import ConfigError, Plan
 from zoo.errors import one_line
-from zoo.files import remove_abandoned, write_json, write_text
+from zoo.files import make_folder, remove_abandoned, write_json, write_text
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
@@ -227,12 +229,20 @@ class RunLock:
         self.path = folder / "run.lock"
         for attempts_left in reversed(range(100)):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+                make_folder(folder)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+                self._file = os.open(self.path, flags, 0o666)
             except (FileNotFoundError, FileExistsError):  # another run is removing its folder at this moment
                 if attempts_left and not folder.is_file():
                     continue
                 raise
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise ConfigError(f"{self.path} is a link, which is not followed: remove it") from error
+                raise
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                os.close(self._file)
+                raise ConfigError(f"{self.path} is not a regular file: a run's lock is one; remove it")
             self._lock(folder)
             if self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._file)):
                 break
@@ -257,8 +267,11 @@ class RunLock:
     @staticmethod
     def holder(folder: Path) -> str | None:
         """The process that holds a folder's lock, "process 12 on host, started …"; None where none does."""
+        lock = folder / "run.lock"
+        if lock.is_symlink() or not lock.is_file():  # opening a pipe waits for its writer
+            return None
         try:
-            with open(folder / "run.lock") as file:
+            with open(lock) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -316,9 +316,13 @@ def rank_state(states: list[Any], ranks: backend.Ranks) -> Any:
     return states[0] if len(states) == 1 else states[ranks.group]
 
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """A list that SIGTERM and Ctrl-C append to; after a step the ranks agree to stop, and the loop saves."""
+    """A list that signals append to: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal. After a step the ranks agree to stop, and
+    the loop saves."""
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
@@ -326,7 +330,7 @@ def stop_signals() -> Iterator[list[int]]:
         if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handle) for number in STOPS}
     try:
         yield received
     finally:
@@ -428,7 +432,7 @@ def launcher_words(words: Sequence[str]) -> list[str]:
 def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
     code = main(argv, **named)
-    if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
+    if code in (0, *(128 + number for number in STOPS)):
         backend.stop()  # only where every rank comes here: after a failure it could wait for one that does not
     backend.leave(code)
 

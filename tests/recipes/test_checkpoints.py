@@ -229,3 +229,16 @@ def test_a_live_run_is_not_continued(copy, monkeypatch, capsys):
         assert verify.main([str(copy)]) == 0 and "trains here" in capsys.readouterr().out
     finally:
         lock.release()
+
+
+def test_a_lock_is_a_file_of_its_own(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    for name in ("link", "pipe"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link/run.lock").symlink_to(tmp_path / "precious")
+    os.mkfifo(tmp_path / "pipe/run.lock")
+    for name, why in (("link", "is a link"), ("pipe", "is not a regular file")):
+        assert RunLock.holder(tmp_path / name) is None
+        with pytest.raises(ConfigError, match=why):
+            RunLock(tmp_path / name)
+    assert (tmp_path / "precious").read_text() == "precious"

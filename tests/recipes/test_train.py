@@ -110,18 +110,19 @@ def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
 
 
-def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, changed, capsys):
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "run"), (signal.SIGHUP, "lr[1e-3] [bold]a*b?[/x]")])
+def test_a_signal_saves_and_resume_is_exact(number, name, whole, tmp_path, changed, capsys):
     calls = []
 
     def interrupted(model, batch):
         calls.append(1)
         if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return MODALITY.loss(model, batch)
 
-    folder = tmp_path / "run"
+    folder = tmp_path / name.replace("/", "")
     changed(loss=interrupted)
-    assert run(folder, "evaluate.every=0", "train.save_every=0") == 128 + signal.SIGTERM
+    assert run(folder, "evaluate.every=0", "train.save_every=0") == 128 + number
     printed = " ".join(capsys.readouterr().out.split())
     assert "--set train.save_every=0 --run-dir" in printed and "--resume auto" in printed
     changed()

@@ -43,25 +43,22 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 class VisionConfig:
     """Everything that makes a vision transformer; JSON.
 
-    Attributes:
-        img_size: side of the training images in pixels, or (height, width): what priors and SSMax are initialised for.
-        patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
-        dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
-        position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of
-            one per layer, or a shorter one that is repeated, with options by name. The default, with SSMax
-            and {"train_mu": True}, is what reads pictures of 16 times the patches best (docs/RESULTS.md).
-        ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too; ssmax_start: s at the
-            start, see `SSMax`.
-        share_prior: one prior for all layers instead of one each.
-        class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
-        global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
-        drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
-        pad: pad images with zeros on the right and at the bottom up to a multiple of the patch; else such sizes are an error.
-            Patches of padding are patches like any other.
-        mean, std: what pixels in 0…1 are normalised with.
-        activation_checkpointing: recompute each block in the backward pass.
-        lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
-        logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
+    img_size: side of the training images in pixels, or (height, width): what priors and SSMax are initialised for.
+    patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
+    dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
+    position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of one
+        per layer, or a shorter one that is repeated, with options by name. The default, with SSMax and {"train_mu": True}, is
+        what reads pictures of 16 times the patches best (docs/RESULTS.md).
+    ssmax: scale logits by s·ln n, n all tokens of the image, s at the start ssmax_start; scale_prior: the prior's logits too.
+    share_prior: one prior for all layers instead of one each.
+    class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
+    global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
+    drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
+    pad: pad images with zeros on the right and at the bottom up to a multiple of the patch, as patches like any other; else
+        such sizes are an error.
+    mean, std: what pixels in 0…1 are normalised with.  activation_checkpointing: recompute blocks in the backward pass.
+    lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
+    logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
     """
 
     img_size: int | tuple[int, int] = bounded(224, 1, 2**16)

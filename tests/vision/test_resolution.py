@@ -207,6 +207,16 @@ def test_what_cannot_be_measured_is_known_before(images):
     assert ResolutionSettings(aspect=(4, 2), sizes=(32, 16, 32)) == ResolutionSettings(aspect=(2, 1), sizes=(16, 32))
 
 
+def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
+    items = images(count=300)
+    few, every = (resolution(sizes=(16,), samples=n).cells(Reader()) for n in (128, None))
+    assert [cell.name for cell in few] == ["16x16/images=0-128"]
+    assert [cell.name for cell in every] == [f"16x16/images={a}-{b}" for a, b in ((0, 128), (128, 256), (256, 300))]
+    identity = resolution(sizes=(16,), samples=128, batch_tokens=1).identity(Reader())
+    assert identity == {"images": "greys", "mode": "native", "fit": "crop", "scales": []}
+    assert items.order.tolist() == np.random.default_rng(0).permutation(300).tolist()
+
+
 # ---- controls ----
 
 

@@ -233,6 +233,13 @@ def test_the_loss_is_the_class_tokens_and_the_maps(stored):
     assert torch.allclose(loss(model, alone)[0], (expected - token) / MAP_WEIGHT) and weight(alone) == (5.0, 5)
 
 
+def test_the_cost_of_many_shapes_is_their_mean_and_memory_is_of_the_largest(stored):
+    alone = {shape: MODALITY.cost(small(), config(stored, shapes=(shape,)), 4) for shape in ("24x24", "32x64")}
+    both = MODALITY.cost(small(), config(stored, shapes=tuple(alone)), 4)
+    assert both.flops == pytest.approx(sum(one.flops for one in alone.values()) / 2)
+    assert both.activation_bytes == alone["32x64"].activation_bytes > alone["24x24"].activation_bytes
+
+
 def test_heldout_windows_are_the_same_every_time_and_count_once(stored):
     heldout = MODALITY.heldout(config(stored), samples=6, rank=0, world=1, micro_batch=4)
     one, two = list(heldout), list(heldout)

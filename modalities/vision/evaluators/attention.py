@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -45,11 +46,14 @@ class ImageHeads(ImageProbes, Heads):
 class ImageSinks(ImageProbes, Sinks):
     __doc__ = Sinks.__doc__
 
-    @lru_cache(maxsize=1)  # noqa: B019  of the model that is measured
+    _sinks: ClassVar[WeakKeyDictionary[VisionTransformer, int]] = WeakKeyDictionary()
+
     def sink(self, model: VisionTransformer) -> int:
         """The class token; without one the patch with the most weight, over all layers, in the first image."""
         if model.config.class_token:
             return 0
-        layers = analyse(model, *self.probe(model, 0).inputs, full=True)
-        weights = torch.stack([layer.weights for layer in layers if layer.weights is not None])
-        return int(weights.mean(dim=(0, 1, 2, 3)).argmax())
+        if model not in self._sinks:
+            layers = analyse(model, *self.probe(model, 0).inputs, full=True)
+            weights = torch.stack([layer.weights for layer in layers if layer.weights is not None])
+            self._sinks[model] = int(weights.mean(dim=(0, 1, 2, 3)).argmax())
+        return self._sinks[model]

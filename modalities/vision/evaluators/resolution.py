@@ -94,12 +94,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         Score("top1", "top-1 accuracy", linear=True),
         Score("top5", drawn=False),
         Score("ratio", "top-1 / top-1 at the training size", linear=True, drawn=False),
-        Score("balanced_accuracy", drawn=False),
-        Score("auc", drawn=False),
-        Score("ece", drawn=False),
-        Score("reduced_top1", drawn=False),
-        Score("multi_scale_top1", drawn=False),
-        Score("enlarged_top1", drawn=False),
+        *(Score(name, drawn=False) for name in ("balanced_accuracy", "auc", "ece")),
+        *(Score(f"{control}_top1", drawn=False) for control in GAINS),
         Score("chance_top1", tabled=False, drawn=False),
         Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
         Score("multi_scale_gain", "top-1 − top-1 of the mean of sizes", linear=True, tabled=False),
@@ -181,9 +177,9 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             for k in ranks:
                 best = logits.topk(min(k, logits.shape[1]), dim=1).indices
                 sums[f"top{k}"] += int(((best == labels[:, None]).any(1) & finite).sum())
-            confidence, said = logits.double().softmax(1).max(1)
+            confidence, predicted = logits.double().softmax(1).max(1)
             answers["labels"] += labels.tolist()
-            answers["said"] += said.where(finite, -1).tolist()
+            answers["said"] += predicted.where(finite, -1).tolist()
             answers["confidence"] += np.round(confidence.where(finite, 0.0).numpy(), 6).tolist()
             answers["groups"] += groups
             if "logits" in answers:
@@ -292,13 +288,13 @@ def _row(cells: list[CellValue]) -> Row:
     if "top5" in cells[0]:
         row["top5"] = sum(cell["top5"] for cell in cells) / count
     row |= {"nll": sum(cell["nll_sum"] for cell in cells) / count, "ratio": math.nan}
-    labels, said, confidence = (_column(cells, name) for name in ("labels", "said", "confidence"))
+    labels, predicted, confidence = (_column(cells, name) for name in ("labels", "said", "confidence"))
     if all("logits" in cell for cell in cells):
         logits = torch.from_numpy(_column(cells, "logits"))
-        row |= class_scores(labels, said, confidence, logits.shape[1])
+        row |= class_scores(labels, predicted, confidence, logits.shape[1])
         row["auc"] = auc(logits.softmax(1).numpy(), labels)
     else:
-        row |= class_scores(labels, said, confidence, int(max(labels.max(), said.max()) + 1))
+        row |= class_scores(labels, predicted, confidence, int(max(labels.max(), predicted.max()) + 1))
     row["images_per_second"] = statistics.median(cell["images"] / cell["seconds"] for cell in cells if cell["images"])
     if all(cell["peak_bytes"] is not None for cell in cells):
         row["peak_memory_mib"] = max(cell["peak_bytes"] for cell in cells) / 2**20
@@ -306,16 +302,16 @@ def _row(cells: list[CellValue]) -> Row:
     return row | {"batch": max(cell["batch"] for cell in cells), "device": " and ".join(devices)}
 
 
-def class_scores(labels: np.ndarray, said: np.ndarray, confidence: np.ndarray, classes: int) -> dict[str, object]:
-    """Balanced accuracy and calibration error of N answers `said` (N,) with their probabilities (N,).
+def class_scores(labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray, classes: int) -> dict[str, object]:
+    """Balanced accuracy and calibration error of N answers `predicted` (N,) with their probabilities (N,).
 
     balanced_accuracy: the mean over classes, of those that occur, of recall: the share of a class that is called so.
     ece: Σ_b n_b/N · |share right − mean confidence| over BINS bins of confidence (Guo et al., arXiv 1706.04599).
     """
     there = np.bincount(labels, minlength=classes)
-    right = np.bincount(labels[said == labels], minlength=classes)
+    right = np.bincount(labels[predicted == labels], minlength=classes)
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = np.bincount(bins, weights=(said == labels).astype(float) - confidence, minlength=BINS)
+    gaps = np.bincount(bins, weights=(predicted == labels).astype(float) - confidence, minlength=BINS)
     return {
         "balanced_accuracy": float((right[there > 0] / there[there > 0]).mean()),
         "ece": float(np.abs(gaps).sum() / len(confidence)),
@@ -346,8 +342,8 @@ def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:
     if not all("logits" in cell for cells in sizes for cell in cells):
         return None
     logits = torch.stack([torch.from_numpy(_column(cells, "logits")) for cells in sizes])
-    said = logits.softmax(-1).mean(0).argmax(-1).where(logits.isfinite().all(-1).all(0), -1)
-    return (said.numpy() == _column(sizes[-1], "labels")).astype(float)
+    predicted = logits.softmax(-1).mean(0).argmax(-1).where(logits.isfinite().all(-1).all(0), -1)
+    return (predicted.numpy() == _column(sizes[-1], "labels")).astype(float)
 
 
 def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) -> Row:

@@ -116,7 +116,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
     default_source: ClassVar[str] = "scenes"
-    asked: ClassVar[tuple[str, ...]] = ("top1",)  # the scores whose sums tallies begin with
+    summed: ClassVar[tuple[str, ...]] = ("top1",)  # the scores whose sums tallies begin with
     main: ClassVar[str] = "top1"  # rows have it by reading, `<main>` of native and `<reading>_<main>`
 
     def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
@@ -151,7 +151,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     def scores_of(self, total: np.ndarray) -> dict[str, float]:
         """Scores from the sum of tallies, of which the last number counts pictures."""
-        return {name: float(part / total[-1]) for name, part in zip(self.asked, total, strict=False)}
+        return {name: float(part / total[-1]) for name, part in zip(self.summed, total, strict=False)}
 
     def resampled(self, answer: Tensor, shape: Shape, patch: int) -> Tensor:
         """An answer of another size as one of a canvas of `shape`; an answer about the whole picture is one of any size."""
@@ -367,7 +367,7 @@ class Count(SceneEvaluator):
 
     name = "count"
     summary = f"how many marked objects, {BESIDE}"
-    target, default_source, asked = "count", "scenes-count", ("top1", "error")
+    target, default_source, summed = "count", "scenes-count", ("top1", "error")
     scores = scene_scores(
         Score("top1", "top-1 of the count", unit_interval=True), Score("error", "mean absolute error")
     )
@@ -439,13 +439,13 @@ class Map(SceneEvaluator):
         patches = (canvas.shape[0] // patch) * (canvas.shape[1] // patch)
         return self._compared(torch.zeros(patches, dtype=torch.int64), canvas, classes)
 
-    def _compared(self, said: Tensor, canvas: Canvas, classes: int) -> list[float]:
+    def _compared(self, predicted: Tensor, canvas: Canvas, classes: int) -> list[float]:
         pixels = torch.from_numpy(target_of(canvas.objects, self.target, canvas.shape))
-        true = at_patches(pixels[None], len(said))[0]
-        said, true = said[true >= 0], true[true >= 0]
-        right = torch.bincount(true[said == true], minlength=classes)
-        union = torch.bincount(said, minlength=classes) + torch.bincount(true, minlength=classes) - right
-        named = ((said == true) & (true > 0)).sum()
+        true = at_patches(pixels[None], len(predicted))[0]
+        predicted, true = predicted[true >= 0], true[true >= 0]
+        right = torch.bincount(true[predicted == true], minlength=classes)
+        union = torch.bincount(predicted, minlength=classes) + torch.bincount(true, minlength=classes) - right
+        named = ((predicted == true) & (true > 0)).sum()
         return [*right.tolist(), *union.tolist(), float(named), float((true > 0).sum())]
 
     def scores_of(self, total: np.ndarray) -> dict[str, float]:

@@ -207,6 +207,15 @@ def test_what_cannot_be_measured_is_known_before(images):
     assert ResolutionSettings(aspect=(4, 2), sizes=(32, 16, 32)) == ResolutionSettings(aspect=(2, 1), sizes=(16, 32))
 
 
+def test_a_recipe_decides_what_is_held_out_unless_a_source_does():
+    data = {"source": "folder:a", "num_classes": 3}
+    assert Resolution(None, data).source_name == "folder:a" and Resolution().source_name == "glyphs"
+    assert Resolution(None, {**data, "heldout_source": "hf:b"}).source_name == "all of hf:b"
+    assert Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name == "glyphs-builtin"
+    several = Resolution(None, {**data, "shapes": ["64x64", "128x128", "64x144"]})
+    assert several.trained_range == (64, 128) and Resolution(None, data).trained_range == ()
+
+
 def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
     items = images(count=300)
     few, every = (resolution(sizes=(16,), samples=n).cells(Reader()) for n in (128, None))

@@ -321,8 +321,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """A list that signals append to: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal. After a step the ranks agree to stop, and
-    the loop saves."""
+    """A list that signals append to: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal. After a step the ranks agree to
+    stop, and the loop saves."""
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:

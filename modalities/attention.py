@@ -21,6 +21,7 @@ from modalities.paired import Place
 from modalities.results import mean_of_rows, mean_of_seeds, short_names
 from zoo.analysis import Analysis, analyse
 from zoo.layers import Attention
+from zoo.prior_plot import LayerLogPrior
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -249,8 +250,7 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}
     prior, ssmax = attention.prior, attention.ssmax
-    turned = ssmax.s < 0 if ssmax is not None and attention.scale_prior else None
-    columns = {"retrieval": prior.retrieval_heads(turned)}
+    columns = {"retrieval": LayerLogPrior(attention).retrieval_heads()}
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
     columns |= {} if ssmax is None else {"ssmax.s": ssmax.s}
     return {name: column.detach().double().tolist() for name, column in columns.items()}

@@ -158,6 +158,18 @@ def sequence_group(size: int) -> SequenceGroup:
     return SequenceGroup(torch.distributed.get_rank(group), size, exchange)
 
 
+@contextmanager
+def plain_path(folder: Path) -> Iterator[Path]:
+    """`folder`, or a link to it where its path has brackets or the like: DeepSpeed reads a path as a pattern."""
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        link = Path(scratch, "checkpoints")
+        link.symlink_to(folder.resolve())
+        yield link
+
+
 class Engine:
     """A model under DeepSpeed. Call it like the model; `backward` and `step` once per micro-batch, in this order."""
 
@@ -338,12 +350,7 @@ class Engine:
         self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, client_state=client, save_latest=False)
 
     def _read(self, folder: Path) -> dict[str, Any]:
-        # DeepSpeed reads its path as a pattern: one with brackets is given by a link without them.
-        with tempfile.TemporaryDirectory() if glob.escape(str(folder)) != str(folder) else nullcontext() as scratch:
-            root = folder.parent
-            if scratch is not None:
-                root = Path(scratch, "checkpoints")
-                root.symlink_to(folder.parent.resolve())
+        with plain_path(folder.parent) as root:
             path, state = self._deepspeed.load_checkpoint(str(root), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")

@@ -332,7 +332,7 @@ def own_run(
             warn(f"rank {ranks.rank}: {error}")
         newest = run.checkpoints()[-1:]
         last = f"The last good checkpoint is {newest[0]}" if newest else "There is no checkpoint yet"
-        raise ConfigError(f"{error}. {last}; once that is mended, continue with: {run.continuation()}") from error
+        raise ConfigError(f"{error}. {last}; once that is fixed, continue with: {run.continuation()}") from error
     finally:
         if claim is not None:
             claim.end()

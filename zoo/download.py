@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import IO
 from urllib.error import HTTPError
 from urllib.request import (
     HTTPDefaultErrorHandler,
@@ -96,7 +95,7 @@ def _opener() -> OpenerDirector:
     return opener
 
 
-def _store(response: IO[bytes], path: Path, have: int, most: int) -> None:
+def _store(response: HTTPResponse, path: Path, have: int, most: int) -> None:
     """Write a response behind the first `have` bytes of a file, up to `most` in all.
 
     Raises:
@@ -106,7 +105,7 @@ def _store(response: IO[bytes], path: Path, have: int, most: int) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    first = response.read1(CHUNK)  # type: ignore[attr-defined]
+    first = response.read1(CHUNK)
     if not first:
         return
     with Progress(console=Console(stderr=True), transient=True) as progress, open(path, "ab" if have else "wb") as file:
@@ -114,11 +113,11 @@ def _store(response: IO[bytes], path: Path, have: int, most: int) -> None:
         since, came, chunk = time.monotonic(), 0, first
         while chunk:
             if have + len(chunk) > most:
-                raise DownloadError(f"{response.url}: more than the {most:,} bytes of the file came")  # type: ignore[attr-defined]
+                raise DownloadError(f"{response.url}: more than the {most:,} bytes of the file came")
             have, came = have + file.write(chunk), came + len(chunk)
             progress.update(task, completed=have)
             if time.monotonic() - since > TIMEOUT:
                 if came < LEAST:
                     raise OSError(f"{came:,} bytes came in {TIMEOUT:.0f} s")
                 since, came = time.monotonic(), 0
-            chunk = response.read1(CHUNK)  # type: ignore[attr-defined]
+            chunk = response.read1(CHUNK)

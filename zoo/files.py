@@ -41,22 +41,24 @@ def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | Non
     """Remove temporary files and folders of `path` that nothing has been written to for so many seconds: their processes were
     killed. `now`: by the clock of the file system, the modification time of what was just made there; None: of this machine."""
     oldest = (time.time() if now is None else now) - seconds
-    for left in path.parent.glob(f"{glob.escape(_prefix(path))}????????{glob.escape(path.suffix)}"):
+    before, after = map(glob.escape, _temporary_name(path))
+    for left in path.parent.glob(f"{before}????????{after}"):
         with suppress(OSError):  # another process removed it
             if max(part.stat().st_mtime for part in (left, *left.glob("**/*"))) <= oldest:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def _prefix(path: Path) -> str:
-    """What temporary names of a path begin with; a long name is cut, since names end at 255 bytes."""
-    return f".{os.fsdecode(os.fsencode(path.name)[:180])}-"
+def _temporary_name(path: Path) -> tuple[str, str]:
+    """What stands before and after the eight random letters of a temporary name; long names are cut to fit in 255 bytes."""
+    return f".{os.fsdecode(os.fsencode(path.name)[:180])}-", path.suffix[:16]
 
 
 def make_temporary(path: Path, *, folder: bool = False) -> Path:
-    """An empty file or folder beside `path`, whose parents are made, for others to read as the umask allows."""
+    """An empty file or folder in the folder of `path`, which is made with its parents; readable as the umask allows."""
     make_folder(path.parent)
+    before, after = _temporary_name(path)
     while True:
-        temporary = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}{path.suffix[:16]}"
+        temporary = path.parent / f"{before}{secrets.token_hex(4)}{after}"
         with suppress(FileExistsError):
             if folder:
                 os.mkdir(temporary)

@@ -24,8 +24,17 @@ from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup
 
 __all__ = [
-    "LANES", "Attention", "Block", "GeluMLP", "LogitOptions", "PriorGate", "SSMax", "SwiGLU", "init_linear", "share_prior"
-]  # fmt: skip
+    "LANES",
+    "Attention",
+    "Block",
+    "GeluMLP",
+    "LogitOptions",
+    "PriorGate",
+    "SSMax",
+    "SwiGLU",
+    "init_linear",
+    "share_prior",
+]
 
 LANES = ("inside", "beside")  # where a prior's lanes are: among a head's columns, or beside them
 

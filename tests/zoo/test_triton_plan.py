@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.device import DEVICE, some
 from tests.zoo.priors_table import make
+from tests.zoo.test_reach import CASES as LINES
 from tests.zoo.test_reach import Case, build, weights_of
 from zoo import Positions
 
@@ -26,11 +27,7 @@ pytestmark = pytest.mark.gpu
 TILE = 16
 BUDGET = 2.0**-24  # of a row's sum, for all that it skips
 CASES = {
-    "table": Case(),
-    "lanes": Case("alibi"),
-    "both": Case("goat"),
-    "lanes of content": Case("cable"),
-    "grouped": Case(groups=1),
+    **{name: LINES[name] for name in ("table", "lanes", "both", "lanes of content", "grouped")},
     "offset": Case(queries=70),
     "ssmax": Case(ssmax=True),
     "window": Case(window=130),

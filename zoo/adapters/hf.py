@@ -90,8 +90,7 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     request = Request(**entries.pop(RECORD))
     entries["model_type"] = entries["model_type"].removesuffix(LOADED_BY)
     config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
-    architecture = (config.architectures or [""])[0]
-    kind: Any = getattr(transformers, architecture)
+    kind: Any = getattr(transformers, entries["architectures"][0])
 
     def init(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **more: Any) -> None:
         kind.__init__(self, config, *args, **more)
@@ -132,9 +131,9 @@ def _grid(model: PreTrainedModel) -> tuple[Grid | None, tuple[int, int] | None]:
     config = model.config
     if getattr(config, "patch_size", None) is None or getattr(config, "image_size", None) is None:
         return None, None
-    owner, _ = _patches(model)
-    held = [getattr(owner, name, None) for name in PREFIX]
-    prefix = sum(1 if token.dim() == 1 else token.shape[-2] for token in held if token is not None)
+    embedding, _ = _patches(model)
+    tokens = [getattr(embedding, name, None) for name in PREFIX]
+    prefix = sum(1 if token.dim() == 1 else token.shape[-2] for token in tokens if token is not None)
     patch, size = ((s, s) if isinstance(s, int) else tuple(s) for s in (config.patch_size, config.image_size))
     return Grid(prefix), (size[0] // patch[0], size[1] // patch[1])
 
@@ -142,11 +141,10 @@ def _grid(model: PreTrainedModel) -> tuple[Grid | None, tuple[int, int] | None]:
 def _patches(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
     """The embedding module of an image model, and the convolution in it that makes patches."""
     for module in model.modules():
-        for name in ("patch_embeddings", "patch_embedding"):
-            if (embedding := getattr(module, name, None)) is not None:
-                for part in embedding.modules():
-                    if isinstance(part, nn.Conv2d):
-                        return module, part
+        patches = getattr(module, "patch_embeddings", getattr(module, "patch_embedding", None))
+        parts = () if patches is None else patches.modules()
+        if (convolution := next((part for part in parts if isinstance(part, nn.Conv2d)), None)) is not None:
+            return module, convolution
     raise ValueError(
         f"{type(model).__name__} has no convolution that makes patches, which would tell the grid of an image"
     )

@@ -27,7 +27,7 @@ from zoo.attention.base import (
     refuses_mask_and_dropout,
     repeat_heads,
     traced_as_constant,
-)  # fmt: skip
+)
 from zoo.positions import document_starts
 
 __all__ = ["FlashKernel", "find_package", "find_runs"]

@@ -22,7 +22,7 @@ from zoo.attention.base import (
     pad_heads,
     repeat_heads,
     visible,
-)  # fmt: skip
+)
 from zoo.priors.base import without_autocast
 from zoo.priors.tables import BlockedBias, UnrolledTable, bias_block
 from zoo.slices import slices

@@ -33,7 +33,7 @@ from zoo.attention.base import (
     refuses_mask_and_dropout,
     repeat_heads,
     single_documents,
-)  # fmt: skip
+)
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
 from zoo.positions import document_starts
 

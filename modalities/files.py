@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from zoo.files import make_temporary, replacing
+from zoo.files import file_digests, find_damage, make_temporary, replacing, write_json
+from zoo.inputs import read_object
 from zoo.naming import did_you_mean
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
@@ -86,6 +87,20 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def seal(folder: Path) -> None:
+    """Write manifest.json: the sizes and digests of all files in a folder that caches something."""
+    write_json(folder / "manifest.json", file_digests(folder, sorted(path.name for path in folder.iterdir())))
+
+
+def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
+    """What differs between these files and `seal`'s digests of them; None where nothing does."""
+    try:
+        manifest = read_object(folder / "manifest.json")
+    except (OSError, ValueError):
+        return "manifest.json is missing or damaged"
+    return find_damage(folder, {name: manifest.get(name) for name in names})
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:

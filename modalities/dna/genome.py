@@ -25,19 +25,17 @@ import numpy as np
 from modalities.dna.bases import AMBIGUITY, CODE, NORMAL, SOFT, UNKNOWN, URACIL
 from modalities.dna.formats import Start, read_codes
 from modalities.dna.sources import DnaSource
-from modalities.files import data_folder, new_folder
+from modalities.files import data_folder, new_folder, seal, sealed_damage
 from zoo.naming import did_you_mean
 
 __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
-_FORMAT = 2  # raise when the store or the reading of files changes
+_FORMAT = 3  # raise when the store or the reading of files changes
 _IN_MEMORY = 32 * 2**20  # bases, whatever the size of the files that they are compressed in
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
 _PIECE = 1 << 24  # bases in which unknown ones are looked for at once
 
-Table = dict[
-    str, Any
-]  # "contigs": [name, length, number of its file, unknown runs] of each; "fingerprint", "report", "digest"
+Table = dict[str, Any]  # "contigs": [name, length, number of its file, unknown runs] of each; "fingerprint", "report"
 
 
 @dataclass(frozen=True)
@@ -222,13 +220,8 @@ def _stored(folder: Path) -> Table | None:
     """The table of a store whose digests fit its content; a damaged one is removed."""
     if not folder.is_dir():  # nothing to remove, least of all what another process is about to rename to this
         return None
-    try:
-        table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
-        digest = hashlib.blake2b(np.memmap(folder / "bases.u8", np.uint8, mode="r").data, digest_size=8)
-        if table.pop("digest") == _digest(table) and table["fingerprint"] == _fingerprint(digest, table["contigs"]):
-            return table
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+    if not sealed_damage(folder, ("bases.u8", "contigs.json")):
+        return json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
     warnings.warn(f"{folder} is damaged: the files of the genome are read again", stacklevel=2)
     shutil.rmtree(folder, ignore_errors=True)
     return None
@@ -245,14 +238,9 @@ def _write_store(folder: Path, stats: _Files) -> Table:
             ) from error
         with open(temporary / "bases.u8", "wb") as file:
             table = _parse(stats, file.write)
-        (temporary / "contigs.json").write_text(json.dumps(table | {"digest": _digest(table)}), encoding="utf-8")
+        (temporary / "contigs.json").write_text(json.dumps(table), encoding="utf-8")
+        seal(temporary)
     return table
-
-
-def _fingerprint(bases: hashlib.blake2b, contigs: list[list[Any]]) -> str:
-    """bases: the hash of all bases in the store."""
-    bases.update(json.dumps([row[:2] for row in contigs]).encode())
-    return bases.hexdigest()
 
 
 def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
@@ -272,7 +260,8 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
             raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
     counts = ((contigs.ambiguous, "IUPAC codes read as N"), (contigs.uracil, "U as T"))
     report = ", ".join(f"{count:,} {what}" for count, what in counts if count)
-    return {"contigs": contigs.rows, "fingerprint": _fingerprint(contigs.digest, contigs.rows), "report": report}
+    contigs.digest.update(json.dumps([row[:2] for row in contigs.rows]).encode())
+    return {"contigs": contigs.rows, "fingerprint": contigs.digest.hexdigest(), "report": report}
 
 
 class _Contigs:

@@ -1,7 +1,8 @@
 """A corpus tokenised once: one flat array of ids and where each document starts in it.
 
-A saved corpus is a folder of `tokens.npy` (uint16 or uint32), `offsets.npy` and `corpus.json`. It can be opened on a machine
-that has neither the text nor the tokenizer's package.
+A saved corpus is a folder of `tokens.npy` (uint16 or uint32), `offsets.npy`, `corpus.json` and `manifest.json`, the digests by
+which the others are verified when it is opened. It can be opened on a machine that has neither the text nor the tokenizer's
+package.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import itertools
 import json
 import os
 import re
+import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from modalities.files import data_folder, new_folder
+from modalities.files import data_folder, new_folder, seal, sealed_damage
 from modalities.text.sources import SPLITS, Document, Source, document_split
 from modalities.text.tokenizers import Tokenizer
 from zoo.inputs import parse_json
 
-_FORMAT = 1  # raise when the files or the rules of splitting and tokenising change
+_FORMAT = 2  # raise when the files or the rules of splitting and tokenising change; 1 is 2 without digests
+_FILES = ("tokens.npy", "offsets.npy", "corpus.json")
 _BAR_FROM_BYTES = 16 * 2**20  # a smaller corpus takes a second or two and needs no bar
 _IN_MEMORY = 1 << 25  # tokens
 _PART = 1 << 18  # characters of a document that are tokenised at once
@@ -62,6 +66,7 @@ class TokenCorpus:
             np.save(temporary / "tokens.npy", self.tokens)
             np.save(temporary / "offsets.npy", self.offsets)
             (temporary / "corpus.json").write_text(json.dumps(facts), encoding="utf-8")
+            seal(temporary)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TokenCorpus:
@@ -70,9 +75,11 @@ class TokenCorpus:
         if not (folder / "corpus.json").is_file():
             raise FileNotFoundError(f"{folder} holds no saved corpus (no corpus.json)")
         facts = parse_json((folder / "corpus.json").read_bytes(), str(folder / "corpus.json"))
-        if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
-            version = facts.get("format") if isinstance(facts, dict) else facts
-            raise ValueError(f"{folder}: format {version!r:.80}, this version reads {_FORMAT}; delete it")
+        version = facts.get("format") if isinstance(facts, dict) else facts
+        if version != 1 and (damage := sealed_damage(folder, _FILES)):
+            raise ValueError(f"{folder}: {damage}; delete it")
+        if version not in (1, _FORMAT):
+            raise ValueError(f"{folder}: format {version!r:.80}, this version reads 1 and {_FORMAT}; delete it")
         tokens = _array(folder / "tokens.npy", "uint16", "uint32")
         offsets = np.array(_array(folder / "offsets.npy", "int64"))
         fields = {"ids": list, "num_bytes": int, "tokenizer": str, "fingerprint": str}
@@ -121,7 +128,11 @@ def tokenize_corpus(
         name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
         folder = Path(data_folder() / "cache" / "text" if cache_dir is None else cache_dir) / name
         if folder.is_dir():
-            return TokenCorpus.load(folder)
+            try:
+                return TokenCorpus.load(folder)
+            except (ValueError, FileNotFoundError) as error:
+                warnings.warn(f"damaged cache of {source.spec!r}, which is tokenised again ({error})", stacklevel=2)
+                shutil.rmtree(folder, ignore_errors=True)
     documents = (document for document in source if split == "all" or document_split(document) == split)
     corpus = corpus_of(_with_bar(source, itertools.islice(documents, limit)), tokenizer)
     if not len(corpus):

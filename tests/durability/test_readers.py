@@ -18,6 +18,7 @@ from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.vcf import read_variants
 from modalities.evaluation import LengthSettings
+from modalities.files import seal
 from modalities.text import sources
 from modalities.text.corpus import TokenCorpus, corpus_of
 from modalities.text.model import CausalLM, TextConfig
@@ -119,6 +120,7 @@ def test_weights_tokens_and_tokenizers_are_no_pickles(mark: Path, tmp_path: Path
         load_model(tmp_path / "model")
     corpus_of([Document("a", "words")], ByteTokenizer()).save(tmp_path / "tokens")
     np.save(tmp_path / "tokens" / "tokens.npy", np.array([Runs(mark)], dtype=object), allow_pickle=True)
+    seal(tmp_path / "tokens")
     with pytest.raises(ValueError, match=r"tokens\.npy: damaged|memory-mapped"):
         TokenCorpus.load(tmp_path / "tokens")
     (tmp_path / "tokenizer.json").write_bytes(pickle.dumps(Runs(mark)))

@@ -193,6 +193,33 @@ def test_cache_is_used_and_notices_changes(tmp_path):
     assert len(list(cache.iterdir())) == 2
 
 
+def test_a_damaged_cache_is_made_again(tmp_path):
+    source, cache = open_source(str(write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}]))), tmp_path / "cache"
+    first = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
+    (folder,) = cache.iterdir()
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        for content in (
+            b"",
+            b"{",
+            *(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 5)),
+        ):
+            path.write_bytes(content)
+            with pytest.warns(UserWarning, match=r"^damaged cache of '.*a\.jsonl', which is tokenised again \("):
+                again = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
+            assert again.tokens.tolist() == first.tokens.tolist() and again.fingerprint == first.fingerprint
+
+
+def test_a_saved_corpus_of_version_0_5_has_no_digests(tmp_path):
+    corpus("abc").save(tmp_path / "saved")
+    (tmp_path / "saved" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"manifest\.json is missing"):
+        TokenCorpus.load(tmp_path / "saved")
+    facts = json.loads((tmp_path / "saved" / "corpus.json").read_text()) | {"format": 1}
+    (tmp_path / "saved" / "corpus.json").write_text(json.dumps(facts))
+    assert TokenCorpus.load(tmp_path / "saved").ids == ["0"]
+
+
 # ---- packing ----
 
 

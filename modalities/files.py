@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import gzip
+import hashlib
 import os
 import shutil
 import zlib
@@ -113,5 +114,9 @@ def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: 
 
 
 def file_safe(text: str) -> str:
-    """`text` with everything but letters, digits and ._- replaced by underscores."""
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
+    """`text` with everything but letters, digits and ._- replaced by underscores; above 120 bytes its end is a digest."""
+    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
+    if len(name.encode()) <= 120:
+        return name
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+    return name.encode()[:100].decode(errors="ignore") + f"-{digest}"

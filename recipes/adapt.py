@@ -25,13 +25,12 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 
 import torch
 import typer
-from rich.console import Console
 
 import zoo
 from modalities.evaluation import option
 from modalities.text.adapting import adaptation_rows, open_adaptable, train_on
 from recipes.commands import CommandError, call, with_options
-from recipes.console import facts_table
+from recipes.console import Console, facts_table
 from zoo.adapters.layer import prior_parameters
 from zoo.cli import Import
 from zoo.outside import import_named
@@ -87,7 +86,7 @@ def adapt_command(
         "trained": f"{trained:,} parameters, {rows_read}",
         "out": str(out),
     }
-    console = Console(highlight=False, markup=False)
+    console = Console()
     console.print(facts_table(f"{name} adapted{' (dry run)' if dry_run else ''}", facts))
     if dry_run:
         return

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from typing import Any, Self
 
-from rich.console import Console
+import rich.console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from zoo.errors import printable
+
+
+class Console(rich.console.Console):
+    """A terminal that prints text as it is: no markup, no highlighting, and control characters as \\x1b and the like."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
 
 
 class CellProgress:
@@ -17,12 +30,12 @@ class CellProgress:
     """
 
     def __init__(self, name: str, total: int, unit: str, console: Console, *, quiet: bool = False, every: float = 30.0):
-        self.name, self.total, self.unit, self.console, self.every = name, total, unit, console, every
+        self.name, self.total, self.unit, self.console, self.every = printable(name), total, unit, console, every
         self.finished = self.part = 0  # units of finished cells, and of the one that is read
         self.started = self.last_line = time.perf_counter()
         self.prints_lines = not quiet and not console.is_terminal
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             TaskProgressColumn(),
             TextColumn("{task.fields[rate]}  left"),
@@ -30,7 +43,7 @@ class CellProgress:
             console=console,
             disable=quiet or not console.is_terminal,
         )
-        self.task = self.bar.add_task(name, total=total, rate="")
+        self.task = self.bar.add_task(self.name, total=total, rate="")
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -58,7 +71,7 @@ class CellProgress:
             self.last_line = now
             left = clock((self.total - done) / rate) if rate else "…"
             text = f"{self.name}  {short(done)}/{short(self.total)} {self.unit}  {short(rate)}/s  left {left}"
-            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(text, soft_wrap=True)
 
 
 def facts_table(title: str, rows: dict[str, str]) -> Table:

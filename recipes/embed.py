@@ -29,12 +29,11 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from safetensors.torch import save_file
 
 from modalities.contract import Collector, Embedder
 from recipes.commands import CommandError, call
-from recipes.console import facts_table
+from recipes.console import Console, facts_table
 from recipes.targets import find_trained
 from zoo.cli import Import
 from zoo.files import replacing_path
@@ -61,7 +60,7 @@ def embed_command(
     if out.suffix not in FORMATS:
         raise CommandError(f"--out {out}: expected a file that ends in {' or '.join(FORMATS)}")
     target = find_trained(name, device, import_)
-    model, console = target.model, Console(highlight=False, markup=False)
+    model, console = target.model, Console()
     if not isinstance(model, Embedder):
         raise CommandError(f"{target.label} reads nothing that a command line can name")
     words = sys.stdin.read().splitlines() if inputs == ["-"] else inputs

@@ -13,13 +13,12 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from modalities.contract import Batch, Modality, find_modality
 from modalities.cost import Meter, device_name
 from recipes import engine as backend
 from recipes.config import ConfigError, Optim, Plan, Recipe, resolve
-from recipes.console import clock, facts_table, short
+from recipes.console import Console, clock, facts_table, short
 from recipes.during import find_monitors
 from zoo.errors import one_line, ran_out_of_memory
 from zoo.model import ZooModel
@@ -71,7 +70,7 @@ def print_plan(
     if int(os.environ.get("RANK", 0)) == 0:
         for title, section in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():
             print(f"{title}\n{json.dumps(section, indent=2)}")
-        Console(highlight=False).print(facts_table(f"{recipe.name} (dry run)", figures))
+        Console().print(facts_table(f"{recipe.name} (dry run)", figures))
     return 0
 
 

@@ -36,6 +36,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,7 +57,16 @@ from modalities.files import file_safe, write_table
 from recipes.commands import CommandError, call, option_name, with_options
 from recipes.console import CellProgress
 from recipes.report import console, print_paired, print_plan, print_results, write_results
-from recipes.targets import Target, find_device, find_targets, modality_of, parse_overrides, seed_groups, target_name
+from recipes.targets import (
+    Target,
+    find_device,
+    find_targets,
+    modality_of,
+    parse_overrides,
+    seed_groups,
+    split_names,
+    target_name,
+)
 from zoo.cli import Import
 from zoo.errors import ran_out_of_memory, require
 from zoo.model import ZooModel
@@ -76,7 +86,7 @@ class CellStore:
 
     Attributes:
         finished: the cells by name. `add` updates it, also by those of other processes.
-        damaged: numbers of the lines, from 1, that are not a cell; those cells are not in `finished`.
+        damaged: numbers of the lines, from 1, that are not a cell or whose checksum differs; those cells are not in `finished`.
 
     Raises:
         ValueError: for a file that belongs to other settings, or whose key is damaged.
@@ -105,7 +115,8 @@ class CellStore:
                 self._read()
                 file.truncate(self._bytes)  # an incomplete last line
             if name not in self.finished:
-                lines = [{"key": self.key}] * (self._bytes == 0) + [{"cell": name, "value": value}]
+                cell = {"cell": name, "value": value, "crc": _crc(name, value)}
+                lines = [{"key": self.key}] * (self._bytes == 0) + [cell]
                 self._append(file, "".join(json.dumps(line) + "\n" for line in lines).encode())
                 self._lines += len(lines)
                 self.finished[name] = value
@@ -139,7 +150,11 @@ class CellStore:
         try:
             entry = json.loads(line)
             if self._lines:
-                self.finished[entry["cell"]] = entry["value"]
+                name, value = entry.pop("cell"), entry.pop("value")
+                # Lines of releases before 0.6.0 have no checksum.
+                if entry not in ({}, {"crc": _crc(name, value)}):
+                    raise ValueError("its checksum differs")
+                self.finished[name] = value
             elif entry["key"] != self.key:
                 raise ValueError("it has other settings")
         except (ValueError, KeyError, TypeError) as error:
@@ -148,6 +163,10 @@ class CellStore:
                     f"{self.path} line 1 is not this measurement's key ({error}); delete the file to measure again"
                 ) from error
             self.damaged.append(self._lines + 1)
+
+
+def _crc(name: str, value: CellValue) -> str:
+    return f"{zlib.crc32(json.dumps([name, value], sort_keys=True).encode()):08x}"
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -214,7 +233,7 @@ class Measurement:
         if store.damaged:
             lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
             note = f"note: {store.path} has no cell in line {lines}: measured again"
-            console.print(note, markup=False, soft_wrap=True)
+            console.print(note, soft_wrap=True)
         cells = evaluator.cells(model)
         todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
@@ -258,7 +277,7 @@ class Measurement:
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
     """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
-    parts = [target_name(part) for part in name.split(",")]
+    parts = [target_name(part) for part in split_names(name)]
     labels = [t.label for t in targets if t.name in parts or any(fnmatch.fnmatch(t.name, part) for part in parts)]
     if len({groups.get(label, label) for label in labels}) > 1:
         raise CommandError(f"--against {name!r} names {', '.join(labels)}; expected one model, or seeds of one")
@@ -330,10 +349,10 @@ def evaluate_command(
     for target in targets:
         if not target.trained:
             note = f"note: {target.label} has random weights; a name with a tag after a dot has trained ones"
-            console.print(note, markup=False)
+            console.print(note)
     check_sources(measurements)
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     print_plan([m.planned() for m in measurements], f"device {device}, files to {out}")
     if dry_run:
         return
@@ -354,12 +373,10 @@ def evaluate_command(
             write_table(out / f"{name}.paired.csv", differences)
             print_paired(evaluator, differences)
             if not differences:
-                console.print(
-                    f"{name}: no {evaluator.paired_over} were read by {reference} and another model", markup=False
-                )
+                console.print(f"{name}: no {evaluator.paired_over} were read by {reference} and another model")
     # a file system's clock may be a few milliseconds late
     written = [path for path in sorted(out.glob("*.*")) if path.is_file() and path.stat().st_mtime > started - 0.1]
-    console.print("written: " + ", ".join(map(str, written)), markup=False, soft_wrap=True)
+    console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
 
 
 def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
@@ -391,7 +408,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/evaluate.py"
     positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
     kinds: dict[str, type[Evaluator]] = {}
     modalities: set[str | None] = set()
-    for part in (part for word in positional[:-1] for part in word.split(",")):
+    for part in (part for word in positional[:-1] for part in split_names(word)):
         with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
             modalities.add(modality_of(part))
     for name in modalities - {None} or modality_names():

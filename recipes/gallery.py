@@ -28,9 +28,9 @@ import torch
 import typer
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
-from rich.console import Console
 
 from recipes.commands import CommandError, call
+from recipes.console import Console
 from zoo.files import write_text
 from zoo.pretrained import manifest
 from zoo.prior_plot import FLOOR, centre_log_prior, layer_priors, log_prior_curve
@@ -99,7 +99,7 @@ def gallery_command(
     page = gallery_page(tables, measured=bool(folders))
     write_text(out, page)
     summary = f"written: {out}, {len(page.encode()) / 1e3:,.0f} kB, {len(manifest())} models, {len(tables)} tables"
-    Console(highlight=False, markup=False).print(summary, soft_wrap=True)
+    Console().print(summary, soft_wrap=True)
 
 
 # ---- scores

@@ -22,11 +22,10 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import typer
-from rich.console import Console
 
 from modalities.contract import Writer
 from recipes.commands import CommandError, call
-from recipes.console import facts_table
+from recipes.console import Console, facts_table
 from recipes.targets import find_trained, installed_modalities
 from zoo.cli import Import
 from zoo.errors import ran_out_of_memory
@@ -59,7 +58,7 @@ def generate_command(
         facts = {"characters given": f"{len(prompt):,}", "new tokens": f"at most {max_new_tokens:,}"}
         facts |= {"trained at": f"{context:,} tokens", "device": device}
         facts |= {key: str(value) for key, value in sampling.items()}
-        Console(highlight=False, markup=False).print(facts_table(f"{target.label} (dry run)", facts))
+        Console().print(facts_table(f"{target.label} (dry run)", facts))
         return 0
     try:
         for piece in pieces:

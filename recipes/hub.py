@@ -24,12 +24,12 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 
 import torch
 import typer
-from rich.console import Console
 
 from modalities.contract import Modality, find_modality
 from modalities.evaluation import Evaluator, Listing
 from modalities.files import new_folder
 from recipes.commands import CommandError, call
+from recipes.console import Console
 from recipes.registry import find_recipe
 from recipes.report import load_results
 from recipes.runs import load_run
@@ -66,7 +66,7 @@ def hub_command(
         raise CommandError(f"--push {push!r}: expected OWNER/NAME")
     if out.exists():
         raise CommandError(f"{out} exists; remove it, or name another folder with --out")
-    console, recipe, source = Console(highlight=False, markup=False), None, Path(model).resolve()
+    console, recipe, source = Console(), None, Path(model).resolve()
     if (source / "recipe.json").is_file():
         loaded, recipe = load_run(model)
     elif source.is_dir():

@@ -20,12 +20,11 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from modalities.contract import Classifier
 from recipes.commands import CommandError, call
-from recipes.console import facts_table
+from recipes.console import Console, facts_table
 from recipes.targets import find_trained
 from zoo.cli import Import
 
@@ -41,7 +40,7 @@ def predict_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and read no image")] = False,
 ) -> None:
     target = find_trained(name, device, import_)
-    model, console = target.model, Console(highlight=False, markup=False)
+    model, console = target.model, Console()
     if not isinstance(model, Classifier):
         raise CommandError(f"{target.label} has no classes: models of {target.modality} name nothing")
     if dry_run:

@@ -21,7 +21,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from modalities.dna.composition import contig_statistics, total
@@ -30,6 +29,7 @@ from modalities.dna.sources import find_source
 from modalities.dna.splits import HELDOUT_FRACTION, Region, read_bed, select, split_contigs
 from modalities.files import command_name
 from recipes.commands import call
+from recipes.console import Console
 from zoo.files import write_json, write_text
 from zoo.naming import did_you_mean
 
@@ -38,7 +38,7 @@ RECIPE = "dna.human_125m"
 # NC_007605 is Epstein-Barr virus.
 NOT_PRIMARY = re.compile(r"^(?!NC_).*_|^NC_007605|^(KI|GL)\d|^(chrUn|HLA|hs37d5)|random|alt|decoy|EBV", re.IGNORECASE)
 
-console = Console(highlight=False, markup=False)
+console = Console()
 
 
 def prepare_command(

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score
 from modalities.files import file_safe, write_table
 from modalities.results import SeedMean, mean_of_seeds, short_names, unconverged
+from recipes.console import Console
 from zoo.files import write_json
 from zoo.slices import slices
 
-console = Console(highlight=False)
+console = Console()
 
 
 def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
@@ -85,7 +85,7 @@ def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
     Then what the evaluator shows besides; a listing shows itself.
     """
     if line := evaluator.measured(results):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, soft_wrap=True)
     if not isinstance(evaluator, Listing):
         _print_table(evaluator, results)
     evaluator.show(results, console)
@@ -122,7 +122,7 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
         if late := unconverged(results, score, axis):
             margin = f"{score.within:g}" if score.unit_interval else f"{score.within:.0%}"
             reason = f"not converged in context, by {score.column} over {margin} worse than the best there"
-            console.print(f"{reason}: {', '.join(short_names(late))}", markup=False)
+            console.print(f"{reason}: {', '.join(short_names(late))}")
 
 
 def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 from modalities.contract import Modality, Outside, find_modality, modality_names
+from modalities.files import file_safe
 from recipes.commands import CommandError
 from recipes.config import ConfigError, merge, parse_value, set_nested
 from recipes.registry import find_recipe
@@ -110,16 +113,21 @@ def installed_modalities() -> list[Modality]:
     return modalities
 
 
+def split_names(argument: str) -> list[str]:
+    """The models that a comma-separated argument names; a folder's name may have commas."""
+    return [argument] if os.path.isdir(argument) else [part for part in argument.split(",") if part]
+
+
 def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str) -> list[Target]:
     """Load every model named: run folders, registry names, patterns of names that have weights, baselines, PREFIX:NAME."""
     targets: dict[str, Target] = {}
     baselines: dict[str, Baseline] = {}
-    for name in dict.fromkeys(part for argument in names for part in argument.split(",") if part):
+    for name in dict.fromkeys(name for argument in names for name in split_names(argument)):
         if known := find_baselines(name):
             baselines |= known
             continue
         matches = [name]
-        if not find_outside(name) and any(c in name for c in "*?["):
+        if not os.path.isdir(name) and not find_outside(name) and any(c in name for c in "*?["):
             matches = list_models(name, pretrained=True)
             if not matches:
                 raise CommandError(
@@ -141,7 +149,15 @@ def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str
         model = make(first.model.config.train_context if first else 256)
         seed, data = (getattr(model.config, "seed", None),) * 2, first.data if first else {}
         targets[name] = Target(name, modality.name, model, True, without_seed(name), seed=seed, data=data)
-    return [replace(target, name=name) for name, target in targets.items()]
+    return _distinct([replace(target, name=name) for name, target in targets.items()])
+
+
+def _distinct(targets: list[Target]) -> list[Target]:
+    """Labels whose files would have one name get a digest of the model's place behind them."""
+    files = Counter(file_safe(target.label) for target in targets)
+    twins = [target for target in targets if files[file_safe(target.label)] > 1]
+    digests = {t.name: hashlib.sha256(t.name.encode(errors="surrogateescape")).hexdigest()[:6] for t in twins}
+    return [replace(t, label=f"{t.label} {digests[t.name]}") if t.name in digests else t for t in targets]
 
 
 def find_device(name: str) -> str:

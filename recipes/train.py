@@ -34,7 +34,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 
 import torch
 import typer
-from rich.console import Console
 
 from modalities.contract import Batch, Modality, find_modality
 from modalities.loading import to_device
@@ -42,7 +41,7 @@ from recipes import engine as backend
 from recipes.checkpoints import loadable, prune
 from recipes.commands import call
 from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_packages, resolve
-from recipes.console import clock, facts_table, short
+from recipes.console import Console, clock, facts_table, short
 from recipes.registry import list_recipes, recipe_named
 from recipes.runs import RunFolder, load_weights, own_run
 from recipes.trackers import find_trackers, open_trackers
@@ -260,7 +259,7 @@ class Trainer:
         }
         if report := str(getattr(self.loader, "report", "")):
             rows["data"] = report  # of this rank: what was converted, skipped or replaced
-        Console(highlight=False).print(facts_table(f"{self.recipe.name} finished", rows))
+        Console().print(facts_table(f"{self.recipe.name} finished", rows))
 
 
 def take_step(

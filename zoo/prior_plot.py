@@ -7,6 +7,7 @@ matplotlib is imported when a figure is drawn.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.errors import printable
 from zoo.files import replacing
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -284,11 +286,16 @@ def draw_prior_matrices(model: ZooModel, title: str, path: Path, *, length: int,
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a matplotlib figure as PNG, whole or not at all, and close it. Names with $ in them are no formulas."""
+    """Write a matplotlib figure as PNG, whole or not at all, and close it.
+
+    Names with $ in them are not formulas, control characters are escaped, and words above 60 characters are shortened.
+    """
     from matplotlib import pyplot
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
+        words = "\n".join(map(printable, text.get_text().split("\n")))
+        text.set_text(re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", words))
         if "$" in text.get_text() and "\\mathdefault" not in text.get_text():  # which ticks of logarithmic axes have
             text.set_parse_math(False)
     with replacing(path, "wb") as file:

@@ -407,3 +407,38 @@ def test_models_of_others_are_keyed_by_all_that_they_compute_by():
     for other in (hashes(3.0), hashes(rms_norm_eps=0.5), hashes(sliding_window=4)):
         assert other[0] == hashes()[0] and other[1] != hashes()[1]
     assert outside_hash(create_model("vision_goat_tiny_patch8")) is None
+
+
+def test_no_flipped_bit_changes_a_stored_number(tmp_path):
+    path = filled(tmp_path).path
+    whole = path.read_bytes()
+    expected = CellStore(tmp_path, KEY).finished
+    start = whole.index(b"\n") + 1
+    for bit in random.Random(0).sample(range(8 * start, 8 * len(whole)), 400):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        store = CellStore(tmp_path, KEY)
+        assert repr(store.finished) == repr({name: expected[name] for name in store.finished})
+        assert len(store.finished) < len(expected)
+
+
+def test_cells_of_older_releases_have_no_checksum(tmp_path):
+    path = filled(tmp_path).path
+    path.write_text(re.sub(r', "crc": "\w+"', "", path.read_text()))
+    store = CellStore(tmp_path, KEY)
+    assert list(store.finished) == ["cell=0", "cell=1", "cell=2"] and not store.damaged
+
+
+@pytest.mark.filterwarnings("error:Glyph", "error:constrained_layout")
+def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
+    """Brackets, markup, commas, escape sequences, names as long as a file system allows, and names alike but for a sign."""
+    names = ["lr[1e-3],[bold]a[/red]*\x1b[31m", "n" * 250, "a b", "a_b"]
+    runs = [saved_run(tmp_path / name, seed) for seed, name in enumerate(names)]
+    out = tmp_path / "out"
+    result = invoke(
+        *runs, "perplexity", "--lengths", "32", "--samples", 2, "--out", out, "--no-group-seeds", "--against", runs[0]
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "\x1b" not in result.output
+    assert len(contents(out, "perplexity")) == 4

@@ -6,13 +6,13 @@ import io
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from modalities.decoder.scoring import token_nll
 from modalities.dna import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.text.model import CausalLM, TextConfig
 from recipes import console as display
+from recipes.console import CellProgress, Console, facts_table
 
 SMALL = dict(dim=32, num_layers=3, num_heads=2, hidden_dim=32, train_context=16)
 
@@ -40,3 +40,15 @@ def test_scoring_counts_every_layer_and_leaves_no_hook():
     dna, counts = DnaDecoder(DnaConfig(**SMALL)).eval(), []
     score_windows(dna, np.zeros((2, 30), np.uint8), strands="both", batch_tokens=30, advance=counts.append)
     assert sum(counts) == 60
+
+
+def test_names_are_printed_as_they_are():
+    """In lines, in tables and beside a bar: markup has no meaning, and control characters are not sent to the terminal."""
+    name, file = "[bold]a[/red]\x1b[31m", io.StringIO()
+    terminal = Console(file=file, force_terminal=True, color_system=None, width=100)
+    terminal.print(name)
+    terminal.print(facts_table(name, {name: name}))
+    with CellProgress(name, 2, "tokens", terminal) as progress:
+        progress.finish(2)
+    printed = file.getvalue()
+    assert printed.count(r"[bold]a[/red]\x1b[31m") >= 5 and "\x1b[31m" not in printed

@@ -6,7 +6,8 @@ nothing is resized.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,7 @@ from zoo.layer_terms import LayerTerms, layer_terms
 from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
+from zoo.offload import is_offloaded, loaded
 from zoo.positions import Positions
 
 ANY = "priorzoo_vision"  # timm's name of a model that has no other: its configuration is in its arguments
@@ -217,20 +219,29 @@ class VisionTransformer(ZooModel):
             x = x + self.position_embedding(positions, x)
         return x, positions
 
-    def _terms(self, x: Tensor, positions: Positions) -> list[LayerTerms]:
-        return layer_terms([cast(VisionBlock, layer).attention for layer in self.layers], positions, x)
-
-    def _run(self, layer: nn.Module, x: Tensor, positions: Positions, **options: Any) -> Tensor:
-        if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
-            return checkpoint(layer, x, positions, use_reentrant=False, **options)
-        return layer(x, positions, **options)
+    def _run(
+        self, images: Tensor, *, keep: Collection[int] = (), last: int = -1, kernel: str | Kernel = "auto"
+    ) -> tuple[Tensor, Positions, list[Tensor]]:
+        """The output (B, T, C) of block `last`, the tokens' positions, and the outputs of the blocks in `keep`."""
+        x, positions = self.embed(images)
+        layers = [cast(VisionBlock, layer) for layer in self.layers]
+        attentions = [layer.attention for layer in layers]
+        features: list[Tensor] = []
+        small = [part for one in attentions for part in (one.prior, one.ssmax, one.prior_gate) if part is not None]
+        with loaded(small) if is_offloaded(self.patch_embed) else nullcontext():
+            terms = layer_terms(attentions, positions, x)
+            for n, layer in enumerate(layers[: last % len(layers) + 1]):
+                if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
+                    x = checkpoint(layer, x, positions, use_reentrant=False, kernel=kernel, made=terms[n])
+                else:
+                    x = layer(x, positions, kernel=kernel, made=terms[n])
+                if n in keep:
+                    features.append(x)
+        return x, positions, features
 
     def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
         """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
-        x, positions = self.embed(images)
-        for layer, made in zip(self.layers, self._terms(x, positions), strict=True):
-            x = self._run(layer, x, positions, kernel=kernel, made=made)
-        return self.norm(x)
+        return self.norm(self._run(images, kernel=kernel)[0])
 
     def _pooled(self, features: Tensor, pool: str) -> Tensor:
         return global_pool_nlc(features, pool_type=pool, num_prefix_tokens=self.num_prefix_tokens)
@@ -317,15 +328,10 @@ class VisionTransformer(ZooModel):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r}; expected 'NCHW' or 'NLC'")
         take, last = self._blocks(indices)
-        x, positions = self.embed(images)
-        features: list[Any] = []
-        layers, terms = self.layers[: last + 1] if stop_early else self.layers, self._terms(x, positions)
-        for n, layer in enumerate(layers):
-            x = self._run(layer, x, positions, made=terms[n])
-            if n in take:
-                features.append(self.norm(x) if norm else x)
-        prefix = [one[:, : self.num_prefix_tokens] for one in features]
-        features = [one[:, self.num_prefix_tokens :] for one in features]
+        x, positions, outputs = self._run(images, keep=take, last=last if stop_early else -1)
+        outputs = [self.norm(one) for one in outputs] if norm else outputs
+        prefix = [one[:, : self.num_prefix_tokens] for one in outputs]
+        features: list[Any] = [one[:, self.num_prefix_tokens :] for one in outputs]
         if output_fmt == "NCHW":
             assert positions.shape is not None
             features = [one.transpose(1, 2).unflatten(2, positions.shape).contiguous() for one in features]

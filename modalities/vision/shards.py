@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 import webdataset
-from webdataset.tariterators import group_by_keys
+from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
@@ -70,8 +70,10 @@ def _check_size(header: tarfile.TarInfo, most: int) -> None:
 def _members(stream: IO[bytes], place: str, *, read: bool) -> Iterator[dict[str, Any]]:
     """{"fname", "data", "__url__"} of every regular member; without `read`, its (offset, size) in place of its bytes.
 
-    Raises ValueError for a tar that cannot be read, has no end, or has a sparse member, which unpacks to more than it holds.
+    Raises ValueError for a tar that cannot be read, has no end, has a name twice, or has a sparse member, which unpacks to
+    more than it holds.
     """
+    names: set[tuple[str, str]] = set()
     errors = (tarfile.TarError, ValueError, OverflowError, IndexError)  # the last three: numbers in extended headers
     try:
         with tarfile.open(fileobj=stream, mode="r|*" if read else "r:", tarinfo=_Header) as tar:
@@ -79,7 +81,11 @@ def _members(stream: IO[bytes], place: str, *, read: bool) -> Iterator[dict[str,
                 if member.issparse():
                     raise tarfile.ReadError(f"{member.name[:80]!r} is a sparse file; archive it without holes")
                 _check_size(member, LARGEST_MEMBER)  # again: a pax header may have changed it
-                if member.isreg() and not _META.match(member.name):
+                key, extension = base_plus_ext(member.name)
+                if member.isreg() and not _META.match(member.name) and key is not None:
+                    if (name := (key, extension.lower())) in names:  # readers see extensions in lower case
+                        raise tarfile.ReadError(f"it has {member.name[:80]!r} twice")
+                    names.add(name)
                     content = tar.extractfile(member) if read else None
                     data = content.read() if content else (member.offset_data, member.size)
                     yield {"fname": member.name, "data": data, "__url__": place}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
 import torch
+from accelerate import cpu_offload, disk_offload
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -133,6 +135,16 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
         for again in (ours, theirs):
             assert again.config == model.config and again.class_names == model.class_names
             assert torch.equal(again(images()), model(images()))
+
+
+@pytest.mark.parametrize("method", [*list_grid_positions(), "ggd2d+spectral2d"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_offloaded_models_compute_what_they_compute_in_memory(method: str, shared: bool, tmp_path) -> None:
+    options = {"share_prior": shared, "class_token": shared}
+    model = moved(small(f"vision_{method}_ssmax_tiny_patch8", **options))
+    expected, device = model(images()), torch.device("cpu")
+    assert torch.equal(disk_offload(copy.deepcopy(model), tmp_path, execution_device=device)(images()), expected)
+    assert torch.equal(cpu_offload(model, device)(images()), expected)
 
 
 # ---- timm ----

@@ -124,6 +124,19 @@ def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
             read(f"wds:{tmp_path}/b")
 
 
+@pytest.mark.parametrize("names", [("0.png", "0.cls", "0.png"), ("0.png", "0.PNG"), ("0.cls", "1.png", "0.cls")])
+def test_a_name_twice_is_one_error_of_both_readers(names, tmp_path):
+    """It names the shard and the member; an index of somebody else's does not hide it."""
+    path = write_tar(tmp_path / "a.tar", [(name.partition(".")[0], {name.partition(".")[2]: b"0"}) for name in names])
+    message = f"shard .*a.tar cannot be read: it has '{names[-1]}' twice"
+    for indexed in (False, True):
+        if indexed:
+            write_json(tmp_path / "index.json", {"shards": [{"file": "a.tar", "samples": 1}]})
+        for read in (lambda spec: take(build_loader(config(spec), micro_batch=1), 1), opened):
+            with pytest.raises(ValueError, match=message):
+                read(f"wds:{path}")
+
+
 def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
     write_shards(tmp_path, [3, 5], indexed=False)
     pattern = f"{tmp_path}/part-{{000..001}}.tar"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -20,6 +20,7 @@ from modalities.evaluation import (
     CellValue,
     Evaluator,
     LengthSettings,
+    ModelResult,
     Observed,
     S,
     Score,
@@ -28,7 +29,7 @@ from modalities.evaluation import (
     option,
 )
 from modalities.heldout import Heldout
-from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
+from modalities.text.data import DEFAULT_SOURCE, MOST_DOCUMENTS, EncodedDocument, open_heldout
 from modalities.text.facts import VALUES
 from modalities.text.prompts import TEMPLATES, Haystack, Template, default_haystack, open_haystack
 from modalities.text.tokenizers import load_tokenizer
@@ -60,6 +61,30 @@ class TextEvaluator(Evaluator[S, Decoder]):
         whole = self.settings.source is None and self.trained_on.get("heldout_source") is not None
         return open_heldout(name, model.config.tokenizer, "all" if whole else "heldout")
 
+    data_line = ""  # what `cells` has to say of the held-out documents that it reads and leaves out
+
+    def describe(self, documents: Sequence[EncodedDocument], length: int) -> int:
+        """Sets `data_line`: how many documents have `length` tokens, which it returns."""
+        enough, count = sum(len(one.tokens) >= length for one in documents), len(documents)
+        counted = f"first {count:,}" if count == MOST_DOCUMENTS else f"{count:,}"
+        self.data_line = f"{enough:,} of the {counted} held-out documents of {self.text_name} have {length:,} tokens"
+        if enough < count:
+            self.data_line += f"; left out: {count - enough:,} with fewer"
+        return enough
+
+    def samples_line(self, results: list[ModelResult]) -> str:
+        """What was measured, counted."""
+        return f"{len(results[0].cells):,} samples"
+
+    def measured(self, results: list[ModelResult]) -> str:
+        line = f"{self.name}: {self.samples_line(results)} measured" + f"; {self.data_line}" * bool(self.data_line)
+        if isinstance(self.settings, LengthSettings):
+            asked = {n for r in results for n in self.settings.resolved_lengths(r.trained_at)}
+            if missing := asked - {row["length"] for r in results for row in r.rows}:
+                lengths = ", ".join(f"{length:,}" for length in sorted(missing))
+                line += f"; left out: lengths {lengths}, for which the model has no positions"
+        return line
+
 
 class HaystackEvaluator(TextEvaluator[S]):
     """An evaluator that hides statements in a haystack. ValueError for a source of held-out text and another filler."""
@@ -82,6 +107,12 @@ class HaystackEvaluator(TextEvaluator[S]):
     def haystack(self, model: Decoder) -> Haystack:
         documents = self.heldout_for(model).items if self.filler == "text" else ()
         return _haystack(self.filler, model.config.tokenizer, documents)
+
+    def describe_hay(self, model: Decoder, length: int) -> None:
+        """Sets `data_line` for texts of up to `length` tokens."""
+        self.data_line = f"hay: {self.filler}"
+        if self.filler == "text" and not self.describe(self.heldout_for(model).items, length):
+            self.data_line = f"hay: documents of {self.text_name} in a row, none of which has {length:,} tokens"
 
 
 @dataclass(frozen=True)
@@ -164,8 +195,13 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.lengths_for(model)
 
+    def samples_line(self, results: list[ModelResult]) -> str:
+        conditions = f" of {len(self.conditions)} conditions" * (len(self.conditions) > 1)
+        return f"{self.samples} prompts at each of {self.depths} depths{conditions} and {len(results[0].rows)} lengths"
+
     def cells(self, model: Decoder) -> list[Cell]:
         tokenizer, haystack, cells = model.config.tokenizer, self.haystack(model), []
+        self.describe_hay(model, max(self.points(model)))
         for length, template, k in product(self.points(model), self.templates, range(self.depths)):
             depth = k / (self.depths - 1)
             pairs = _prompts(template, tokenizer, haystack, length, depth, self.samples, self.settings.seed)

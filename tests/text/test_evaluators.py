@@ -14,12 +14,15 @@ from torch import nn
 
 from modalities.decoder import generation
 from modalities.paired import scores_by_unit
+from modalities.results import ModelResult
 from modalities.text.data import open_heldout
 from modalities.text.evaluators import far
 from modalities.text.evaluators.far import Far
+from modalities.text.evaluators.heads import TextHeads
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
+from modalities.text.evaluators.sinks import TextSinks
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.prompts import Template
 from modalities.text.tokenizers import load_tokenizer
@@ -98,6 +101,37 @@ def other_number_of(prompt):
     key = given + passkey_of(prompt).strip()
     other = next(number for number in re.findall(r"(?<!\d)\d{5}(?!\d)", prompt) if number != key)
     return other if given else f" {other}"
+
+
+EXCERPT = "of the 13 held-out documents of sotu-excerpt have"
+MEASURED = [
+    (
+        Perplexity,
+        {"lengths": (64, 20000)},
+        f"60,000 tokens of 3 documents measured; 12 {EXCERPT} 20,000",
+    ),
+    (Passkey, {"lengths": (96,)}, "1 prompts at each of 2 depths and 1 lengths measured; hay: own"),
+    (NeedleGrid, {"lengths": (99999,)}, "; hay: documents of sotu-excerpt in a row, none of which has 99,999 tokens"),
+    (NeedleGrid, {}, rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$"),
+    (Far, {"lengths": (300, 400)}, r"1 of 300 tokens, 1 of 400 tokens, measured; 13 of the 13"),
+    (TextHeads, {"length": 150}, "1 samples measured; hay: own"),
+    (TextSinks, {"length": 20000}, f"1 samples measured; 12 {EXCERPT} 20,000 tokens; left out: 1 with fewer$"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "line"), MEASURED)
+def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line, monkeypatch):
+    model = KnownAnswer()
+    model.config.max_context = 256 if not settings else None
+    options = {"samples": 3 if kind is Perplexity else 1} | (
+        {"depths": 2} if "depths" in vars(kind.settings_class()) else {}
+    )
+    evaluator = made(kind, **settings | options)
+    monkeypatch.setattr(type(evaluator), "probe", lambda *_: None, raising=False)
+    cells = evaluator.cells(model)
+    rows = [{"length": n, "tokens": 60000, "documents": 3, "texts": 1} for n in settings.get("lengths", (128, 256))]
+    result = ModelResult("a", 128, rows, {cell.name: {} for cell in cells})
+    assert re.search(line, evaluator.measured([result]))
 
 
 @pytest.mark.parametrize("position", ["ggd", "goat", "cable"])

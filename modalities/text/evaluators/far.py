@@ -15,7 +15,16 @@ from modalities.cost import Meter
 from modalities.decoder.generation import prefill
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, force_and_write
-from modalities.evaluation import Cell, CellValue, LengthSettings, Observed, Score, option, standard_error
+from modalities.evaluation import (
+    Cell,
+    CellValue,
+    LengthSettings,
+    ModelResult,
+    Observed,
+    Score,
+    option,
+    standard_error,
+)
 from modalities.text.prompts import Template
 from modalities.text.retrieval import FILLERS, HaystackEvaluator
 from modalities.text.tokenizers import load_tokenizer
@@ -87,8 +96,13 @@ class Far(HaystackEvaluator[FarSettings]):
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.lengths_for(model)
 
+    def samples_line(self, results: list[ModelResult]) -> str:
+        texts = ", ".join(f"{row['texts']} of {row['length']:,} tokens" for row in results[0].rows)
+        return f"texts with {self.settings.depths} facts each, {texts},"
+
     def cells(self, model: Decoder) -> list[Cell]:
         lengths = self.points(model)
+        self.describe_hay(model, max(lengths))
         cells = []
         for n in lengths:
             twice = n <= self.settings.exact

@@ -10,7 +10,7 @@ import torch
 from modalities.attention import Heads, Probe
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of
-from modalities.evaluation import Settings, check_choice, counts, option
+from modalities.evaluation import Cell, Settings, check_choice, counts, option
 from modalities.text.prompts import TEMPLATES, Template, default_haystack
 from modalities.text.retrieval import HaystackEvaluator
 from modalities.text.tokenizers import load_tokenizer
@@ -48,6 +48,10 @@ class TextHeads(Heads, HaystackEvaluator):
         grammar = Template(self.settings.template).grammar
         key = super().identity(model) | {"hay": self.haystack(model).fingerprint}
         return key | ({"grammar": grammar.fingerprint} if grammar else {})
+
+    def cells(self, model: Decoder) -> list[Cell]:
+        self.describe_hay(model, self.settings.length or model.config.train_context)
+        return super().cells(model)
 
     def probe(self, model: Decoder, index: int) -> Probe:
         """A prompt: its last query, which writes the answer's first token, and the answer's tokens wherever they stand."""

@@ -52,10 +52,15 @@ class Perplexity(TextEvaluator[LengthSettings]):
         text = self.heldout_for(model).fingerprint
         return {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
 
+    def samples_line(self, results: list[ModelResult]) -> str:
+        row = results[0].rows[-1]
+        return f"{row['tokens']:,} tokens of {row['documents']:,} documents"
+
     def cells(self, model: Decoder) -> list[Cell]:
         lengths, heldout = self.points(model), self.heldout_for(model)
         bos, longest = load_tokenizer(model.config.tokenizer).bos_id, max(lengths)
         stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name)
+        self.describe(heldout.items, longest)
         default = sum(stretch["turn"] < min(8, max(1, DOCUMENT_TOKENS // longest)) for stretch in stretches)
         stretches = stretches[: self.settings.samples or default]
         return [

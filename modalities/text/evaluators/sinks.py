@@ -10,7 +10,7 @@ import torch
 from modalities.attention import Probe, Sinks
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of
-from modalities.evaluation import Settings, option
+from modalities.evaluation import Cell, Settings, option
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
 
@@ -31,6 +31,10 @@ class TextSinks(Sinks, TextEvaluator):
 
     def identity(self, model: Decoder) -> dict[str, object]:
         return super().identity(model) | {"text": self.heldout_for(model).fingerprint}
+
+    def cells(self, model: Decoder) -> list[Cell]:
+        self.describe(self.heldout_for(model).items, self.settings.length or model.config.train_context)
+        return super().cells(model)
 
     def probe(self, model: Decoder, index: int) -> Probe:
         """BOS and the first tokens of a document, or its next ones where documents are few."""

@@ -212,17 +212,9 @@ def plot_prior(
     out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
     length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
     size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
-    matrix: Annotated[
-        bool,
-        typer.Option("--matrix", help="text, DNA: parts of key and distance, K and π as matrices; default 96 tokens"),
-    ] = False,
-    head: Annotated[int | None, typer.Option(help="with --matrix; default: the one of the largest sink")] = None,
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image.
-
-    With --matrix instead, by layer, u(j) of the key, κ(d) of the distance, and K and π of a head.
-    """
+    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
     import_named(import_)
     require("matplotlib", "drawing priors", "figures")
     from zoo import prior_plot
@@ -238,14 +230,8 @@ def plot_prior(
         raise ValueError("--length does not apply to a model of images; use --size, in pixels")
     if size is not None and not grid:
         raise ValueError("--size does not apply to a model along a line; use --length, in tokens")
-    if grid and matrix:
-        raise ValueError("--matrix does not apply to a model of images, whose positions have two coordinates")
-    if head is not None and not matrix:
-        raise ValueError("--head chooses a head of --matrix; without it every head is drawn")
     if grid:
         prior_plot.draw_grid_priors(model, title, path, size=size)
-    elif matrix:
-        prior_plot.draw_prior_matrices(model, title, path, length=length or 96, head=head)
     else:
         prior_plot.draw_priors(model, title, path, length=length or 8 * model.config.train_context)
     console.print(f"written: {path}", soft_wrap=True)

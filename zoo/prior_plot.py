@@ -1,4 +1,4 @@
-"""Figures of a model's log-priors: curves over distance, maps around the centre of an image, matrices K and π.
+"""Figures of a model's log-priors: curves over distance, and maps around the centre of an image.
 
 A curve is the last row of K, a map the row of the centre patch: O(N) memory, for lengths and grids far beyond training.
 matplotlib is imported when a figure is drawn.
@@ -21,7 +21,6 @@ from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
-from zoo.priors.key_bias import KeyBias
 from zoo.priors.tables import bias_block
 
 if TYPE_CHECKING:
@@ -33,9 +32,7 @@ __all__ = [
     "LayerLogPrior",
     "centre_log_prior",
     "draw_grid_priors",
-    "draw_prior_matrices",
     "draw_priors",
-    "key_and_distance_parts",
     "layer_priors",
     "log_prior_curve",
     "save_figure",
@@ -43,7 +40,6 @@ __all__ = [
 
 FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
 LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure
-RESOLVED = 8.0  # logits below the largest that the matrix of K resolves
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
 
@@ -114,24 +110,6 @@ def log_prior_curve(prior: Prior, length: int) -> Tensor:
     query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
     row = prior.log_prior(query, keys, causal=True)[0, :, 0].double().cpu().flip(-1)
     return row - row.max(dim=-1, keepdim=True).values
-
-
-@torch.no_grad()
-def key_and_distance_parts(prior: Prior, length: int) -> tuple[Tensor, Tensor]:
-    """u(j) of the parts that see the key's position alone, and κ(d) of all others, (H, length) float64 each.
-
-    κ is read off the last row, for d = 0 … length − 1. The slope of a key bias is in κ: up to a row constant it is linear in d.
-    """
-    query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
-    of_key, of_distance = torch.zeros(2, prior.num_heads, length, dtype=torch.float64)
-    for part in prior.parts() or [prior]:
-        if isinstance(part, KeyBias):
-            of_key += part.bias(keys.index(), False, torch.float64)[0].cpu()
-            of_distance -= part.slopes().cpu()[:, None] * torch.arange(length)
-        else:
-            of_distance += part.log_prior(query, keys, causal=True)[0, :, 0].double().cpu().flip(-1)
-    scale = _scale(prior, query, causal=True)[0]
-    return of_key * scale, of_distance * scale
 
 
 @torch.no_grad()
@@ -244,44 +222,6 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("log-prior − its maximum (nats)")
     grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
     figure.suptitle(f"{title}: log-prior of every head from the centre (ticks)\n{grids}", fontsize=9)
-    save_figure(figure, path)
-
-
-@torch.no_grad()
-def draw_prior_matrices(model: ZooModel, title: str, path: Path, *, length: int, head: int | None = None) -> None:
-    """Write one PNG: a line for each layer with u(j), κ(d), and of one head K[i,j] before the mask and π after it.
-
-    GOAT (arXiv 2601.15380), fig. 1, 2b and 3b.
-
-    Args:
-        head: whose matrices are drawn; None: in each layer the one with most of π on the first key in the last row.
-
-    Raises:
-        ValueError: see `layer_priors`; for a length below 2, or a head that the model does not have.
-    """
-    if length < 2:
-        raise ValueError(f"a matrix needs a length of at least 2, got {length}")
-    priors, line = layer_priors(model), Positions.line(length)
-    if head is not None and not 0 <= head < priors[0].num_heads:
-        raise ValueError(f"head {head}: expected one of 0 to {priors[0].num_heads - 1}")
-    figure, axes = _subplots(len(priors), 4, (3.4, 2.7))
-    for n, (panels, prior) in enumerate(zip(axes, priors, strict=True)):
-        logits = prior.log_prior(line, line, causal=True)[0].double().cpu()
-        weights = logits.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
-        h = int(weights[:, -1, 0].argmax()) if head is None else head
-        of_key, of_distance = key_and_distance_parts(prior, length)
-        for axis, curve, name in ((panels[0], of_key, "u(j) of key j"), (panels[1], of_distance, "κ(d) of distance d")):
-            _draw_curves(axis, prior, torch.arange(length), curve)
-            axis.set_title(f"layer {n}: {name}", fontsize=9)
-            top = float(curve.max())
-            axis.set_ylim(max(float(curve.min()), top - 4 * RESOLVED) - 0.2, top + 0.2)
-            _mark_training(axis, model.config.train_context, length)
-        low = max(float(logits[h].min()), float(logits[h].max()) - RESOLVED)
-        matrices = (logits[h].clamp(min=low), f"K[i, j], head {h}, before the mask"), (weights[h].sqrt(), "√π, masked")
-        for axis, (matrix, name) in zip(panels[2:], matrices, strict=True):
-            figure.colorbar(axis.imshow(matrix.numpy(), cmap="cividis", interpolation="nearest"), ax=axis, shrink=0.85)
-            axis.set(title=name, xlabel="key j", ylabel="query i")
-    figure.suptitle(f"{title}: the prior of the key's position, that of the distance, and both", fontsize=11)
     save_figure(figure, path)
 
 

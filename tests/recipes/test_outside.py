@@ -55,7 +55,7 @@ def recipe(position, options):
     return table
 
 def function():
-    return recipe("table", {"values": lambda distance: -0.1 * distance, "kind": "weights"})
+    return recipe("table", {"values": lambda distance: -0.1 * distance})
 
 def summed():
     rates = lambda distance: -torch.tensor([[0.1], [0.7]], dtype=torch.float64) * distance

@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lookhere2d": {"depth": (1, 4)},
     "fire": {"train_context": 6},
     "fire2d": {"train_grid": (3, 4)},
-    "table": {"values": [3.0, 1.0, 0.5, 0.1], "kind": "weights", "beyond": "linear", "learnable": True},
+    "table": {"values": [1.0, 0.0, -0.5, -2.0], "beyond": "linear", "learnable": True},
     "matrix": {"values": [[math.sin(i + j) + 0.1 * (j - i) for j in range(64)] for i in range(64)]},
 }
 LINE = [name for name in list_priors() if not name.endswith("2d")]

@@ -16,7 +16,7 @@ from zoo import Positions, create_model, create_prior
 from zoo.__main__ import app
 from zoo.cli import call
 from zoo.methods import create_grid_position
-from zoo.prior_plot import centre_log_prior, draw_priors, key_and_distance_parts, layer_priors, log_prior_curve
+from zoo.prior_plot import centre_log_prior, draw_priors, layer_priors, log_prior_curve
 
 
 def invoke(*arguments):
@@ -50,13 +50,10 @@ def test_unknown_names_are_one_line():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("position", "more"),
-    [("ggd", []), ("goat", []), ("t5", []), ("ggd_goat", ["--matrix", "--head", "1", "--length", "40"])],
-)
-def test_plot_prior_draws(tmp_path, position, more):
+@pytest.mark.parametrize("position", ["ggd", "goat", "t5"])
+def test_plot_prior_draws(tmp_path, position):
     path = tmp_path / "prior.png"
-    done = invoke("plot-prior", f"text_{position}_tiny", "--out", path, "--length", 600, *more)
+    done = invoke("plot-prior", f"text_{position}_tiny", "--out", path, "--length", 600)
     assert done.exit_code == 0, done.output
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
     assert [p.name for p in tmp_path.iterdir()] == ["prior.png"]
@@ -148,11 +145,8 @@ def test_plot_prior_says_what_is_wrong(tmp_path):
         ("vision_rope2d_axial_small_patch16", [], "is 0"),
         ("vision_ggd2d_small_patch16", ["--size", 100], "nearest sizes are 96 and 112"),
         ("vision_ggd2d_small_patch16", ["--length", 128], "use --size"),
-        ("vision_goat_tiny_patch8", ["--matrix"], "model of images"),
         ("text_ggd_tiny", ["--size", 96], "use --length"),
         ("text_ggd_tiny", ["--length", 1], "at least 2"),
-        ("text_goat_tiny", ["--head", "1"], "--head chooses a head of --matrix"),
-        ("text_goat_tiny", ["--matrix", "--head", "4"], "head 4: expected one of 0 to 3"),
     ]:
         done = invoke("plot-prior", name, "--out", tmp_path / "prior.png", *options)
         assert done.exit_code == 2 and why in done.stderr
@@ -219,23 +213,6 @@ def test_show_of_a_saved_model_whose_layers_differ(tmp_path):
     shown = " ".join(invoke("show", tmp_path / "saved").output.split())
     assert "content columns per head 32 of 32" in shown
     assert "lanes layer 0: 0; layer 1: 10 beside the head (alibi 5, key_bias 5)" in shown
-
-
-@pytest.mark.parametrize("position", ["ggd_goat", "alibi"])
-def test_a_prior_taken_apart_adds_up(position: str) -> None:
-    """u(j) + κ(i − j) is K, up to a row constant."""
-    torch.manual_seed(0)
-    model = create_model(f"text_{position}_tiny", num_layers=2, train_context=24)
-    with torch.no_grad():
-        for parameter in model.layers[0].attention.prior.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    prior, at = model.layers[0].attention.prior, Positions.line(40)
-    of_key, of_distance = key_and_distance_parts(prior, 40)
-    whole = prior.log_prior(at, at, causal=True)[0]
-    for i in (7, 39):
-        made = of_key[:, : i + 1] + of_distance[:, : i + 1].flip(-1)
-        gap = made - whole[:, i, : i + 1]
-        torch.testing.assert_close(gap, gap[:, :1].expand_as(gap), atol=1e-5, rtol=0)
 
 
 def test_names_in_figures_are_no_formulas(tmp_path):

@@ -1,4 +1,4 @@
-"""Priors as numbers: what lies beyond them, when a matrix becomes lanes, and saved models that need no numbers."""
+"""Priors as numbers: what lies beyond them, products of version 0.5, and saved models that need no numbers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from zoo.priors import Matrix, Table
 from zoo.priors.given import IMPOSSIBLE
 
 RAMP = torch.arange(30.0).double()
-WAVES = torch.stack([(RAMP[:, None] + RAMP).sin() * h + 0.2 * (RAMP - RAMP[:, None]) for h in (1, 2)])  # rank 3
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 7)])
 def test_a_table_of_numbers_and_of_a_function(shape: tuple[int, ...]) -> None:
-    weights = np.random.default_rng(0).random(shape)
-    expected = torch.from_numpy(weights).log().expand(2, -1).float()
-    table = Table(2, values=weights, kind="weights")
-    assert torch.equal(table.values, expected) and not table.values.requires_grad
-    assert Table(2, values=weights.tolist(), kind="weights", learnable=True).values.requires_grad
+    numbers = np.random.default_rng(0).random(shape)
+    table = Table(2, values=numbers)
+    assert torch.equal(table.values, torch.from_numpy(numbers).expand(2, -1).float())
+    assert not table.values.requires_grad and Table(2, values=numbers.tolist(), learnable=True).values.requires_grad
     rates = torch.linspace(0.1, 0.7, len(shape)).double()
     of_function = Table(2, values=lambda d: (-rates[:, None] * d).squeeze(0), train_context=16).values
     torch.testing.assert_close(of_function, (-rates[:, None] * torch.arange(16)).float().expand(2, -1))
@@ -50,7 +48,7 @@ def test_without_numbers_a_table_is_learned() -> None:
 
 
 def test_impossible_keys_get_no_weight() -> None:
-    prior = Table(1, values=[0.0, 1.0, 2.0], kind="weights", beyond="zero")
+    prior = Table(1, values=[-math.inf, 0.0, math.log(2)], beyond="zero")
     p = prior.log_prior(Positions.line(5), Positions.line(5), causal=True)[0, 0].softmax(-1)
     assert p[4, 4] == 0 and p[4, 0] == 0 and p[4, 2] == pytest.approx(2 / 3, abs=1e-6)
     assert torch.isfinite(p).all()
@@ -58,17 +56,13 @@ def test_impossible_keys_get_no_weight() -> None:
 
 def test_bad_tables_are_named() -> None:
     for options, words in [
-        ({"values": [1.0, -1.0], "kind": "weights"}, r"0 or more, got -1 at \[1\]"),
-        ({"values": [1.0], "kind": "lgo"}, "did you mean 'log'"),
         ({"values": [1.0], "beyond": "lats"}, "did you mean 'last'"),
         ({"values": [[1.0]] * 3}, r"\(N,\) or \(2, N\), got \(3, 1\)"),
-        ({"values": [[0.0, 1.0], [1.0, math.nan]]}, r"finite or −∞, got nan at \[1, 1\] of values"),
-        ({"values": [1.0, math.inf], "kind": "weights"}, r"weights .* finite .* got inf at \[1\] of values"),
-        ({"values": [0.0], "kind": "weights"}, "weight above 0"),
-        ({"values": [-math.inf]}, "finite log-value"),
+        ({"values": [[0.0, 1.0], [1.0, math.nan]]}, r"finite or −∞, got nan at \[1, 1\]"),
+        ({"values": [-math.inf]}, "finite at least once"),
         ({"values": [1j]}, "real numbers"),
         ({"values": "pi.npy"}, "array of numbers.*got str"),
-        ({"values": lambda d: d[1:], "length": 5}, r"shape \(4,\), expected \(5,\)"),
+        ({"values": lambda d: d[1:], "length": 5}, "length 5 cannot hold 4 numbers"),
         ({"values": lambda d: None, "length": 5}, "array of numbers.*got NoneType"),
         ({"values": [1.0, 2.0], "length": 3}, "length 3"),
         ({}, "needs its length"),
@@ -77,48 +71,15 @@ def test_bad_tables_are_named() -> None:
             Table(2, **options)
 
 
-def realised(prior: Matrix, length: int) -> torch.Tensor:
-    pos = Positions.line(length)
-    return prior(pos, pos, causal=True).dense().double()[0]
-
-
-def test_a_matrix_of_low_rank_is_lanes_and_another_is_dense() -> None:
-    prior = Matrix(2, values=WAVES)
-    assert (prior.rank, prior.num_lanes) == (3, 12) and 0 < prior.error < 1e-5
-    error = realised(prior, 30) - WAVES
-    assert (error.amax(-1) - error.amin(-1)).max() / 2 < 1e-5
-    distance, pos = RAMP[:, None] - RAMP, Positions.line(30)
-    alibi = Matrix(2, values=-0.3 * distance)  # rank 1 but for its row constants
-    assert alibi.rank == 1
-    torch.testing.assert_close(realised(alibi, 30), alibi.log_prior(pos, pos, causal=True)[0], atol=1e-6, rtol=0)
-    ridge = Matrix(2, values=-0.3 * distance.abs())
-    assert ridge.rank is None and ridge.num_lanes == 0 and ridge.error == 0
-    torch.testing.assert_close(realised(ridge, 30)[0], -0.3 * distance.abs(), atol=1e-6, rtol=0)
-    rough = Matrix(2, values=-0.3 * distance.abs(), tolerance=0.5)
-    assert rough.rank is not None and 1e-3 < rough.error <= 0.5
-    assert Matrix(2, values=WAVES, max_rank=2).rank is None and Matrix(2, values=WAVES, tolerance=0).rank is None
-
-
-def test_lanes_of_a_matrix_keep_their_precision_in_bfloat16() -> None:
-    place = torch.arange(512).double()
-    matrix, pos = 0.05 * (place - place[:, None]), Positions.line(512)
-    terms = Matrix(1, values=matrix)(pos, pos, causal=True)
-    assert terms.q_lanes is not None and terms.k_lanes is not None
-    q, k = (lanes.to(torch.bfloat16).double() for lanes in (terms.q_lanes, terms.k_lanes))
-    error = (q @ k.mT)[0, 0] - matrix
-    assert (error.amax(-1) - error.amin(-1)).max() / 2 < 0.02
-
-
-def test_a_causal_product_of_version_0_5_is_the_lower_triangle() -> None:
-    prior = Matrix(1, shape=[30, 30, 1], causal=True)
-    with torch.no_grad():
-        prior.queries.fill_(1.0)
-        prior.keys.copy_(RAMP[:, None])
-    pos = Positions.line(30)
-    assert prior(pos, pos, causal=True).bias is None
-    both = prior(pos, pos, causal=False)
-    assert both.q_lanes is None and not both.dense()[0, 0].softmax(-1).triu(1).any()
-    assert prior.stored_options({}) == {"shape": [30, 30, 1], "causal": True}
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_product_of_version_0_5(causal: bool) -> None:
+    prior, pos = Matrix(1, shape=[30, 30, 1], causal=causal), Positions.line(30)
+    prior.load_state_dict({"queries": torch.ones(1, 30, 1), "keys": RAMP.float()[None, :, None]})
+    weights = prior(pos, pos, causal=False).dense()[0, 0].softmax(-1)
+    expected = RAMP.expand(30, -1).masked_fill(causal & (RAMP[:, None] < RAMP), -math.inf).softmax(-1)
+    torch.testing.assert_close(weights, expected.float())
+    assert prior.num_lanes == 4  # taken from the content
+    assert prior.stored_options({}) == {"shape": [30, 30, 1]} | ({"causal": True} if causal else {})
 
 
 def test_positions_beyond_a_matrix_are_refused() -> None:
@@ -138,7 +99,6 @@ def test_positions_beyond_a_matrix_are_refused() -> None:
     ("name", "options"),
     [
         ("table", {"values": -0.3 * np.arange(40.0), "beyond": "linear"}),
-        ("matrix", {"values": np.sin(np.arange(40.0)[:, None] + np.arange(40.0))}),
         ("matrix", {"values": -np.sqrt(np.abs(np.arange(40.0)[:, None] - np.arange(40.0)))}),
         ("table+key_bias", {"table": {"values": [0.0, -1.0]}}),
     ],
@@ -153,7 +113,7 @@ def test_a_saved_model_needs_no_numbers(name: str, options: dict[str, Any], tmp_
     for folder in ("first", "second"):
         model = load_model(tmp_path / folder).eval()
         assert torch.equal(model(tokens), expected)
-        ours = [p for n, p in model.named_parameters() if n.endswith((".values", ".keys"))]
+        ours = [p for n, p in model.named_parameters() if n.endswith(".values")]
         assert not any(p.requires_grad for p in ours)
         model.save_pretrained(tmp_path / "second")
     cache = model.new_cache(40)

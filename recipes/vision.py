@@ -50,7 +50,7 @@ SCENE_TASKS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
 def scene(task: str, method: str) -> Recipe:
     """0.7M parameters, windows of 96 pixels on crowds of letters that keep their pixels.
 
-    python recipes/evaluate.py RUN_DIR find,map --sizes 96,144,192,288,384        of _count: count,map
+    python recipes/evaluate.py RUN_DIR find,map --sizes 96,144,192,288,384        of _count: map
 
     scenes: the class token says which letter is ringed, every patch which letter it is on. count: the class token says how
     many are ringed. Without the map's loss 10,000 pictures taught nothing. scenes_shapes: each batch has one of several sizes

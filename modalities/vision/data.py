@@ -66,19 +66,17 @@ def build_loader(
     if shards is not None:
         _check_classes(config, shards.classes)
         return StreamLoader(ShardStream(shards, config, micro_batch), micro_batch, **share)
-    objects = config.target != "label"
-    images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=size, objects=objects)
+    images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=size)
     _check_classes(config, images.classes)
     return IndexedLoader(ImageSamples(images, config, train=True), micro_batch, **share)
 
 
 def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     """The held-out images of a config; a held-out folder takes its classes from the training folder."""
-    objects = config.target != "label"
     if config.heldout_source is None:
-        images = open_images(config.source, "heldout", size=size, objects=objects)
-    elif objects:
-        images = open_images(config.heldout_source, "all", objects=True)
+        images = open_images(config.source, "heldout", size=size)
+    elif config.target != "label":
+        images = open_images(config.heldout_source, "all")
     else:
         classes = _train_classes(config)
         images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
@@ -108,7 +106,7 @@ def _train_classes(config: VisionDataConfig) -> tuple[str, ...] | None:
 
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
     mapped = "map" in config.target
-    if classes is not None and config.target != "count" and len(classes) + mapped != config.num_classes:
+    if classes is not None and len(classes) + mapped != config.num_classes:
         listed = f"{len(classes)} classes" + (" and the background" if mapped else "")
         way_out = f"--set data.num_classes={len(classes) + mapped}"
         raise ValueError(f"the source has {listed}, num_classes is {config.num_classes}: {way_out}")
@@ -224,12 +222,12 @@ def heldout_name(source: str | VisionDataConfig) -> str:
 def open_heldout(source: str | VisionDataConfig, *, objects: bool = False) -> Heldout[HeldoutImages]:
     """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per process.
 
-    objects: pictures with boxes or masks. Shards given as "wds:…" are a held-out set as a whole. Raises what the sources raise.
+    objects: pictures with boxes. Shards given as "wds:…" are a held-out set as a whole. Raises what the sources raise.
     """
     if isinstance(source, VisionDataConfig):
         images, classes = _heldout(source, size=EVALUATION_SIZE), source.num_classes
     else:
         split, classes = "all" if source.startswith("wds:") else "heldout", 0
-        images = open_images(source, split, size=EVALUATION_SIZE, objects=objects)
+        images = open_images(source, split, size=EVALUATION_SIZE)
     held = HeldoutImages(images, 0 if objects else classes, objects=objects)
     return Heldout(heldout_name(source), images.fingerprint, held)

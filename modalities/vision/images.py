@@ -202,8 +202,7 @@ class ImageSet:
 
     def read_objects(self, index: int) -> tuple[bytes | Image.Image, Objects]:
         """(stored bytes or a PIL image, its objects). Raises BadImage; ValueError for a source that has none."""
-        sources = "wds:…, hf:… and folder:… with metadata.jsonl"
-        raise ValueError(f"source {self.spec!r} has no boxes and no masks; those that may are {sources}")
+        raise ValueError(f"source {self.spec!r} has no boxes; expected shards with objects in KEY.json")
 
     def group(self, index: int) -> str:
         """What the image shares with others that a measurement should not count as independent, such as a font; ""."""

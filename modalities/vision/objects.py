@@ -1,23 +1,19 @@
 """Where things are in a picture: boxes with categories, windows that keep an object's pixels, and what is asked of them.
 
-    "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]}
+    "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]}, "group": "a font"
 
-is how sources give them, in pixels: Hugging Face's form for detection, which a column of a dataset, a line of an image
-folder's metadata.jsonl and a KEY.json in a shard hold alike ("categories" and "label" are read for "category"). Without
-"marked" all are. Targets are of the window on the picture that a model sees:
+is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection). Without "marked" all are. Targets are of the
+window on the picture that a model sees:
 
     marked    the category of the one marked object
-    count     how many objects are marked
-    map       the category of every pixel + 1, 0 where there is none; models name their patches, by the pixel in the middle.
-              From a mask where there is one, with Pascal VOC's values: 0 background, c + 1 for category c, 255 not known (−1
-              in targets). Else from the boxes, of overlapping ones the last
-    marked+map, count+map   both: the class token answers for the picture, each patch for itself, by one classifier, whose
-              class of category c is c + 1 for both
+    map       the category of every pixel + 1, 0 where there is none, of overlapping boxes the last; models name their patches,
+              by the pixel in the middle
+    marked+map, count+map   the class token answers for the picture, with the category + 1 of the marked object or how many are
+              marked, and each patch for itself, by one classifier
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,8 +24,7 @@ from torch import Tensor
 
 from modalities.vision.images import BadImage
 
-OBJECT_TARGETS = ("marked", "count", "map", "marked+map", "count+map")
-UNKNOWN = 255  # in masks
+OBJECT_TARGETS = ("marked", "map", "marked+map", "count+map")
 MARGIN = 8  # pixels round the marked boxes that a window shows too, where picture and window have them
 
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels
@@ -40,67 +35,40 @@ class Objects:
     """Of N objects: boxes (N, 4) float64, left, top, width and height in pixels; categories (N,) int64; marked (N,) bool.
 
     group: what the picture shares with others that a measurement should not count as independent, such as a font; "".
-    mask: (height, width) uint8 of the picture, or None.
     """
 
     boxes: np.ndarray
     categories: np.ndarray
     marked: np.ndarray
     group: str = ""
-    mask: np.ndarray | None = None
 
     def in_window(self, window: Window) -> Objects:
         """The objects that a window shows some of, in its coordinates."""
         left, top, width, height = window
         boxes = self.boxes - [left, top, 0, 0]
         seen = (boxes[:, :2] < [width, height]).all(1) & (boxes[:, :2] + boxes[:, 2:] > 0).all(1)
-        mask = None if self.mask is None else self.mask[top : top + height, left : left + width]
-        return Objects(boxes[seen], self.categories[seen], self.marked[seen], self.group, mask)
+        return Objects(boxes[seen], self.categories[seen], self.marked[seen], self.group)
 
     def resized(self, before: tuple[int, int], after: tuple[int, int]) -> Objects:
         """The objects of a picture of `before` (height, width) that is resized to `after`."""
         down, across = (new / old for old, new in zip(before, after, strict=True))
-        mask = self.mask
-        if mask is not None:
-            mask = np.asarray(Image.fromarray(mask).resize((after[1], after[0]), Image.Resampling.NEAREST))
-        return replace(self, boxes=self.boxes * [across, down, across, down], mask=mask)
+        return replace(self, boxes=self.boxes * [across, down, across, down])
 
 
 NO_OBJECTS = Objects(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool))
 
 
-def _parse_mask(stored: bytes) -> np.ndarray:
-    """(height, width) uint8 of a picture of one channel: 8-bit grey, or a palette's numbers."""
-    try:
-        image = Image.open(io.BytesIO(stored))
-        image.load()
-    except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
-        raise BadImage("bad mask", "no image that Pillow reads") from error
-    if image.mode not in ("L", "P"):
-        raise BadImage("bad mask", f"mode {image.mode}; expected 8-bit grey or a palette, one number a pixel")
-    return np.asarray(image)
-
-
-def parse_objects(fields: object, group: object = "", mask: bytes | None = None) -> Objects:
-    """The objects of a mapping as above, and a picture's mask; with a mask the mapping may be None.
-
-    Raises BadImage "no objects", "bad objects", "bad mask".
-    """
-    pixels, name = None if mask is None else _parse_mask(mask), str(group or "")
-    if fields is None and pixels is not None:
-        return replace(NO_OBJECTS, group=name, mask=pixels)
-    if not isinstance(fields, Mapping) or "bbox" not in fields:
+def parse_objects(fields: object, group: object = "") -> Objects:
+    """The objects of a mapping as above. Raises BadImage "no objects", "bad objects"."""
+    if not isinstance(fields, Mapping) or not {"bbox", "category"} <= fields.keys():
         raise BadImage("no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}")
-    column = next((column for column in ("category", "categories", "label") if column in fields), None)
-    if column is None:
-        raise BadImage("bad objects", f"expected 'category' among {', '.join(map(str, fields))}")
     try:
         boxes = np.array(fields["bbox"], np.float64).reshape(-1, 4)
-        categories = np.array(fields[column]).reshape(-1)
+        categories = np.array(fields["category"]).reshape(-1)
         marked = np.array(fields.get("marked", [True] * len(boxes))).reshape(-1)
         counts = len(fields["bbox"]), len(boxes), len(categories), len(marked)
     except (TypeError, ValueError) as error:
-        raise BadImage("bad objects", f"bbox, {column} or marked are no lists of numbers ({error})") from None
+        raise BadImage("bad objects", f"bbox, category or marked are no lists of numbers ({error})") from None
     if len(set(counts)) > 1:
         what = f"{counts[0]} boxes, {counts[2]} categories, {counts[3]} marks; expected equally many"
     elif len(boxes) and (categories.dtype.kind not in "iu" or marked.dtype.kind != "b" or categories.min() < 0):
@@ -109,7 +77,7 @@ def parse_objects(fields: object, group: object = "", mask: bytes | None = None)
     elif not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
         what = "expected boxes of a width and height above 0"
     else:
-        return Objects(boxes, categories.astype(np.int64), marked.astype(bool), name, pixels)
+        return Objects(boxes, categories.astype(np.int64), marked.astype(bool), str(group or ""))
     raise BadImage("bad objects", what)
 
 
@@ -124,9 +92,6 @@ def check_objects(
     parts = target.split("+")
     if "marked" in parts:
         target_of(objects, "marked", (0, 0))
-    mask = objects.mask
-    if mask is not None and mask.shape != (size[1], size[0]):
-        raise BadImage("bad mask", f"{mask.shape[1]}×{mask.shape[0]} pixels of an image of {size[0]}×{size[1]}")
     inside = objects.in_window((0, 0, *size)).boxes.tolist()
     if len(inside) < len(objects.boxes):
         outside = next(box for box in objects.boxes.tolist() if box not in inside)
@@ -134,7 +99,7 @@ def check_objects(
     answers = {
         "count": objects.marked.sum(initial=0),
         "marked": objects.categories[objects.marked].max(initial=0) + ("map" in parts),
-        "map": objects.categories.max(initial=-1) + 1 if mask is None else mask[mask != UNKNOWN].max(initial=0),
+        "map": objects.categories.max(initial=-1) + 1,
     }
     largest = max(answers[part] for part in parts)
     if largest >= num_classes:
@@ -196,8 +161,6 @@ def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarr
         if len(marked) != 1:
             raise BadImage("not one marked", f"{len(marked)} objects are marked; to be named, expected one")
         return marked[0]
-    if objects.mask is not None:
-        return np.where(objects.mask == UNKNOWN, -1, objects.mask.astype(np.int64))
     pixels = np.zeros(shape, np.int64)
     for box, category in zip(objects.boxes, objects.categories.tolist(), strict=True):
         left, top, right, bottom = (max(0, round(side)) for side in (*box[:2], *(box[:2] + box[2:])))

@@ -38,7 +38,7 @@ LARGEST_MEMBER, LARGEST_OTHER = 1 << 30, 1 << 20  # bytes of a file, and of a lo
 _REMOTE = re.compile(rf"^({'|'.join(SCHEMES)})://")
 _OTHER = re.compile(r"^\s*(pipe:|[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
 _META = re.compile(r"__[^/]*__($|/)")  # members that webdataset leaves out
-_LABELS = ("cls", "json", "mask.png")
+_LABELS = ("cls", "json")
 _TAIL = 64  # bytes at the end of other members that their digest covers
 
 Members = Mapping[str, Any]  # of a sample by extension: bytes, in `scan` (offset, size); and "__key__", "__url__"
@@ -353,9 +353,9 @@ def read_label(sample: Members) -> int:
 
 
 def read_objects(sample: Members) -> Objects:
-    """The objects of a sample: "objects" and "group" of its `.json` member, and its `.mask.png`. Raises BadImage."""
+    """The objects of a sample: "objects" and "group" of its `.json` member. Raises BadImage."""
     try:
         fields = _fields(sample)
     except ValueError as error:
         raise BadImage("bad objects", str(error)) from None
-    return parse_objects(fields.get("objects"), fields.get("group"), sample.get("mask.png"))
+    return parse_objects(fields.get("objects"), fields.get("group"))

@@ -8,11 +8,7 @@
     "wds:PATTERN"                   WebDataset shards, local or remote, "wds:a/train-{0000..1023}.tar", or a folder with
                                     index.json; "…tar?index=PATH" names an index elsewhere
     "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label columns found by type;
-                                    "…?image=COLUMN&label=COLUMN" names them; SPLIT may be a slice, "train[:80%]"
-
-Boxes and masks (objects.py) come from the KEY.json and KEY.mask.png of shards, from a dataset's column "objects" or those that
-"…?objects=COLUMN&mask=COLUMN" names, and from a folder's PATH/metadata.jsonl or PATH/train/metadata.jsonl, a line a picture:
-{"file_name", "objects", "mask_file_name"}.
+                                    "…?image=COLUMN&label=COLUMN" names them
 
 A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's name (its row number in
 a dataset), unless `heldout_source` is set; "…?split=heldout" behind it holds out all of it. Shards hold out nothing.
@@ -33,10 +29,8 @@ from PIL import Image
 
 from modalities.files import data_folder, fetch_command
 from modalities.vision.hf import HFImages
-from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, Event, ImageSet, digest_of, heldout_places
-from modalities.vision.objects import Objects, parse_objects
+from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, Event, ImageSet, digest_of, heldout_places
 from modalities.vision.shards import ShardSet, TarImages, open_shards
-from zoo.inputs import parse_json
 from zoo.naming import did_you_mean
 
 FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
@@ -72,12 +66,11 @@ def open_images(
     hold_out: bool = True,
     size: int = 128,
     classes: Sequence[str] | None = None,
-    objects: bool = False,
 ) -> ImageSet:
     """The images of a spec's split: "train", "heldout", or "all" of a held-out set (its held-out part if it has one).
 
     hold_out=False trains on everything but a held-out part of its own. size: pixels that "glyphs-builtin" should have.
-    classes: names by label, for a "folder:" whose own list differs or is incomplete. objects: what will be read, not labels.
+    classes: names by label, for a "folder:" whose own list differs or is incomplete.
 
     Raises ValueError for an unknown spec, naming the nearest valid one; and what the kinds of sources raise.
     """
@@ -95,11 +88,9 @@ def open_images(
     if spec == "glyphs-builtin":
         return BuiltinImages(spec, "train" if split == "train" else "heldout", size)
     if spec.startswith("folder:"):
-        if objects:
-            return ObjectFolder(spec, split, hold_out=hold_out)
         return FolderImages(spec, split, hold_out=hold_out, classes=classes)
     if spec.startswith("hf:"):
-        return HFImages(spec, split, hold_out=hold_out, objects=objects)
+        return HFImages(spec, split, hold_out=hold_out)
     folder = f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else ""
     hint = did_you_mean(spec, _FORMS) or folder or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
@@ -278,64 +269,3 @@ class FolderImages(ImageSet):
 
     def name(self, index: int) -> str:
         return os.fsdecode(self.paths[index])
-
-
-class ObjectFolder(ImageSet):
-    """A folder of pictures whose metadata.jsonl says what is where, as Hugging Face's image folders have it.
-
-    Raises FileNotFoundError without a metadata.jsonl, ValueError for a line that is none.
-    """
-
-    def __init__(self, spec: str, split: str, *, hold_out: bool) -> None:
-        path = _folder(spec)
-        listed = {name: path / name / "metadata.jsonl" for name in ("train", *HELDOUT_NAMES)}
-        heldout = next((listed[name] for name in HELDOUT_NAMES if listed[name].is_file()), None)
-        parts = listed["train"].is_file() and heldout is not None
-        chosen = listed["train"] if parts else path / "metadata.jsonl"
-        if split != "train" and heldout is not None and (parts or not chosen.is_file()):
-            chosen, parts = heldout, True
-        if not chosen.is_file():
-            folders = f"its train and {' or '.join(HELDOUT_NAMES)}"
-            raise FileNotFoundError(f"source {spec!r}: no {chosen} with boxes, and no metadata.jsonl in {folders}")
-        self.spec, self.root, self.classes = spec, chosen.parent, None
-        lines = enumerate(chosen.read_bytes().split(b"\n"), 1)
-        rows = [self._row(line, f"{chosen}, line {number}") for number, line in lines if line.strip()]
-        if not parts and hold_out and split != "all":
-            self.among = len(rows)
-            rows = [rows[place] for place in heldout_places((row["file_name"] for row in rows), split)]
-        if not rows:
-            why = "" if parts else "; one in ten is held out, by its name"
-            raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}{why}")
-        files = [name for row in rows for name in self._files(row) if name] if split != "train" else []
-        self.rows, self.fingerprint = rows, digest_of([*rows, *(_version(self.root / name) for name in files)])
-
-    @staticmethod
-    def _files(row: dict[str, Any]) -> tuple[str, str | None]:
-        return row["file_name"], row.get("mask_file_name")
-
-    @staticmethod
-    def _row(line: bytes, where: str) -> dict[str, Any]:
-        row = parse_json(line, where)
-        if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
-            got = line.decode("utf-8", "replace")[:80]
-            raise ValueError(f'{where}: expected {{"file_name": …, "objects": …}}, got {got}')
-        if not isinstance(row.get("mask_file_name", ""), str | None):
-            raise ValueError(f"{where}: mask_file_name: expected the name of a file, got {row['mask_file_name']!r}")
-        return row
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read_objects(self, index: int) -> tuple[bytes, Objects]:
-        row = self.rows[index]
-        image, mask = (self._read(name) if name else None for name in self._files(row))
-        return image or b"", parse_objects(row.get("objects"), row.get("group"), mask)
-
-    def _read(self, name: str) -> bytes:
-        path = self.root / name
-        if not os.path.isfile(path):  # also of names that no file can have
-            raise BadImage("no image", f"no file {str(path)[-200:]!r}")
-        return path.read_bytes()
-
-    def name(self, index: int) -> str:
-        return str(self.root / self.rows[index]["file_name"])

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
 import os
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,13 +43,7 @@ TRAININGS = {
 EVALUATIONS = {
     "perplexity": ["text_ggd_goat_ssmax_tiny.facts", "--lengths", "128,512", "--samples", "4"],
     "passkey": ["text_ggd_ssmax_tiny.facts", "--lengths", "128,512", "--samples", "2"],
-    "find": [
-        "vision_ggd2d_separable_ssmax_scene_patch8.scenes",
-        "--sizes",
-        "96,144",
-        "--source",
-        "folder:{scenes}?split=heldout",
-    ],
+    "find": ["vision_ggd2d_separable_ssmax_scene_patch8.scenes", "--sizes", "96,144", "--source", "wds:{scenes}"],
     "bits": ["dna_goat_tiny.genomes", "--lengths", "256,1024", "--samples", "4", "--source", "yeast-chr01"],
 }
 
@@ -105,13 +101,12 @@ def training(recipe: str, settings: list[str], folder: Path) -> dict[str, Any]:
     return {"digest": digest(json.dumps(losses).encode() + payload), "values": losses}
 
 
-def scenes(folder: Path) -> Path:
-    """Twelve pictures of nine letters with their boxes, one letter ringed: data for `find` that needs no download."""
+def scenes(path: Path) -> None:
+    """A shard of twelve pictures of nine letters with their boxes, one ringed: data for `find` that needs no download."""
     from matplotlib import get_data_path
 
-    folder.mkdir()
     font = ImageFont.truetype(str(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), 26)
-    ink, lines = (40, 10, 10), []
+    ink, members = (40, 10, 10), {}
     for number in range(12):
         rng = np.random.default_rng(number)
         picture, boxes, categories = Image.new("RGB", (144, 144), (210, 210, 200)), [], []
@@ -123,11 +118,15 @@ def scenes(folder: Path) -> Path:
                 pen.ellipse((x - 19, y - 19, x + 19, y + 19), outline=ink, width=2)
             boxes.append([x - 12, y - 12, 24, 24])
             categories.append(category)
-        picture.save(folder / f"{number}.png")
+        stream = io.BytesIO()
+        picture.save(stream, "PNG")
         objects = {"bbox": boxes, "category": categories, "marked": [n == 0 for n in range(9)]}
-        lines.append(json.dumps({"file_name": f"{number}.png", "objects": objects}) + "\n")
-    (folder / "metadata.jsonl").write_text("".join(lines))
-    return folder
+        members |= {f"{number}.png": stream.getvalue(), f"{number}.json": json.dumps({"objects": objects}).encode()}
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
 
 
 def evaluation(evaluator: str, words: list[str], folder: Path) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def evaluation(evaluator: str, words: list[str], folder: Path) -> dict[str, Any]
     from recipes.evaluate import main
 
     out = folder / evaluator
-    words = [word.format(scenes=folder / "scenes") for word in words]
+    words = [word.format(scenes=folder / "scenes.tar") for word in words]
     if code := main([words[0], evaluator, *words[1:], "--device", "cpu", "--out", str(out)]):
         raise RuntimeError(f"{evaluator} ended with {code}")
     payload = (out / f"{evaluator}.csv").read_bytes()
@@ -160,7 +159,7 @@ def golden(*words: str) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        scenes(folder / "scenes")
+        scenes(folder / "scenes.tar")
         return {
             "weights": weights(chosen(zoo.list_models(pretrained=True))),
             "training": {recipe: training(recipe, TRAININGS[recipe], folder) for recipe in chosen(TRAININGS)},

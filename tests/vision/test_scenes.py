@@ -20,9 +20,10 @@ from modalities.paired import t_quantile
 from modalities.results import ModelResult
 from modalities.vision import MODALITY, VisionConfig, VisionDataConfig, VisionTransformer
 from modalities.vision.data import HeldoutImages
+from modalities.vision.evaluation import SizeSettings
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import scenes as module
-from modalities.vision.evaluators.scenes import READINGS, Canvas, SceneSettings, Tiles
+from modalities.vision.evaluators.scenes import READINGS, Canvas
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.modality import MAP_WEIGHT, loss, weight
 from modalities.vision.objects import (
@@ -78,7 +79,7 @@ def test_what_are_no_objects_is_skipped_by_reason():
     box = [[0, 0, 1, 1]]
     for fields, reason in (
         (None, "no objects"),
-        ({"bbox": box}, "bad objects: expected 'category' among bbox"),
+        ({"bbox": box}, "no objects"),
         ({"bbox": [[0, 0, 1]], "category": [1]}, "bad objects: .* no lists of numbers"),
         ({"bbox": box, "category": [1, 2]}, "bad objects: 1 boxes, 2 categories"),
         ({"bbox": box, "category": [0.5]}, "bad objects: expected whole categories"),
@@ -98,23 +99,10 @@ def test_windows_hold_the_marked_objects_and_lie_in_one_another():
             for box in inner:
                 assert (window[:2] <= box[:2]).all() and (window[:2] + window[2:] >= box[:2] + box[2:]).all()
             inner = [window]
-    apart = parse_objects({"bbox": [[0, 0, 8, 8], [80, 0, 8, 8]], "label": [0, 1]})
+    apart = parse_objects({"bbox": [[0, 0, 8, 8], [80, 0, 8, 8]], "category": [0, 1]})
     for shape, message in (((64, 64), "spread: the marked objects take 88"), ((104, 96), "too small: 96×96")):
         with pytest.raises(BadImage, match=message):
             window_on((96, 96), apart, shape, (0, 0))
-
-
-def test_a_mask_goes_before_boxes_and_its_255_is_not_asked_for():
-    mask = np.array([[0, 1], [2, 255]], np.uint8).repeat(8, 0).repeat(8, 1)
-    objects = parse_objects({"bbox": [[0, 0, 16, 16]], "category": [4]}, mask=encoded(Image.fromarray(mask)))
-    expected = np.where(mask == 255, -1, mask.astype(int))
-    assert np.array_equal(target_of(objects, "map", (16, 16)), expected)
-    assert np.array_equal(target_of(objects.in_window((8, 0, 8, 16)), "map", (16, 8)), expected[:, 8:])
-    assert np.array_equal(target_of(objects.resized((16, 16), (8, 8)), "map", (8, 8)), expected[::2, ::2])
-    with pytest.raises(BadImage, match="bad mask: 16×16 pixels of an image of 24×16"):
-        check_objects(objects, (24, 16), "map", [(8, 8)], 9)
-    with pytest.raises(BadImage, match="bad mask"):
-        parse_objects(None, mask=b"no image")
 
 
 def test_targets_of_one_picture():
@@ -122,14 +110,14 @@ def test_targets_of_one_picture():
     objects, answer = parse_objects(fields), fields["category"][0]
     assert targets_of(objects, "marked", (96, 96))["targets"] == answer
     assert targets_of(objects, "marked+map", (96, 96))["targets"] == answer + 1
-    assert targets_of(objects, "count", (96, 96))["targets"] == 1
+    assert targets_of(objects, "count+map", (96, 96))["targets"] == 1
     nothing = targets_of(None, "count+map", (8, 16))
     assert nothing["targets"] == -1 and (nothing["maps"] == -1).all() and nothing["maps"].shape == (8, 16)
     unmarked = replace(objects, marked=np.zeros_like(objects.marked))
     for wrong, size, target, message in (
         (unmarked, 96, "marked", "not one marked"),
         (objects, 96, "map", "label out of range"),
-        (objects, 8, "count", r"box \[.*\] lies outside of an image of 8×8"),
+        (objects, 8, "map", r"box \[.*\] lies outside of an image of 8×8"),
     ):
         with pytest.raises(BadImage, match=message):
             check_objects(wrong, (size, size), target, [], max(fields["category"]) + 1)
@@ -140,66 +128,31 @@ def test_targets_of_one_picture():
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """The same six scenes as shards, as a folder with metadata.jsonl and as a Hugging Face dataset; all with a mask."""
-    import datasets
-
-    root = tmp_path_factory.mktemp("stored")
-    (root / "folder").mkdir()
-    rows, lines, samples = [], [], []
-    for number in range(6):
-        image, fields = scene(number)
-        mask = Image.fromarray(target_of(parse_objects(fields), "map", (96, 96)).astype(np.uint8))
-        image.save(root / f"folder/{number}.png")
-        mask.save(root / f"folder/{number}.mask.png")
-        members = {"json": json.dumps({"objects": fields}).encode(), "mask.png": encoded(mask), "png": encoded(image)}
-        samples.append((f"{number}", members))
-        lines.append({"file_name": f"{number}.png", "objects": fields, "mask_file_name": f"{number}.mask.png"})
-        rows.append({"image": image, "objects": fields, "mask": mask})
-    write_tar(root / "a.tar", samples)
-    (root / "folder/metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    fields = {"bbox": datasets.Sequence(datasets.Value("float64")), "category": datasets.Value("int64")}
-    features = {"image": datasets.Image(), "mask": datasets.Image()}
-    features["objects"] = datasets.Sequence(fields | {"marked": datasets.Value("bool")})
-    datasets.Dataset.from_list(rows, features=datasets.Features(features)).save_to_disk(root / "hf")
-    return root
+    """Six scenes as a shard."""
+    pairs = [scene(number) for number in range(6)]
+    samples = [{"json": json.dumps({"objects": fields}).encode(), "png": encoded(image)} for image, fields in pairs]
+    path = tmp_path_factory.mktemp("stored") / "a.tar"
+    return f"wds:{write_tar(path, [(str(n), sample) for n, sample in enumerate(samples)])}"
 
 
-@pytest.mark.parametrize("form", ["wds:{}/a.tar", "folder:{}/folder", "hf:{}/hf?image=image&mask=mask"])
-def test_every_kind_of_source_gives_the_same_objects(stored, form):
-    images = open_images(form.format(stored), "all", objects=True)
-    assert len(images) == 6
+def test_shards_give_the_objects_that_were_written(stored):
+    images = open_images(stored, "all")
     for number in range(6):
         payload, objects = images.read_objects(number)
         image, fields = scene(number)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(payload))), np.asarray(image))
-        expected = parse_objects(fields)
         for name in ("boxes", "categories", "marked"):
-            assert np.array_equal(getattr(objects, name), getattr(expected, name))
-        assert np.array_equal(objects.mask, target_of(expected, "map", (96, 96)))
-
-
-def test_folders_of_scenes_with_wrong_lines(tmp_path):
-    spec = f"folder:{tmp_path}"
-    with pytest.raises(FileNotFoundError, match=r"metadata\.jsonl"):
-        open_images(spec, "all", objects=True)
-    for content, message in (
-        (b'{"objects": {}}\n', "line 1: expected"),
-        (b'\n{"file_name": "\xff.png"}\n', r"metadata\.jsonl, line 2: not JSON"),
-        (b'{"file_name": "a.png", "mask_file_name": 5}\n', "mask_file_name"),
-        (b'{"file_name": "a\\u0000b.png"}\n', "no file"),
-    ):
-        (tmp_path / "metadata.jsonl").write_bytes(content)
-        with pytest.raises(ValueError, match=message):
-            open_images(spec, "all", objects=True).read_objects(0)
+            assert np.array_equal(getattr(objects, name), getattr(parse_objects(fields), name))
+    with pytest.raises(ValueError, match="'glyphs-builtin' has no boxes"):
+        open_images("glyphs-builtin", "heldout").read_objects(0)
 
 
 # ---- training ----
 
 
-def config(stored, form="wds:{}/a.tar", **options):
-    spec = form.format(stored)
+def config(stored, **options):
     settings = {"target": "marked+map", "num_classes": CLASSES + 1, "image_size": 32, "augment": "window"} | options
-    return VisionDataConfig(source=spec, heldout_source=spec, **settings)
+    return VisionDataConfig(source=stored, heldout_source=stored, **settings)
 
 
 def test_batches_of_windows_are_what_they_ask_for_and_draw_a_shape(stored):
@@ -262,7 +215,7 @@ class Oracle(nn.Module):
 
     def __init__(self, *, noisy=False, wrong=False):
         super().__init__()
-        self.weight, self.whole, self.noisy, self.wrong = nn.Parameter(torch.zeros(1)), "marked", noisy, wrong
+        self.weight, self.noisy, self.wrong = nn.Parameter(torch.zeros(1)), noisy, wrong
         facts = {"train_size": (32, 32), "patch_size": 8, "num_classes": CLASSES + 1, "pad": False}
         self.config = SimpleNamespace(**facts, class_token=True, global_pool="", mean=(0.0,) * 3, std=(1.0,) * 3)
 
@@ -270,8 +223,7 @@ class Oracle(nn.Module):
         red, _, blue = (255 * images[:, :, 4::8, 4::8].flatten(2)).unbind(1)
         category = (red - 40) / 30
         named = torch.where(((category - category.round()).abs() < 0.01) & (red > 30), category.round() + 1, 0).long()
-        marked = (blue > 250) & (named > 0)
-        answer = (named * marked).amax(1) if self.whole == "marked" else marked.sum(1).clamp(max=CLASSES)
+        answer = (named * ((blue > 250) & (named > 0))).amax(1)
         if self.wrong:
             answer = torch.where((answer > 0) & (answer % 2 == 0), answer - 1, answer)
         logits = F.one_hot(torch.cat([answer[:, None], named], 1), CLASSES + 1)
@@ -291,16 +243,14 @@ def opened(monkeypatch):
 
 
 def measured(name, model=None, **settings):
-    model = model or Oracle()
-    model.whole = "count" if name == "count" else "marked"
-    evaluator = EVALUATORS[name](SceneSettings(source="squares", **settings))
-    cells = dict(evaluator.run(model))
+    evaluator = EVALUATORS[name](SizeSettings(source="squares", **settings))
+    cells = dict(evaluator.run(model or Oracle()))
     return evaluator, cells, evaluator.rows(cells)
 
 
-@pytest.mark.parametrize("name", ["find", "count", "map"])
+@pytest.mark.parametrize("name", ["find", "map"])
 def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
-    opened(marked=2 if name == "count" else 1)
+    opened()
     evaluator, _, rows = measured(name, sizes=(32, 64, 96))
     main = evaluator.main
     assert [row["size"] for row in rows] == [32, 64, 96]
@@ -339,18 +289,11 @@ def test_errors_and_intervals_are_the_jackknife_over_groups(opened):
 def test_a_place_is_taken_from_the_overlapping_tile_in_whose_middle_it_lies_most(opened):
     """Tiles 16 pixels apart at 0, 16, 32 and, of 72 pixels, 40: of 9 rows of patches 3, 2, 2 and 2 are nearest to each."""
     opened()
-    evaluator = EVALUATORS["map"](SceneSettings(source="squares", sizes=(72,)))
-    tiles = evaluator._tiles(Oracle(), Canvas(Image.new("RGB", (72, 72)), NO_OBJECTS), overlapping=True)
-    assert tiles.corners.tolist() == [[top, left] for top in (0, 2, 4, 5) for left in (0, 2, 4, 5)]
+    evaluator = EVALUATORS["map"](SizeSettings(source="squares", sizes=(72,)))
+    _, corners, owner = evaluator._tiles(Oracle(), Canvas(Image.new("RGB", (72, 72)), NO_OBJECTS), overlapping=True)
+    assert corners.tolist() == [[top, left] for top in (0, 2, 4, 5) for left in (0, 2, 4, 5)]
     nearest = np.array([0, 0, 0, 1, 1, 2, 2, 3, 3])
-    assert np.array_equal(tiles.owner, nearest[:, None] * 4 + nearest)
-    # Of counts 4, 2 and 0 in tiles of 4 × 4 patches half a side apart over 4 × 8: 4 · 3/4 + 2 · 2/4.
-    owner = np.repeat([0, 0, 0, 1, 1, 2, 2, 2], 4).reshape(8, 4).T
-    answers = [torch.eye(10).double()[count] for count in (4, 2, 0)]
-    count = EVALUATORS["count"](SceneSettings(source="squares"))
-    for overlapping, total in ((True, 4), (False, 6)):
-        tiles = Tiles(answers, np.array([[0, 0], [0, 2], [0, 4]]), owner, (4, 4), overlapping)
-        assert int(count.merged(tiles).argmax()) == total
+    assert np.array_equal(owner, nearest[:, None] * 4 + nearest)
 
 
 def test_mean_iou_against_a_confusion_matrix(opened):
@@ -380,14 +323,14 @@ def test_a_model_that_cannot_be_asked_is_refused(opened, stored):
     for name, model in (("find", small(class_token=False)), ("map", small(global_pool="token"))):
         with pytest.raises(ValueError, match=r"data\.target='"):
             measured(name, model, sizes=(32,))
-    trained = {"source": "scenes", "target": "marked+map", "num_classes": 27, "augment": "window"}
-    settings = SceneSettings(source="squares", sizes=(32,))
-    for name, data, target in (("count", trained, "marked\\+map"), ("count", {"source": "glyphs"}, "label")):
-        with pytest.raises(ValueError, match=rf"count asks for 'count'.*data\.target='{target}'"):
+    trained = {"source": "scenes", "target": "count+map", "num_classes": 27, "augment": "window"}
+    settings = SizeSettings(source="squares", sizes=(32,))
+    for name, data, target in (("find", trained, "count\\+map"), ("map", {"source": "glyphs"}, "label")):
+        with pytest.raises(ValueError, match=rf"{name} asks for .*data\.target='{target}'"):
             EVALUATORS[name](settings, data).cells(Oracle())
     assert EVALUATORS["find"](settings, {"source": "glyphs"}).cells(Oracle())  # letters by label: it names one
     # A run is measured on what its training held out, where that can be asked.
-    assert EVALUATORS["find"](SceneSettings(), trained).source_name == "scenes"
-    assert EVALUATORS["count"](SceneSettings(), trained).source == "scenes-count"
-    ours = EVALUATORS["map"](SceneSettings(), dict(config(stored).__dict__))
-    assert ours.source_name == f"all of wds:{stored}/a.tar"
+    assert EVALUATORS["map"](SizeSettings(), trained).source_name == "scenes"
+    assert EVALUATORS["find"](SizeSettings(), trained | {"source": "scenes-count"}).source == "scenes"
+    ours = EVALUATORS["map"](SizeSettings(), dict(config(stored).__dict__))
+    assert ours.source_name == f"all of {stored}"

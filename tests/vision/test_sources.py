@@ -8,7 +8,6 @@ import os
 import threading
 
 import pytest
-from PIL import Image
 
 from modalities.vision.data import build_loader
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
@@ -158,13 +157,12 @@ def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
 
 
 def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
-    """Labels, masks and pictures that change may leave a tar's size as it was."""
+    """Labels and pictures that change may leave a tar's size as it was."""
     prints, path = set(), tmp_path / "a.tar"
-    for number, shade, label in ((1, 3, b"0"), (1, 4, b"0"), (2, 4, b"0"), (2, 4, b"1")):
-        mask = encoded(Image.new("L", (4, 4), shade))
-        write_tar(path, [("0000", {"png": encoded(solid(number)), "cls": label, "mask.png": mask})])
+    for number, label in ((1, b"0"), (2, b"0"), (2, b"1")):
+        write_tar(path, [("0000", {"png": encoded(solid(number)), "cls": label})])
         prints.add(open_shards("x", str(path)).fingerprint)
-    assert len(prints) == 4
+    assert len(prints) == 3
 
 
 def test_shards_run_no_command(tmp_path):
@@ -240,9 +238,8 @@ REFUSED = "held-out split: train on train"
     ("parts", "named", "train", "heldout", "whole"),
     [
         (["test"], ":test", PART[0] - HASHED, HASHED, PART[0]),
-        (["train"], ":train[:80%]", set(range(24)) - HASHED, set(range(24)) & HASHED, set(range(24))),
         (["validation", "test"], "", PART[0], PART[1], PART[1]),
-        (["train", "validation", "test"], ":train[50%:]", set(range(15, 30)), PART[1], set(range(15, 30))),
+        (["train", "validation", "test"], ":train", PART[0], PART[1], PART[0]),
         (["train", "validation", "test"], ":validation", REFUSED, PART[1], PART[1]),
     ],
 )
@@ -274,10 +271,9 @@ def test_columns_and_splits_are_named_or_found(tmp_path):
     saved = _saved(tmp_path / "two", "train")
     for wrong, message in (
         (f"{spec}?image=pictur", "did you mean 'picture'"),
-        (f"{spec}?label=picture", "expected one column of type ClassLabel, found 'picture' of another"),
+        (f"{spec}?label=picture", "expected one column of type ClassLabel among picture, kind, got picture"),
         (f"{saved}::tain", "no split 'tain'"),
         (f"{saved}:tain", "no configuration 'tain'.*did you mean 'train'"),
-        (f"{saved}:train[30:]", r"split 'train\[30:\]' has no row"),
     ):
         with pytest.raises(ValueError, match=message):
             open_images(wrong, "train")

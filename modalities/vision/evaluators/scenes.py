@@ -1,4 +1,4 @@
-"""Find, count and map: pictures in which objects keep their pixels while the canvas grows, with the controls.
+"""Find and map: pictures in which objects keep their pixels while the canvas grows, with the controls.
 
 A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the marked objects; smaller canvases of
 a picture lie inside the larger ones. Each canvas is read in six ways, with the weights as they are:
@@ -17,13 +17,11 @@ pictures.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,7 +35,7 @@ from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
 from modalities.heldout import Heldout
 from modalities.paired import t_quantile
 from modalities.results import Row
-from modalities.vision.data import HeldoutImages, heldout_by, open_heldout
+from modalities.vision.data import HeldoutImages, open_heldout
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, lowest_terms, shape_at, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
@@ -45,16 +43,11 @@ from modalities.vision.objects import Objects, at_patches, check_objects, cut, t
 from modalities.vision.transforms import Shape
 from zoo.slices import slices
 
-__all__ = ["READINGS", "Canvas", "Count", "Find", "Map", "SceneEvaluator", "SceneSettings", "Tiles"]
+__all__ = ["READINGS", "Canvas", "Find", "Map", "SceneEvaluator"]
 
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
 BESIDE = "on canvases in which objects keep their pixels, beside reading them reduced or in tiles"
-
-
-@dataclass(frozen=True)
-class SceneSettings(SizeSettings):
-    """`samples` counts pictures, the first of a fixed random order (default: all)."""
 
 
 @dataclass(frozen=True)
@@ -80,54 +73,37 @@ class Canvas:
         return Canvas(image, self.objects.resized(self.shape, shape))
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Answers about windows of (rows, columns) patches on a canvas, row by row.
-
-    corners (N, 2): top and left of each, in patches.  owner: the window from which each patch of the canvas is taken.
-    """
-
-    answers: list[Tensor]
-    corners: np.ndarray
-    owner: np.ndarray
-    size: Shape
-    overlapping: bool
-
-
 def scene_scores(main: Score, *others: Score) -> tuple[Score, ...]:
     readings = (Score(f"{reading}_{main.column}", unit_interval=True) for reading in READINGS[1:])
     chance = Score(f"chance_{main.column}", drawn=False)
     return (main, *others, *readings, chance, Score("gain", linear=True), Score("skipped", exception=True))
 
 
-class SceneEvaluator(SizeEvaluator[SceneSettings]):
+class SceneEvaluator(SizeEvaluator[SizeSettings]):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
-    Pictures that cannot be asked for the target, or are smaller than a canvas, are left out and counted as `skipped`. A
-    picture's answer becomes a *tally*, a list of numbers that add up over pictures. `<score>_standard_error` is the jackknife
-    that leaves out one group of pictures that a source names (in "scenes" a font of marked letters), else one picture; the
-    intervals of `controls` are of the same jackknife of differences, by Student's t.
+    `samples` counts pictures, the first of a fixed random order (default: all). Those that cannot be asked for the target, or
+    are smaller than a canvas, are left out and counted as `skipped`. A picture's answer becomes a *tally*, a list of numbers
+    that add up over pictures. `<score>_standard_error` is the jackknife that leaves out one group of pictures that a source
+    names (in "scenes" a font of marked letters), else one picture; the intervals of `controls` are of the same jackknife of
+    differences, by Student's t.
     """
 
     version = 3
-    # 1 has neither overlapping tiles nor intervals. 2 enlarged a canvas of the training's aspect.
-    readable = (1, 2)
+    readable = (1, 2)  # 1 has neither overlapping tiles nor intervals, 2 enlarged a canvas of the training's aspect
     unit = "canvases"
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
-    default_source: ClassVar[str] = "scenes"
-    summed: ClassVar[tuple[str, ...]] = ("top1",)  # the scores whose sums tallies begin with
     main: ClassVar[str] = "top1"  # rows have it by reading, `<main>` of native and `<reading>_<main>`
 
-    def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: SizeSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
-        trained = heldout_by(self.trained_on) if self.trained_on else None
-        if not self.settings.source:
-            answers = trained is not None and self.target in trained.target.split("+")
-            self.source = trained if trained is not None and answers else self.default_source
+        trained = self.trained_on.get("target", "label") if self.trained_on else ""
+        self.answers = self.target in trained.split("+")
+        if not self.settings.source and not self.answers:
+            self.source = "scenes"
         # A model trained on labels may name a category too; of one without a recipe the target is not known.
-        labelled = trained is None or (trained.target == "label" and self.target == "marked")
-        self.trained_for = None if labelled or trained is None else trained.target
+        self.trained_for = "" if trained == "label" and self.target == "marked" else trained
 
     @property
     def heldout(self) -> Heldout[HeldoutImages]:
@@ -138,8 +114,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         return {"pictures": self.heldout.fingerprint, "shapes": [list(shape) for shape in self.shapes(model)]}
 
     @abstractmethod
-    def merged(self, tiles: Tiles) -> Tensor:
-        """One answer for a canvas from those about its tiles."""
+    def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
+        """One answer for a canvas from those about its tiles, which `_tiles` gives."""
 
     @abstractmethod
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
@@ -149,17 +125,13 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
         """The tally to be expected of an answer given without looking."""
 
+    @abstractmethod
     def scores_of(self, total: np.ndarray) -> dict[str, float]:
-        """Scores from the sum of tallies, of which the last number counts pictures."""
-        return {name: float(part / total[-1]) for name, part in zip(self.summed, total, strict=False)}
+        """Scores from the sum of tallies."""
 
     def resampled(self, answer: Tensor, shape: Shape, patch: int) -> Tensor:
         """An answer of another size as one of a canvas of `shape`; an answer about the whole picture is one of any size."""
         return answer
-
-    def chances(self, model: VisionTransformer) -> int:
-        """Among how many answers chance draws."""
-        return self._classes(model)
 
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         shapes, trained = super().shapes(model), self.trained_at(model)
@@ -168,7 +140,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         return shapes
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
-        if self.trained_for is not None and self.target not in self.trained_for.split("+"):
+        if self.trained_for and not self.answers:
             trained = f"the model was trained with data.target={self.trained_for!r}"
             raise ValueError(f"{self.name} asks for {self.target!r}; {trained}")
         scenes, shapes = self.heldout.items, self.shapes(model)
@@ -204,7 +176,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             small = Canvas(image, objects).window(*corners[1], before)
             for name, (answer, seen) in self._answers(model, canvas, small).items():
                 tallies[name].append(self.tally(answer, seen, patch))
-            tallies["chance"].append(self.chance(canvas, self.chances(model), patch))
+            tallies["chance"].append(self.chance(canvas, self._classes(model), patch))
             groups.append(objects.group or f"picture {int(self.heldout.items.order[place])}")
             self.advance(1)
         facts = {"size": min(shape), "height": shape[0], "width": shape[1], "skipped": dict(skipped)}
@@ -222,14 +194,18 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             "reduced": (by_size[0], canvas),
             "multi_scale": (torch.stack(by_size).mean(0), canvas),
             "enlarged": (native if shape == small.shape else self._read(model, grown)[0], grown),
-            "tiled": (self.merged(self._tiles(model, canvas, overlapping=False)), canvas),
-            "overlapping": (self.merged(self._tiles(model, canvas, overlapping=True)), canvas),
+            "tiled": (self.merged(*self._tiles(model, canvas, overlapping=False)), canvas),
+            "overlapping": (self.merged(*self._tiles(model, canvas, overlapping=True)), canvas),
         }
 
-    def _tiles(self, model: VisionTransformer, canvas: Canvas, *, overlapping: bool) -> Tiles:
-        """Tiles of the training size, one or half a side in whole patches apart, the last moved inwards at the border.
+    def _tiles(
+        self, model: VisionTransformer, canvas: Canvas, *, overlapping: bool
+    ) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
+        """Answers about tiles of the training size, row by row; the top and left (N, 2) of each, in patches; and the tile from
+        which each patch of the canvas is taken.
 
-        A patch is taken from the last tile that shows it; of overlapping ones from that whose middle is nearest.
+        Tiles are one or half a side in whole patches apart, the last moved inwards at the border. A patch is taken from the
+        last tile that shows it; of overlapping ones from that whose middle is nearest.
         """
         patch, tile = model.config.patch_size, tuple(model.config.train_size)
         starts, owners = [], []
@@ -243,7 +219,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         corners = np.array([(top, left) for top in starts[0] for left in starts[1]])
         answers = self._read(model, *(canvas.window(int(left), int(top), tile) for top, left in corners))
         owner = owners[0][:, None] * len(starts[1]) + owners[1]
-        return Tiles(answers, corners // patch, owner, (tile[0] // patch, tile[1] // patch), overlapping)
+        return answers, corners // patch, owner
 
     def _read(self, model: VisionTransformer, *canvases: Canvas) -> list[Tensor]:
         """Probabilities in float64 of canvases of one shape; of maps (rows, columns, classes)."""
@@ -260,16 +236,13 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         """(B, classes), or of maps (B, patches, classes), from a model's logits."""
         if self.target == "map":
             if logits.ndim != 3:
-                raise ValueError(
-                    f"{self.name} needs a model with logits of every token: trained with data.target='map'"
-                )
+                what = "needs a model with logits of every token: trained with data.target='map'"
+                raise ValueError(f"{self.name} {what}")
             return logits[:, model.num_prefix_tokens :].softmax(-1)
         if logits.ndim == 3:
             if not model.config.class_token:
-                target = f"data.target='{self.target}+map'"
-                raise ValueError(f"{self.name} needs a model that answers for the picture: {target}")
-            logits = logits[:, 0]
-            logits = logits[:, 1:] if self.target == "marked" else logits  # of "marked+map", 0 is the background
+                raise ValueError(f"{self.name} needs a model that answers for the picture: data.target='marked+map'")
+            logits = logits[:, 0, 1:]  # of "marked+map", 0 is the background
         return logits.softmax(-1)
 
     def _classes(self, model: VisionTransformer) -> int:
@@ -317,10 +290,6 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         write_controls(out / f"{self.name}.controls.csv", results, self.main)
 
-    def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
-        for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
-            yield Observed(cell["size"], group, self.main, tally[0], tally[-1])
-
 
 def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """The sum of tallies (N, n), and (G, n) that without each group."""
@@ -337,7 +306,7 @@ def _jackknife(left_out: np.ndarray) -> float:
     return math.sqrt((many - 1) / many * float(((left_out - left_out.mean()) ** 2).sum())) if many > 1 else math.nan
 
 
-# ------------------------------------------------------------------------------------------------ the three
+# ------------------------------------------------------------------------------------------------ the two
 
 
 class Find(SceneEvaluator):
@@ -348,8 +317,8 @@ class Find(SceneEvaluator):
     target = "marked"
     scores = scene_scores(Score("top1", "top-1 of the marked object", unit_interval=True))
 
-    def merged(self, tiles: Tiles) -> Tensor:
-        return max(tiles.answers, key=lambda answer: float(answer.max()))
+    def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
+        return max(answers, key=lambda answer: float(answer.max()))
 
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
         """[right, 1]."""
@@ -358,49 +327,12 @@ class Find(SceneEvaluator):
     def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
         return [1 / classes, 1.0]
 
+    def scores_of(self, total: np.ndarray) -> dict[str, float]:
+        return {"top1": float(total[0] / total[1])}
 
-class Count(SceneEvaluator):
-    """Top-1 of the count, and its mean absolute error. Tiles are counted one by one, their likeliest counts added up.
-
-    Of overlapping tiles a count weighs as much as the share of the tile that no other has nearer to its middle.
-    """
-
-    name = "count"
-    summary = f"how many marked objects, {BESIDE}"
-    target, default_source, summed = "count", "scenes-count", ("top1", "error")
-    scores = scene_scores(
-        Score("top1", "top-1 of the count", unit_interval=True), Score("error", "mean absolute error")
-    )
-
-    def merged(self, tiles: Tiles) -> Tensor:
-        """One hot, at most the largest count that the model has."""
-        counts, most = np.array([int(answer.argmax()) for answer in tiles.answers]), len(tiles.answers[0]) - 1
-        total = int(counts.sum())
-        if tiles.overlapping:
-            share = np.bincount(tiles.owner.ravel(), minlength=len(counts)) / (tiles.size[0] * tiles.size[1])
-            total = math.floor(float(counts @ share) + 0.5)
-        return F.one_hot(torch.tensor(min(total, most)), most + 1).double()
-
-    def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
-        """[right, absolute error, 1]."""
-        wrong = abs(int(answer.argmax()) - int(canvas.objects.marked.sum()))
-        return [float(not wrong), float(wrong), 1.0]
-
-    def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
-        wrong = np.abs(np.arange(classes) - int(canvas.objects.marked.sum()))
-        return [float((wrong == 0).mean()), float(wrong.mean()), 1.0]
-
-    def chances(self, model: VisionTransformer) -> int:
-        """The counts from 0 to the largest of the held-out pictures."""
-        return 1 + self._largest
-
-    @cached_property
-    def _largest(self) -> int:
-        images, largest = self.heldout.items.images, 0
-        for index in range(len(images)):
-            with contextlib.suppress(BadImage):  # counted as skipped when it is measured
-                largest = max(largest, int(images.read_objects(index)[1].marked.sum()))
-        return largest
+    def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
+        for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
+            yield Observed(cell["size"], group, "top1", tally[0], tally[1])
 
 
 class Map(SceneEvaluator):
@@ -426,10 +358,10 @@ class Map(SceneEvaluator):
         channels = answer.permute(2, 0, 1)[None]
         return F.interpolate(channels, size=size, mode="bilinear", align_corners=False)[0].permute(1, 2, 0)
 
-    def merged(self, tiles: Tiles) -> Tensor:
-        rows, columns = np.indices(tiles.owner.shape)
-        tops, lefts = tiles.corners[tiles.owner].transpose(2, 0, 1)
-        return torch.stack(tiles.answers)[tiles.owner, rows - tops, columns - lefts]
+    def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
+        rows, columns = np.indices(owner.shape)
+        tops, lefts = corners[owner].transpose(2, 0, 1)
+        return torch.stack(answers)[owner, rows - tops, columns - lefts]
 
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
         """[intersections (K), unions (K), patches with an object named right, patches with one]."""

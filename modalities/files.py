@@ -105,12 +105,23 @@ def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
-    """Rows under a header of all their columns, in order of first appearance; list values are left out."""
+    """Rows under a header of all their columns, in order of first appearance; list values are left out. Text that a
+    spreadsheet would take for a formula has an apostrophe before it, and no text has line breaks."""
     columns = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list))
     with replacing(path) as file:
-        table = csv.DictWriter(file, list(columns), delimiter=delimiter, lineterminator="\n", extrasaction="ignore")
-        table.writeheader()
-        table.writerows(rows)
+        table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        table.writerows([map(_harmless, columns), *([_harmless(row.get(name)) for name in columns] for row in rows)])
+
+
+def _harmless(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.splitlines())
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if len(text) > 1 and text.lstrip()[:1] in tuple("=+-@") else text
+    return text
 
 
 def file_safe(text: str) -> str:

@@ -29,6 +29,23 @@ def test_tables(tmp_path):
     assert file_safe("text.ggd tiny (run/é)") == "text.ggd_tiny__run_é_"
 
 
+def test_tables_have_no_formulas_and_no_line_breaks(tmp_path):
+    hostile = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", " =1", "a\r\n=b\u2028c", "\t=x"]
+    labels = [*hostile, "-2.5", "+1e3", "-", "+", "text.a-b"]
+    write_table(tmp_path / "t.csv", [*({"model": label} for label in labels), {"=x": 1}])
+    cells = (tmp_path / "t.csv").read_text().split("\n")
+    assert cells[0] == "model,'=x" and [cell.rstrip(",") for cell in cells[1:8]] == [
+        "'=1+1",
+        "'+cmd|' /C calc'!A0",
+        "'-2+3",
+        "'@SUM(A1)",
+        "' =1",
+        "a =b c",
+        "'\t=x",
+    ]
+    assert cells[8:] == ["-2.5,", "+1e3,", "-,", "+,", "text.a-b,", ",1", ""]
+
+
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
     path = tmp_path / "deep" / "file.txt"
     write_text(path, "old é\n")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TextIO
 
 import rich.console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -21,6 +25,46 @@ class Console(rich.console.Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError in whose handler rich calls this: it is `zoo.cli.call`'s
+
+
+class _Lasting:
+    """A text stream that drops what nobody reads any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:  # EPIPE of a pipe, EIO of a terminal
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Standard output and error whose readers may go away: a closed pipe or terminal does not end a training."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 class CellProgress:

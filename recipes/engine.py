@@ -72,13 +72,13 @@ def start(*, verbose: bool = False) -> Ranks:
     cuda = wants_cuda()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if "RANK" not in os.environ:  # plain python: what a launcher would have set
+    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():  # plain python: what a launcher would have set
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    rank, world, local_rank = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, world, local_rank = _launched()
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
@@ -91,6 +91,16 @@ def start(*, verbose: bool = False) -> Ranks:
     if cuda:
         torch.cuda.set_device(device)
     return Ranks(rank, world, local_rank, device)
+
+
+def _launched() -> list[int]:
+    """RANK, WORLD_SIZE and LOCAL_RANK of the environment; ConfigError unless they are as a launcher sets them."""
+    words = {name: os.environ.get(name, "(not set)") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    numbers = [int(word) if word.isdecimal() else -1 for word in words.values()]
+    if min(numbers) < 0 or numbers[0] >= numbers[1]:
+        facts = ", ".join(f"{name}={word}" for name, word in words.items())
+        raise ConfigError(f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher")
+    return numbers
 
 
 def _start_deepspeed(*, cuda: bool, verbose: bool) -> None:
@@ -367,8 +377,9 @@ class Engine:
         self._with_weights(lambda state: self.model.save_pretrained(folder, state=state))
 
     def export_final(self, folder: Path) -> None:
-        """`export` to a folder that appears whole; an older one of the same name is replaced."""
-        partial = folder.with_name(folder.name + ".partial")
+        """`export` to a folder that appears whole; an older one of the same name, or that a link there names, is replaced."""
+        folder = folder.resolve()
+        partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
         try:
             self.export(partial)
         except OSError:
@@ -376,9 +387,12 @@ class Engine:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         if self.ranks.lead:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                os.replace(folder, old)
             os.replace(partial, folder)
             sync(folder.parent)
+            shutil.rmtree(old, ignore_errors=True)
         self.barrier()
 
     def exported_model(self) -> ZooModel | None:

@@ -47,7 +47,7 @@ from recipes.checkpoints import (
 )
 from recipes.config import ConfigError, Plan
 from zoo.errors import one_line
-from zoo.files import make_folder, remove_abandoned, write_json, write_text
+from zoo.files import make_folder, remove_abandoned, without_nan, write_json, write_text
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
@@ -83,7 +83,7 @@ class RunFolder:
 
     def log(self, record: dict[str, Any]) -> None:
         with open(self.metrics_path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_line(record))
 
     def metrics(self) -> list[dict[str, Any]]:
         """All readable records."""
@@ -117,7 +117,7 @@ class RunFolder:
         records, unreadable = self.read_metrics()
         if unreadable:
             warn(f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out")
-        write_text(self.metrics_path, "".join(json.dumps(r) + "\n" for r in records if r["step"] <= step))
+        write_text(self.metrics_path, "".join(_line(r) for r in records if r["step"] <= step))
         for path in self.checkpoints():
             if checkpoint_step(path) > step:
                 quarantine(path)
@@ -127,7 +127,8 @@ class RunFolder:
         tidy(self.checkpoint_root, keep)
         for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE):
             remove_abandoned(self.path / name, 0)
-        shutil.rmtree(self.path / "model.partial", ignore_errors=True)
+        for name in ("model.partial", "model.old"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def continuation(self) -> str:
         """The command that continues this run."""
@@ -146,7 +147,9 @@ class RunFolder:
         records = self.metrics()
         rate = next((key for r in records for key in r if key.endswith("_per_s")), "")
         titles = {"loss": "loss (nats)", "grad_norm": "gradient norm", "lr": "learning rate", rate: f"{rate[:-6]}/s"}
-        lines = {key: [(r["step"], r[key]) for r in records if key in r] for key in (*titles, "heldout_loss")}
+        lines = {
+            key: [(r["step"], r[key]) for r in records if r.get(key) is not None] for key in (*titles, "heldout_loss")
+        }
         if not lines["loss"]:
             return None
         panels = [key for key in titles if lines[key] and key != "loss"]
@@ -167,6 +170,11 @@ class RunFolder:
             axes["grad_norm"].set_yscale("log")
         save_figure(figure, self.path / LOSS_CURVE)
         return self.path / LOSS_CURVE
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A line of metrics.jsonl; null for numbers that JSON does not have."""
+    return json.dumps(without_nan(record), allow_nan=False) + "\n"
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
@@ -360,6 +368,9 @@ class _Claim:
             self._lock = RunLock(folder)
             if not resume:
                 _check_new(folder)  # again: another process may have run here meanwhile
+            final = (folder / "model").resolve()  # of a link, what it points to is replaced
+            if final.exists() and not (final / "config.json").is_file():
+                raise ConfigError(f"{folder / 'model'} is no saved model: the final weights could not be written there")
             self.checkpoint = self._choose(plan, wanted)
         except BaseException:
             self.end()

@@ -41,7 +41,7 @@ from recipes import engine as backend
 from recipes.checkpoints import loadable, prune
 from recipes.commands import call
 from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_packages, resolve
-from recipes.console import Console, clock, facts_table, short
+from recipes.console import Console, clock, facts_table, lasting_output, short
 from recipes.registry import list_recipes, recipe_named
 from recipes.runs import RunFolder, load_weights, own_run
 from recipes.trackers import find_trackers, open_trackers
@@ -243,6 +243,10 @@ class Trainer:
             f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.groups} on "
             f"{ranks.device.type}{shared}; run folder {self.run.path}"
         )
+        if not self.engine.knows_gradients:
+            self.print(
+                "no gradient norms: from ZeRO 1 on DeepSpeed orthogonalises Muon's gradients before it takes theirs"
+            )
         if self.source:
             self.print(f"resuming after step {self.steps_done} from {self.source}")
 
@@ -321,7 +325,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
     """A list that signals append to: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal. After a step the ranks agree to
-    stop, and the loop saves."""
+    stop, and the loop saves. What is ignored stays so, as SIGHUP under `nohup`."""
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
@@ -329,7 +333,8 @@ def stop_signals() -> Iterator[list[int]]:
         if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, handle) for number in STOPS}
+    numbers = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield received
     finally:
@@ -398,6 +403,7 @@ def train_command(
         plan = resolve(changed, world=ranks.world, device=ranks.device.type, **options)
         ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
         with (
+            lasting_output(),
             stop_signals() as signals,
             own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words) as (run, checkpoint),
         ):

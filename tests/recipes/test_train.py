@@ -159,6 +159,61 @@ def test_what_is_not_finite_stops_the_run(part, settings, tmp_path, changed, cap
     assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
 
 
+def test_a_reader_that_goes_away_ends_nothing(tmp_path, monkeypatch):
+    """Of a pipe, as `| head -1`; a closed terminal is a SIGHUP and then the same."""
+    for name in ("stdout", "stderr"):
+        read, write = os.pipe()
+        os.close(read)
+        monkeypatch.setattr(sys, name, os.fdopen(write, "w"))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` leaves it
+    try:
+        assert run(tmp_path / "run", "evaluate.every=0") == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(curve(tmp_path / "run")[0]) == 4
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path, capsys):
+    folder, other = tmp_path / "run", tmp_path / "disk" / "weights"
+    folder.mkdir()
+    other.parent.mkdir()
+    if link:
+        (folder / "model").symlink_to(other)
+    else:
+        (folder / "model").write_text("precious")
+    for _ in range(2):
+        code = run(folder, "evaluate.every=0", "train.steps=1", resume="auto")
+        assert code == (0 if link else 2)
+    if link:
+        assert load_file(other / "model.safetensors") and os.listdir(other.parent) == ["weights"]
+    else:
+        assert f"{folder / 'model'} is no saved model" in capsys.readouterr().err
+        assert os.listdir(folder) == ["model"] and (folder / "model").read_text() == "precious"
+
+
+def test_records_are_json(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.log({"step": 1, "loss": 2.0, "heldout_loss": float("nan")})
+    folder.log({"step": 2, "loss": 1.0, "norms": [float("inf")]})
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in folder.metrics_path.read_text().splitlines()]
+    assert lines == [{"step": 1, "loss": 2.0, "heldout_loss": None}, {"step": 2, "loss": 1.0, "norms": [None]}]
+    assert folder.plot() == tmp_path / "plots" / "loss.png"
+
+
+@pytest.mark.parametrize(
+    "given", [{"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}]
+)
+def test_half_a_launch_is_named(given, tmp_path, monkeypatch, capsys):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert run(tmp_path / "run") == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "RANK=" in message and "WORLD_SIZE=" in message, message
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_checkpoint(whole, tmp_path):
     folder, paths = tmp_path / "run", []
     shutil.copytree(whole, folder)

@@ -312,7 +312,11 @@ def resolve(
     if user_config:
         from recipes.deepspeed_json import apply_user_config
 
-        chosen_keys |= apply_user_config(recipe, user_config, chosen_keys)
+        file_keys = apply_user_config(recipe, user_config, chosen_keys)
+        chosen_keys |= file_keys
+        if "train.micro_batch" in file_keys and "train.batch" not in chosen_keys:  # as DeepSpeed derives it
+            ranks = world // recipe.train.sequence_parallel
+            recipe.train.batch = (recipe.train.micro_batch or 1) * (recipe.train.accumulation or 1) * max(ranks, 1)
     _settle_positions(recipe)
     check_values(recipe)
     train = recipe.train

@@ -115,6 +115,8 @@ def apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_ke
         raise ConfigError(
             f"{FLAG}: 'data_parallel_size' follows from the ranks and train.sequence_parallel; remove the key"
         )
+    if "compile" in user_config:  # DeepSpeed reads it when engine.compile() is called
+        raise ConfigError(f"{FLAG}: 'compile' is not served: training never calls engine.compile(); remove the section")
     for name in ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization"):
         if not isinstance(user_config.get(name, {}), dict):
             raise ConfigError(f"{FLAG}: {name}={user_config[name]!r}: expected an object")
@@ -227,7 +229,8 @@ def check_with_deepspeed(config: dict[str, Any]) -> None:
         def get_data_parallel_world_size(self) -> int:
             return 1
 
-    # The batch equation of all ranks is `recipes.config.resolve_batch`'s.
+    # The batch equation of all ranks is `recipes.config.resolve_batch`'s; one rank alone does not read how many share tokens.
+    config = {key: value for key, value in config.items() if key != "sequence_parallel_size"}
     alone = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     reads: list[Path] = []
 

@@ -257,7 +257,7 @@ def _registered(name: str) -> Target:
         baselines = [known for modality in installed_modalities() for known in modality.baselines]
         if hint := did_you_mean(name, baselines):
             raise CommandError(f"no model or baseline {name!r}; {hint}baselines are {', '.join(baselines)}") from error
-        raise
+        raise CommandError(f"no folder {name!r} here; {error}") from error
     trained = "." in name
     card = manifest()[resolve_tag(name)] if trained else {}
     if not trained:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zoo.errors import require
 from zoo.inputs import read_json
+from zoo.naming import did_you_mean
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -72,8 +73,8 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     require("transformers", f"hf:{name}", "hf")
     import transformers
 
-    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or not name):
-        raise ValueError(f"hf:{name}: no such folder; expected a folder of save_pretrained, or a name of the hub")
+    if not name or not Path(name).is_dir():
+        _ask_the_hub(name)
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # what is wrong is an error here, in one line
@@ -90,6 +91,28 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def _ask_the_hub(name: str) -> None:
+    """One request, where transformers would try for minutes. ValueError for a name that is neither a folder nor the hub's."""
+    import huggingface_hub
+
+    folders = [path.name for path in Path(name).parent.glob("*") if path.is_dir()] if name else []
+    hint = (
+        did_you_mean(Path(name).name, folders).strip() or "expected a folder of save_pretrained, or a name of the hub"
+    )
+    missing = f"hf:{name}: no such folder"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
+        raise ValueError(f"{missing}; {hint}")
+    if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        huggingface_hub.model_info(name, timeout=10)
+    except huggingface_hub.errors.HfHubHTTPError as error:
+        code = getattr(error.response, "status_code", "")
+        raise ValueError(f"{missing}, and the hub has no public model of that name (status {code}); {hint}") from error
+    except Exception as error:  # without a connection: of the HTTP library in use
+        raise ValueError(f"{missing}, and the hub cannot be asked ({type(error).__name__}); {hint}") from error
 
 
 @lru_cache(maxsize=8)

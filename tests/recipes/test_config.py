@@ -112,6 +112,7 @@ ADAMW, DECAY, WARMUP = {"type": "AdamW"}, {"type": "WarmupDecayLR"}, {"type": "W
         ({"wall_clock_brekdown": True}, [], "'wall_clock_breakdown'"),
         ({"amp": {"enabled": True}}, [], "bf16"),
         ({"aio": 3}, [], "aio"),
+        ({"compile": {"deepcompile": True}}, [], "'compile' is not served"),
     ],
 )  # fmt: skip
 def test_a_deepspeed_file_in_conflict_is_refused(user_config, settings, word):
@@ -146,6 +147,18 @@ def test_the_example_of_hugging_face_runs_as_it_is():
     zero = {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 1024, "stage3_param_persistence_threshold": 320}
     assert values["zero_optimization"].items() >= zero.items()
     json.dumps(chosen.to_dict())
+
+
+def test_a_deepspeed_file_without_the_batch_gives_it():
+    """The batch is micro × accumulation × ranks, as DeepSpeed derives it, unless the file or a --set names it."""
+    file = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
+    assert [plan(user_config=file, world=n).recipe.train.batch for n in (1, 2, 4)] == [4, 8, 16]
+    assert plan(user_config={"train_micro_batch_size_per_gpu": 3}, world=2).deepspeed["train_batch_size"] == 6
+    assert plan("train.sequence_parallel=2", user_config=file, world=4).recipe.train.batch == 8
+    assert plan("train.batch=8", user_config=file, world=2).recipe.train.batch == 8
+    assert plan(user_config=file | {"train_batch_size": 8}, world=2).recipe.train.batch == 8
+    with pytest.raises(ConfigError, match="2 × 2 × 1 = 4"):
+        plan("train.batch=8", user_config=file)
 
 
 def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():

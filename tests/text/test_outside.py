@@ -255,13 +255,23 @@ def test_modality_and_forced_forms(folders, tmp_path):
         find_outside(f"hf:{tmp_path}/strange")
 
 
-def test_what_cannot_be_opened_is_one_line(tmp_path, folders):
+def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
     def refused(word, *options):
         done = invoke(word, "perplexity", *options, "--out", tmp_path / "out")
         assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.stderr
         return done.stderr
 
     assert "no such folder" in refused(f"hf:{tmp_path}/nowhere", "--lengths", "64")
+    requests = []
+
+    def unreachable(name, **_):
+        requests.append(name)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.model_info", unreachable)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out_llama").mkdir()
+    assert "did you mean 'out_llama'?" in refused("hf:out_lama") and set(requests) == {"out_lama"}
     (tmp_path / "empty").mkdir()
     assert "no tokenizer can be opened" in refused(f"hf:{tmp_path}/empty")
     character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(tmp_path / "tokens")

@@ -10,6 +10,7 @@ card with YAML front matter, data, measured tables and the lines that load it; o
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -34,7 +35,7 @@ from recipes.registry import find_recipe
 from recipes.report import load_results
 from recipes.runs import load_run
 from zoo.cli import Import
-from zoo.errors import require
+from zoo.errors import printable, require
 from zoo.files import write_json, write_text
 from zoo.model import ZooModel
 from zoo.naming import nearest
@@ -122,16 +123,16 @@ class Card:
     notes: Sequence[str] = field(default_factory=list)
 
     def markdown(self) -> str:
-        lines = ["---", self._front_matter(), "---", "", f"# {self.title}", ""]
-        lines += [f"- **{key}**: {value}" for key, value in self.facts.items()]
+        lines = ["---", self._front_matter(), "---", "", f"# {_plain(self.title)}", ""]
+        lines += [f"- **{_plain(key)}**: {_plain(value)}" for key, value in self.facts.items()]
         lines += [] if self.license else ["- **license**: not stated"]
         lines += ["", "## Use", "", "```python", self.usage, "```", ""]
         lines += ["## Measured", ""] if self.tables else []
         for title, rows in self.tables.items():
             columns = list(dict.fromkeys(column for row in rows for column in row))
-            lines += [f"### {title}", ""] if title else []
-            lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
-            lines += ["| " + " | ".join(str(row.get(column, "–")) for column in columns) + " |" for row in rows]
+            lines += [f"### {_plain(title)}", ""] if title else []
+            lines += ["| " + " | ".join(map(_plain, columns)) + " |", "|" + "---:|" * len(columns)]
+            lines += ["| " + " | ".join(_plain(row.get(column, "–")) for column in columns) + " |" for row in rows]
             lines.append("")
         return "\n".join([*lines, *self.notes, *([""] if self.notes else [])])
 
@@ -161,6 +162,12 @@ class Card:
             model_name=self.title if results else None,
             eval_results=results or None,
         ).to_yaml()
+
+
+def _plain(value: object) -> str:
+    """A value in one line of Markdown, without HTML and columns of its own."""
+    line = printable(" ".join(str(value).split()))
+    return html.escape(line, quote=False).replace("|", r"\|").replace("`", r"\`").replace("[", r"\[")
 
 
 def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:

@@ -95,3 +95,13 @@ def test_what_cannot_be_done_leaves_nothing(run, tmp_path, capsys, words, named)
     (tmp_path / "hub").mkdir()
     assert main(["hub", str(run), "--out", str(tmp_path / "hub")]) == 2
     assert "exists; remove it" in capsys.readouterr().err
+
+
+def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
+    folder = tmp_path / "a\n---\nlicense: mit\n# <img src=x onerror=y>|b[c](d)\x1b[31m"
+    zoo.create_model("text_alibi_tiny", num_layers=1).save_pretrained(folder)
+    assert main(["hub", str(folder), "--out", str(tmp_path / "hub")]) == 0
+    card = (tmp_path / "hub" / "README.md").read_text()
+    title = next(line for line in card.splitlines() if line.startswith("# "))
+    assert title == r"# a --- license: mit # &lt;img src=x onerror=y&gt;\|b\[c](d)\x1b\[31m"
+    assert "license: mit" not in card.replace(title, "") and "license" not in front_matter(card)

@@ -29,9 +29,8 @@ class VisionDataConfig:
 
     source: a spec string (sources.py). heldout_source: where held-out images come from, all of them, when not from `source`.
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1, as many as the source
-        lists; of maps one more, the background; of counts the largest and one more.
-    target: "label", the image's own, or what is asked of the objects in it (objects.py): "marked", "count", "map",
-        "marked+map", "count+map".
+        lists; of maps one more, the background.
+    target: "label", the image's own, or what is asked of the objects in it (objects.py).
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the

@@ -44,8 +44,6 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
         names = ()
     elif "map" in data.target:
         names = ("background", *names) if names else ()
-    elif data.target == "count":
-        names = tuple(map(str, range(data.num_classes)))
     model.class_names = names if len(names) == model.config.num_classes else ()
     return model
 

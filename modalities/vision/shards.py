@@ -15,7 +15,6 @@ import json
 import os
 import posixpath
 import re
-import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,10 @@ from typing import IO, Any, NamedTuple, Self
 import webdataset
 from webdataset.tariterators import base_plus_ext, group_by_keys
 
-from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
 from modalities.vision.objects import Objects, parse_objects
-from zoo.files import file_sha256, replacing_path, write_json
-from zoo.inputs import LARGEST_JSON, parse_json, read_json
+from zoo.files import file_sha256, write_json
+from zoo.inputs import LARGEST_JSON, parse_json
 
 SCHEMES = ("http", "https", "hf", "gs")  # of which webdataset runs no shell
 MOST_SAMPLES = 1 << 30  # of a shard
@@ -131,14 +129,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardSet:
-    """Shards with their sizes; samples are numbered in shard order. classes, hashes: where the index has them."""
+    """Shards with their sizes; samples are numbered in shard order. classes: where an index has them."""
 
     spec: str
     urls: tuple[str, ...]
     counts: tuple[int, ...]
     classes: tuple[str, ...] | None
     fingerprint: str
-    hashes: tuple[str | None, ...]
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -162,15 +159,14 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
 
     Raises FileNotFoundError for missing shards, ValueError for a scheme outside SCHEMES and an unknown number of samples.
     """
-    place, _, named = pattern.partition("?index=")
-    folder = Path(_check_place(place)).is_dir()
-    urls = [] if folder else webdataset.shardlists.expand_urls(place)
-    index = named or posixpath.join(place if folder else posixpath.dirname(urls[0]), "index.json")
+    folder = Path(_check_place(pattern)).is_dir()
+    urls = [] if folder else webdataset.shardlists.expand_urls(pattern)
+    index = posixpath.join(pattern if folder else posixpath.dirname(urls[0]), "index.json")
     entries, classes = _read_index(index)
-    if not entries and (named or folder):
+    if not entries and folder:
         raise FileNotFoundError(f"source {spec!r}: no index {index}; tars without one are named by a pattern")
     if folder:
-        urls = [str(Path(place) / file) for file in entries]
+        urls = [str(Path(pattern) / file) for file in entries]
     local = [not _REMOTE.match(_check_place(url)) for url in urls]
     for url, here in zip(urls, local, strict=True):
         if here and not Path(url).is_file():
@@ -181,11 +177,10 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     elif all(local):
         chosen = [Entry(Path(url).name, len(scan(Path(url)))) for url in urls]
     else:
-        raise ValueError(
-            f"source {spec!r}: the number of samples in these remote shards is not known. Put an index.json beside them "
-            "(modalities.vision.shards.write_index writes one from a local copy), or name a local one: '…tar?index=PATH'"
-        )
-    counts, hashes = tuple(entry.samples for entry in chosen), tuple(entry.sha256 for entry in chosen)
+        why = "the number of samples in these remote shards is not known"
+        way_out = "put an index.json beside them, which modalities.vision.shards.write_index writes from a local copy"
+        raise ValueError(f"source {spec!r}: {why}; {way_out}")
+    counts = tuple(entry.samples for entry in chosen)
     if not sum(counts):
         raise ValueError(f"source {spec!r}: its {len(urls)} shards hold no sample")
     contents = [
@@ -193,7 +188,7 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
         for entry, url, here in zip(chosen, urls, local, strict=True)
     ]
     fingerprint = hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).hexdigest()
-    return ShardSet(spec, tuple(urls), counts, tuple(classes) or None, fingerprint, hashes)
+    return ShardSet(spec, tuple(urls), counts, tuple(classes) or None, fingerprint)
 
 
 def _file_name(url: str) -> str:
@@ -203,15 +198,11 @@ def _file_name(url: str) -> str:
 
 def _read_index(place: str) -> tuple[dict[str, Entry], list[str]]:
     """Entries by file, and classes, of an index; nothing where there is none. Raises ValueError for what is no index."""
-    remote = _REMOTE.match(_check_place(place))
     try:
-        if remote:
-            with _open(place) as stream:
-                content = parse_json(stream.read(LARGEST_JSON + 1), place)
-        else:
-            content = read_json(place)
+        with _open(place) as stream:
+            content = parse_json(stream.read(LARGEST_JSON + 1), place)
     except (OSError, ValueError) as error:  # of a server: an HTTP error, or the page that it sends instead
-        if remote or isinstance(error, FileNotFoundError):
+        if _REMOTE.match(place) or isinstance(error, FileNotFoundError):
             return {}, []
         raise
     try:
@@ -252,30 +243,6 @@ def write_index(folder: str | Path, classes: Sequence[str] = ()) -> Path:
     return folder / "index.json"
 
 
-def _local_copy(url: str, sha256: str | None) -> Path:
-    """A shard as a local file: remote ones are copied once, into the data folder's `cache`.
-
-    Raises ValueError for a copy, new or old, whose hash is not `sha256`.
-    """
-    if not _REMOTE.match(_check_place(url)):
-        return Path(url)
-    name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
-    copy = data_folder() / "cache" / f"{name}-{_file_name(url)}"
-    if copy.is_file():
-        _check_hash(copy, sha256, f"{copy}, an earlier copy of {url}: delete it to copy again;")
-        return copy
-    with replacing_path(copy) as partial:  # ranks, and machines, may copy at once
-        with partial.open("wb") as stream, _open(url) as source:
-            shutil.copyfileobj(source, stream, 2**20)
-        _check_hash(partial, sha256, f"{url}, to be copied to {copy}:")
-    return copy
-
-
-def _check_hash(path: Path, sha256: str | None, what: str) -> None:
-    if sha256 is not None and (digest := file_sha256(path)) != sha256:
-        raise ValueError(f"{what} its sha256 is {digest[:12]}…, the index says {sha256[:12]}…")
-
-
 # ------------------------------------------------------------------------------------------------ samples
 
 
@@ -285,13 +252,14 @@ class TarImages(ImageSet):
     def __init__(self, shards: ShardSet) -> None:
         self.spec, self.classes, self.fingerprint = shards.spec, shards.classes, shards.fingerprint
         self.samples: list[tuple[Path, str, Members]] = []  # file, name, (offset, size) by extension
-        for url, count, sha256 in zip(shards.urls, shards.counts, shards.hashes, strict=True):
-            path = _local_copy(url, sha256)
-            samples = scan(path)
+        for url, count in zip(shards.urls, shards.counts, strict=True):
+            if _REMOTE.match(url):
+                raise ValueError(f"source {shards.spec!r}: held-out shards are read by index; expected files, got {url}")
+            samples = scan(Path(url))
             if len(samples) != count:
-                what = f"{len(samples)} samples found in {path}"
+                what = f"{len(samples)} samples found in {url}"
                 raise ValueError(f"source {shards.spec!r}: {what}, its index says {count}")
-            self.samples += [(path, f"{url}:{sample.pop('__key__')}", sample) for sample in samples]
+            self.samples += [(Path(url), f"{url}:{sample.pop('__key__')}", sample) for sample in samples]
 
     def __len__(self) -> int:
         return len(self.samples)

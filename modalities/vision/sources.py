@@ -6,7 +6,7 @@
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
                                     validation, test), or PATH/CLASS/… alone
     "wds:PATTERN"                   WebDataset shards, local or remote, "wds:a/train-{0000..1023}.tar", or a folder with
-                                    index.json; "…tar?index=PATH" names an index elsewhere
+                                    index.json
     "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label columns found by type;
                                     "…?image=COLUMN&label=COLUMN" names them
 

@@ -89,23 +89,6 @@ class Classifier(Protocol):
         """Every class and its probability, likeliest first. size: side in pixels; None: as trained."""
 
 
-@runtime_checkable
-class Embedder(Protocol):
-    """A model whose features of an input are a vector: `priorzoo embed`."""
-
-    def represent(self, text: str, /, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of a text, of bases, or of the image at a path. pool: over tokens; size: of images, pixels."""
-
-
-@runtime_checkable
-class Collector(Protocol):
-    """An `Embedder` that finds several inputs in a file."""
-
-    def collect(self, path: str, /, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
-        """(name, what `represent` takes) of everything in a file, or in its parts that the file `regions` names; what is no
-        such file is an input itself."""
-
-
 @dataclass(frozen=True)
 class Cost:
     """Estimated cost of one training sample."""

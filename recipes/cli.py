@@ -26,7 +26,6 @@ COMMANDS = {
     "evaluate": ("Measure models beside each other", "recipes.evaluate"),
     "generate": ("Continue a text or a sequence of bases", "recipes.generate"),
     "predict": ("Name what images show", "recipes.predict"),
-    "embed": ("Write features of images, texts or bases", "recipes.embed"),
     "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),
     "verify": ("Verify a run's checkpoints and weights by their digests", "recipes.verify"),
     "hub": ("Write a model as the folder of a hub repository, with its card, and push it", "recipes.hub"),

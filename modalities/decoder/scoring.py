@@ -17,11 +17,9 @@ from torch import Tensor
 from modalities.decoder.generation import prefill
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
-from zoo.naming import nearest
 from zoo.slices import slices
 
 LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
-POOLS = ("mean", "last")
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -123,20 +121,3 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
     free = (written == answer_ids).all(1)
     scores = {"teacher_forced": hits.all(1), "free_generation": free, "tokens_right": hits.double().mean(1)}
     return {name: value.double().cpu() for name, value in (scores | {"nll": nll.mean(1)}).items()}
-
-
-@torch.inference_mode()
-def embed(model: Decoder, tokens: Tensor, *, pool: str | None = None, size: int | None = None) -> Tensor:
-    """(C,) float32 features after the last norm, of tokens (1, T) whose first is the start.
-
-    pool: "mean" over the tokens without the start (None), or the "last" token. ValueError for another pool or no input.
-    """
-    if pool not in (None, *POOLS):
-        raise ValueError(f"pool {pool!r}: {nearest(pool, POOLS)}")
-    if size is not None:
-        raise ValueError(f"size {size} is of images, and this model reads {model.modality}")
-    if tokens.shape[1] < 2:
-        raise ValueError("nothing to embed: the input is empty")
-    if pool == "last":
-        return model.forward_features(tokens, last=1)[0, 0].float()
-    return model.forward_features(tokens)[0, 1:].float().mean(0)

@@ -9,10 +9,8 @@ bidirectional model equivariant; in a causal one it would equate a sequence with
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,17 +19,11 @@ from torch import Tensor
 
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
-from modalities.decoder.scoring import embed
 from modalities.decoder.training import check_tokenizer
-from modalities.dna.bases import decode, encode, reverse_complement
-from modalities.dna.bed import bed_rows, whole_contigs
+from modalities.dna.bases import decode, encode
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.copying import LONGEST, CopyExpert
-from modalities.dna.formats import SUFFIXES, is_sequence_file
-from modalities.dna.genome import open_genome
-from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.files import near_file
 from zoo.attention.base import Kernel
 from zoo.bounds import LONGEST_CONTEXT, bounded
 from zoo.decoding import Cache
@@ -89,7 +81,6 @@ class DnaConfig(DecoderConfig):
                 )
 
 
-MOST_EMBEDDED = 1 << 17  # bases that one vector is of
 TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
 # Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone share; and a memory of 8.4
 # million bases, for the 8.2 million of tiny training and the starts of rows. At 3M it has room for 67 million.
@@ -179,36 +170,6 @@ class DnaDecoder(Decoder):
         tokenizer = load_tokenizer(self.config.tokenizer)
         ids = [tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]
         return torch.tensor([ids], device=self.device)
-
-    def collect(self, given: str, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
-        """(name, bases) of every record of a sequence file, or of every row of a BED file on it, on its strand; bases are
-        their own name.
-
-        Raises:
-            ValueError: for a record or row of more than 2¹⁷ bases, which are read at once; `regions` without a sequence file.
-        """
-        if not is_sequence_file(given):
-            if regions is not None:
-                raise ValueError(f"regions {regions!r} are of a sequence file, and {given[:40]!r} is none")
-            if Path(given).suffix or os.sep in given:  # in no sequence of bases
-                raise ValueError(
-                    f"{given[:200]!r} is neither bases nor a sequence file; {near_file(given)}expected one of "
-                    f"{', '.join(SUFFIXES)}, with or without .gz or .bgz"
-                )
-            yield given, given
-            return
-        genome = open_genome(find_source(given))
-        for row in whole_contigs(genome) if regions is None else bed_rows(Path(regions), genome):
-            if (bases := row.stop - row.start) > MOST_EMBEDDED:
-                raise ValueError(
-                    f"{row.name} has {bases:,} bases, expected at most {MOST_EMBEDDED:,}: name smaller ones with --regions"
-                )
-            codes = genome.codes(row.contig, row.start, row.stop)
-            yield row.name, decode(reverse_complement(codes) if row.strand == "-" else codes)
-
-    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of bases; `pool` is "mean" or "last", see `modalities.decoder.scoring.embed`."""
-        return embed(self, self.read(given), pool=pool, size=size)[: self.config.dim]
 
 
 def both_strands(batch: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:

@@ -39,12 +39,6 @@ class CausalLM(Decoder):
         ids = [tokenizer.bos_id, *tokenizer.encode(text).tolist()]
         return torch.tensor([ids], device=self.device)
 
-    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of a text; `pool` is "mean" or "last", see `modalities.decoder.scoring.embed`."""
-        from modalities.decoder.scoring import embed
-
-        return embed(self, self.read(given), pool=pool, size=size)
-
 
 GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
 

@@ -172,17 +172,6 @@ class VisionTransformer(ZooModel):
         shares = logits.double().softmax(-1)
         return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
 
-    @torch.inference_mode()
-    def represent(self, path: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32: what the classifier reads of the image at a path, or the tokens' mean where it reads every token.
-
-        pool: "token" or "avg" for another pooling. Raises ValueError for one that the model does not have, and as `read` does.
-        """
-        if pool is not None:
-            self._check_pool("pool", pool, self._pools[1:])
-        features = self.forward_features(self.read(path, size=size))
-        return self._pooled(features, pool or self.global_pool or "avg")[0].float()
-
     def describe_input(self) -> dict[str, str]:
         pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens
         return {
@@ -243,12 +232,9 @@ class VisionTransformer(ZooModel):
         """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         return self.norm(self._run(images, kernel=kernel)[0])
 
-    def _pooled(self, features: Tensor, pool: str) -> Tensor:
-        return global_pool_nlc(features, pool_type=pool, num_prefix_tokens=self.num_prefix_tokens)
-
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B, C)."""
-        pooled = self._pooled(features, self.global_pool)
+        pooled = global_pool_nlc(features, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
         return pooled if pre_logits else self.head(pooled)
 
     def forward(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
@@ -257,21 +243,15 @@ class VisionTransformer(ZooModel):
 
     # ------------------------------------------------------------------------------------------ timm's interface
 
-    @property
-    def _pools(self) -> tuple[str, ...]:
-        return ("", "avg", "token") if self.config.class_token else ("", "avg")
-
-    def _check_pool(self, name: str, pool: str, pools: Sequence[str]) -> None:
-        if pool not in pools:
-            raise ValueError(f"{name}={pool!r}; this model has {', '.join(map(repr, pools))}")
-
     def get_classifier(self) -> nn.Module:
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A fresh classifier of `num_classes` (0: none), and another pooling if given ("token", "avg", or "" for none)."""
         if global_pool is not None:
-            self._check_pool("global_pool", global_pool, self._pools)
+            pools = ("", "avg", "token") if self.config.class_token else ("", "avg")
+            if global_pool not in pools:
+                raise ValueError(f"global_pool={global_pool!r}; this model has {', '.join(map(repr, pools))}")
             self.global_pool = global_pool
         self.num_classes, self.class_names = num_classes, ()
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)

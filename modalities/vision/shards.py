@@ -254,7 +254,9 @@ class TarImages(ImageSet):
         self.samples: list[tuple[Path, str, Members]] = []  # file, name, (offset, size) by extension
         for url, count in zip(shards.urls, shards.counts, strict=True):
             if _REMOTE.match(url):
-                raise ValueError(f"source {shards.spec!r}: held-out shards are read by index; expected files, got {url}")
+                raise ValueError(
+                    f"source {shards.spec!r}: held-out shards are read by index; expected files, got {url}"
+                )
             samples = scan(Path(url))
             if len(samples) != count:
                 what = f"{len(samples)} samples found in {url}"

@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from recipes import adapt, embed, evaluate, generate, predict, train, verify
+from recipes import adapt, evaluate, generate, predict, train, verify
 from tests.recipes.test_train import SMALL
 from zoo.cli import app, call
 
@@ -29,7 +29,6 @@ COMMANDS = {
     "resolution": (evaluate.main, [IMAGE, "resolution", "--sizes", "48", "--samples", "4"]),
     "bits": (evaluate.main, [DNA, "bits", "--lengths", "64", "--samples", "2"]),
     "generate": (generate.main, [TEXT, "The people", "--max-new-tokens", "2"]),
-    "embed": (embed.main, [TEXT, "The people"]),
     "predict": (predict.main, [IMAGE, "nothing.png"]),
     "verify": (verify.main, ["."]),
     "adapt": (adapt.main, ["nothing", "--dry-run"]),

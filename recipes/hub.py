@@ -165,9 +165,9 @@ class Card:
 
 
 def _plain(value: object) -> str:
-    """A value in one line of Markdown, without HTML and columns of its own."""
+    """A value in one line of Markdown, without HTML, links and columns of its own."""
     line = printable(" ".join(str(value).split()))
-    return html.escape(line, quote=False).replace("|", r"\|").replace("`", r"\`").replace("[", r"\[")
+    return html.escape(line, quote=False).replace("|", r"\|").replace("](", r"]\(")
 
 
 def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:

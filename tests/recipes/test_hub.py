@@ -103,5 +103,5 @@ def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
     assert main(["hub", str(folder), "--out", str(tmp_path / "hub")]) == 0
     card = (tmp_path / "hub" / "README.md").read_text()
     title = next(line for line in card.splitlines() if line.startswith("# "))
-    assert title == r"# a --- license: mit # &lt;img src=x onerror=y&gt;\|b\[c](d)\x1b\[31m"
+    assert title == r"# a --- license: mit # &lt;img src=x onerror=y&gt;\|b[c]\(d)\x1b[31m"
     assert "license: mit" not in card.replace(title, "") and "license" not in front_matter(card)

@@ -1,4 +1,4 @@
-"""`sinks` and `heads` of every modality: against attention formed densely, and what they show of shipped weights."""
+"""`sinks` and `heads` of text and vision: against attention formed densely, and what they show of shipped weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from zoo.analysis import analyse
 MODELS = {
     "text": ("text_ggd_ssmax_tiny.facts", {}),
     "vision": ("vision_ggd2d_separable_ssmax_tiny_patch8.glyphs", {"source": "glyphs-builtin"}),
-    "dna": ("dna_goat_tiny.genomes", {"source": "yeast-chr01"}),
 }
 
 
@@ -87,9 +86,6 @@ def test_where_answers_are() -> None:
         probe = find_modality("text").evaluators["heads"](settings).probe(create_model("text_ggd_tiny"), 3)
         assert probe.rows == [probe.inputs[0].shape[1] - 1] and len(probe.spans) == spans
         assert len({tuple(probe.inputs[0][0, a:b].tolist()) for a, b in probe.spans}) == 1
-    probe = evaluator_and_model("dna", "heads")[0].probe(create_model("dna_goat_tiny"), 1)
-    tokens, ((start, stop),) = probe.inputs[0][0], probe.spans
-    assert stop == start + 1 and tokens[start - 32 : start].tolist() == tokens[-32:].tolist() and len(tokens) == 256
 
 
 def test_the_command_writes_table_and_figure(tmp_path) -> None:
@@ -106,7 +102,6 @@ def test_errors() -> None:
         ("text", "heads", {"length": 5}, "heads: length 5 is too short for template 'own'"),
         ("text", "heads", {"length": None, "template": "heldout", "facts": (50,)}, "give --length"),
         ("text", "sinks", {"length": 10**7}, "no held-out document"),
-        ("dna", "heads", {"length": 3}, "no room for a copy"),
     ):
         with pytest.raises(ValueError, match=message):
             evaluator, model = evaluator_and_model(modality, name, **settings)

@@ -17,21 +17,14 @@ import numpy as np
 from modalities.dna.bases import decode, encode
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
+from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = [
-    "Change",
-    "HaplotypeScores",
-    "Placed",
-    "effect",
-    "haplotypes",
-    "normalize",
-    "place",
-    "room",
-    "score_haplotypes",
-    "trimmed",
-    "vcf_form",
-]
+__all__ = ["Change", "Placed", "effect", "haplotypes", "normalize", "place", "score_haplotypes", "trimmed"]
+
+WindowCosts = tuple[np.ndarray, np.ndarray]  # of each base of a window: nats, and whether it counts
+UNEVEN = "unknown bases that do not count alike in the two windows"
+NOTHING_KNOWN = "no known base in its windows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +98,17 @@ def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
     all up to the contig's end."""
     size = 64
     while True:
-        found = outward(size)
-        differ = np.flatnonzero(found != np.concatenate([unit, found])[: len(found)])
-        if len(differ) or len(found) < size:
-            return int(differ[0]) if len(differ) else len(found)
+        codes = outward(size)
+        differ = np.flatnonzero(codes != np.concatenate([unit, codes])[: len(codes)])
+        if len(differ) or len(codes) < size:
+            return int(differ[0]) if len(differ) else len(codes)
         size *= 4
-
-
-def vcf_form(genome: Genome, change: Change) -> tuple[int, str, str]:
-    """(POS from 1, REF, ALT) as `bcftools norm` writes a change: no empty allele, but the base before it; at a contig's start
-    the one behind it."""
-    if change.ref and change.alt:
-        return change.start + 1, change.ref, change.alt
-    if change.start:
-        anchor = decode(genome.codes(change.chrom, change.start - 1, change.start))
-        return change.start, anchor + change.ref, anchor + change.alt
-    stop = len(change.ref)
-    anchor = decode(genome.codes(change.chrom, stop, min(stop + 1, genome[change.chrom].length)))
-    return 1, change.ref + anchor, change.alt + anchor
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A change, and bases [start, stop) of the reference, from which both windows are made."""
+    """A change, and bases [start, stop) of the reference, from which both windows are made; `left` and `right` are the bases
+    of the flanks, which both windows share."""
 
     change: Change
     start: int
@@ -135,7 +116,6 @@ class Placed:
 
     @property
     def left(self) -> int:
-        """Bases of the left flank, which both windows share."""
         return self.change.start - self.start
 
     @property
@@ -148,23 +128,18 @@ class Placed:
         return self.stop - self.start, self.stop - self.start + self.change.growth
 
 
-def room(change: Change, length: int, window: int, step: int = 1) -> int:
-    """W, the bases of the longer window: `window`, or as many as a contig of `length` bases allows, rounded down to a multiple
-    of `step`."""
-    return min(window, length + max(0, change.growth)) // step * step
+def place(change: Change, length: int, window: int, step: int = 1) -> Placed | int:
+    """Where the windows of a change lie on a contig of `length` bases; the bases of the longer window, W, where it has no room
+    for the alleles, or the shorter one for no token.
 
-
-def place(change: Change, length: int, window: int, step: int = 1) -> Placed | None:
-    """Where the windows of a change lie; None where `window` bases have no room for them, or the shorter one for no token.
-
-    The longer window has W bases (`room`). With M = `change.longest` the left flank has ⌊(W − M) / 2⌋ bases and the right one
-    the rest, whatever the spelling; at a contig's edges the windows move inwards. Where W − M is even, as for a substitution in
-    an odd window, the flanks are equal and the windows of the reverse-complemented genome are the reverse complements of these;
-    else theirs lie one base off.
+    W is `window`, or what the contig allows, rounded down to a multiple of `step`. With M = `change.longest` the left flank has
+    ⌊(W − M) / 2⌋ bases and the right one the rest, whatever the spelling; at a contig's edges the windows move inwards. Where
+    W − M is even, as for a substitution in an odd window, the flanks are equal and the windows of the reverse-complemented
+    genome are the reverse complements of these; else theirs lie one base off.
     """
-    size = room(change, length, window, step)
+    size = min(window, length + max(0, change.growth)) // step * step
     if size < change.longest or size - abs(change.growth) < step:
-        return None
+        return size
     reference = size - max(0, change.growth)
     start = max(0, min(change.start - (size - change.longest) // 2, length - reference))
     return Placed(change, start, start + reference)
@@ -176,80 +151,50 @@ def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
     return codes, np.concatenate([codes[: placed.left], encode(change.alt), codes[placed.left + len(change.ref) :]])
 
 
-@dataclass(frozen=True, slots=True)
-class HaplotypeScores:
-    """Of a window: nats and bases that count, in all of it and in its two flanks, and those of the flanks that a strand reads
-    after the allele (`behind`)."""
-
-    nats: float
-    counted: int
-    flank_nats: float
-    flank_counted: int
-    behind: int
-
-
 def score_haplotypes(
-    model: Any, genome: Genome, placed: Sequence[Placed], **options: Any
-) -> list[tuple[HaplotypeScores, HaplotypeScores]]:
-    """Scores of the reference's window and of the alternative one, for each change. options: of `score_windows`.
-
-    Windows that come several times, such as the reference's of all alleles at a site, are read once.
-    """
-    numbers: dict[tuple[bytes, int, int], int] = {}  # of a window and its flanks
-    pairs = []
-    for one in placed:
-        keys = [(codes.tobytes(), one.left, one.right) for codes in haplotypes(genome, one)]
-        pairs.append([numbers.setdefault(key, len(numbers)) for key in keys])
-    different = list(numbers)
-    found: dict[int, HaplotypeScores] = {}
-    for length in sorted({len(codes) for codes, _, _ in different}):
-        alike = [n for n, (codes, _, _) in enumerate(different) if len(codes) == length]
-        for part in slices(len(alike), max(1, options["batch_tokens"] // length)):
-            windows = np.stack([np.frombuffer(different[n][0], np.uint8) for n in alike[part]])
-            scores = score_windows(model, windows, by_base=True, rest=True, **options)
-            for n, nats, bases in zip(alike[part], scores.nll.numpy(), scores.bases.numpy(), strict=True):
-                found[n] = _sums(nats, bases, *different[n][1:], both=options["strands"] == "both")
-    return [(found[reference], found[alternative]) for reference, alternative in pairs]
+    model: ZooModel, genome: Genome, placed: Sequence[Placed], *, batch_tokens: int, **options: Any
+) -> list[tuple[WindowCosts, WindowCosts]]:
+    """Costs of the reference's window and of the alternative one, for each change. Equal windows, such as the reference's of
+    all alleles at a site, are read once. options: of `score_windows`."""
+    pairs = [tuple(codes.tobytes() for codes in haplotypes(genome, one)) for one in placed]
+    windows, costs = list(dict.fromkeys(window for pair in pairs for window in pair)), {}
+    for length in sorted({len(window) for window in windows}):
+        alike = [window for window in windows if len(window) == length]
+        for part in slices(len(alike), max(1, batch_tokens // length)):
+            codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
+            scores = score_windows(model, codes, by_base=True, rest=True, batch_tokens=batch_tokens, **options)
+            costs |= dict(zip(alike[part], zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
+    return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 
 
-def _sums(nats: np.ndarray, bases: np.ndarray, left: int, right: int, *, both: bool) -> HaplotypeScores:
-    before, after = np.arange(left), np.arange(len(nats) - right, len(nats))
-    flanks = np.concatenate([before, after])
-    behind = int(bases[flanks if both else after].sum())
-    return HaplotypeScores(
-        float(nats.sum()), int(bases.sum()), float(nats[flanks].sum()), int(bases[flanks].sum()), behind
-    )
-
-
-UNEVEN = "unknown bases that do not count alike in the two windows"
-NOTHING_KNOWN = "no known base in its windows"
-
-
-def effect(
-    placed: Placed | None, scores: tuple[HaplotypeScores, HaplotypeScores] | None, reason: str
-) -> dict[str, Any]:
-    """What rows say of a change: NaN where there are no scores, or where other bases count in the two windows.
+def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool) -> dict[str, Any]:
+    """What rows say of a change: NaN where other bases count in the two windows, with the `reason`.
 
     llr_nats, llr_bits: log p(alternative window) − log p(reference window).
     flank_llr_nats: the same of the bases of the flanks alone, which both windows have, whatever an indel adds or takes away;
     NaN where no base that counts is read after the alleles, as behind the last base of a contig on one strand.
-    ref_bits_per_base, alt_bits_per_base: −log₂ p of a window over its bases.
     window, flank: bases of the longer window, and of both flanks together.
     """
-    if scores is not None:
-        reference, alternative = scores
-        assert placed is not None
-        grown = alternative.counted - reference.counted == placed.change.growth
-        if not reference.counted or not alternative.counted:
-            reason = NOTHING_KNOWN
-        elif not grown or alternative.flank_counted != reference.flank_counted:
-            reason = UNEVEN
-    names = ("llr_nats", "llr_bits", "flank_llr_nats", "ref_bits_per_base", "alt_bits_per_base")
-    values = dict.fromkeys(names, math.nan)
-    if scores is not None and not reason:
-        llr = reference.nats - alternative.nats
-        bits = [one.nats / one.counted / BIT for one in scores]
-        flank = reference.flank_nats - alternative.flank_nats if reference.behind else math.nan
-        values = dict(zip(names, (llr, llr / BIT, flank, *bits), strict=True))
-    sizes = {"window": max(placed.sizes), "flank": placed.left + placed.right} if placed else {"window": 0, "flank": 0}
-    return values | sizes | {"reason": reason}
+    (nats, counts), (other_nats, other_counts) = costs
+
+    def flanks(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values[: placed.left], values[len(values) - placed.right :]])
+
+    reason = ""
+    if not counts.any() or not other_counts.any():
+        reason = NOTHING_KNOWN
+    elif (
+        other_counts.sum() - counts.sum() != placed.change.growth or flanks(counts).sum() != flanks(other_counts).sum()
+    ):
+        reason = UNEVEN
+    llr = math.nan if reason else float(nats.sum()) - float(other_nats.sum())
+    behind = flanks(counts) if both else counts[len(counts) - placed.right :]  # read after the alleles, on some strand
+    readable = not reason and behind.any()
+    return {
+        "llr_nats": llr,
+        "llr_bits": llr / BIT,
+        "flank_llr_nats": float(flanks(nats).sum()) - float(flanks(other_nats).sum()) if readable else math.nan,
+        "window": max(placed.sizes),
+        "flank": placed.left + placed.right,
+        "reason": reason,
+    }

@@ -1,39 +1,33 @@
-"""Baselines that the evaluators of DNA measure like models: `uniform`, and Markov chains `markov-0` to `markov-12`.
+"""Baselines that the evaluators of DNA measure like models: Markov chains `markov-0` to `markov-12`.
 
 p_k(x | c) = (n(c x) + τ_k p_{k−1}(x | c')) / (n(c) + τ_k), where c' is c without its first base and p_{−1} = 1/4: a Dirichlet
 prior around the chain of the order below, worth τ_k observations. n counts stretches of ORDER+1 known bases of the training
 regions and of their reverse complements; lower orders are summed out of one table. Each τ_k, in turn from order 0, is the
-likeliest of a grid on a fixed pseudo-random fiftieth of the training regions, with counts of the rest; the counts of all
-training regions are then stored. Held-out bases are never read.
+likeliest of a grid on a fixed pseudo-random fiftieth of the training regions, with counts of the rest; in the end all training
+regions are counted. Held-out bases are never read.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
-from modalities.dna.scoring import BIT, Scores, WindowScorer
-from modalities.dna.splits import GenomeSplit, Region, joined, select, split_fingerprint
-from modalities.files import data_folder
+from modalities.dna.scoring import Scores, WindowScorer
+from modalities.dna.splits import GenomeSplit, Region, joined, select
 from modalities.heldout import Heldout
-from zoo.files import replacing, write_json
 from zoo.naming import did_you_mean
 from zoo.slices import slices
 
-__all__ = ["BASELINES", "MARKOV", "Baseline", "BaselineConfig", "MarkovChain", "contexts", "create_baseline", "kmers"]
+__all__ = ["BASELINES", "BaselineConfig", "MarkovChain", "contexts", "create_baseline", "kmers"]
 
-VERSION = 1  # raised when counts or the choice of τ change, so that stored numbers and tables are not reused
+VERSION = 1  # raised when counts or the choice of τ change, so that stored numbers are not reused
 ORDER = 12
 TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))  # 1 to 5 million
 BLOCK = 4096  # bases in a piece of training data that is set aside to choose τ, or not
@@ -45,12 +39,8 @@ SCORED = 1 << 18  # bases scored at a time
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """The part of a model's configuration that tables, figures and evaluators read.
-
-    Attributes:
-        position: the baseline's name, which gives it its style in figures.
-        train_context: default lengths are multiples of it; that of the models beside it.
-    """
+    """The part of a model's configuration that tables, figures and evaluators read. `position` is the baseline's name, and
+    `train_context`, of which default lengths are multiples, that of the models beside it."""
 
     position: str
     train_context: int = 256
@@ -60,12 +50,13 @@ class BaselineConfig:
     version: int = VERSION
 
 
-class Baseline(WindowScorer):
-    """A module without parameters that evaluators measure as they measure models: single bases of a window alone."""
+class MarkovChain(WindowScorer):
+    """The chain of one order; one table serves all orders. Raises RuntimeError where it scores before `fit`."""
 
     def __init__(self, config: BaselineConfig) -> None:
         super().__init__()
         self.config = config
+        self.order = int(config.position.removeprefix("markov-"))
         self.data: Heldout[GenomeSplit] | None = None
 
     def fit(self, data: Heldout[GenomeSplit]) -> None:
@@ -73,77 +64,35 @@ class Baseline(WindowScorer):
         self.data = data
 
     def score(self, windows: np.ndarray) -> Scores:
-        nll, correct = self.costs(windows)
-        known = torch.from_numpy(windows < UNKNOWN)
-        return Scores(nll.where(known, 0.0), known.long(), correct.where(known, 0.0))
-
-    @abstractmethod
-    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """nll and correct as in `Scores`, both (B, T) float64; any value where a base is unknown."""
-
-
-class Uniform(Baseline):
-    """Exactly 2 bits for every base."""
-
-    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
-        nll = torch.full(windows.shape, 2 * BIT, dtype=torch.float64)
-        return nll, torch.full_like(nll, 0.25)
-
-
-class MarkovChain(Baseline):
-    """The chain of one order; one table serves all orders. Raises RuntimeError where it scores before `fit`."""
-
-    def __init__(self, config: BaselineConfig) -> None:
-        super().__init__(config)
-        self.order = int(config.position.removeprefix("markov-"))
-
-    @property
-    def chain(self) -> Markov:
         if self.data is None:
             raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
-        return _load(self.data)
-
-    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        chain = _fitted(self.data)
         nll, correct = np.empty(windows.shape), np.empty(windows.shape)
         for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
             before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
             read = windows[:, part.start - before : part.stop]
-            p = self.chain.probabilities(read, self.order)[:, before:]
+            p = chain.probabilities(read, self.order)[:, before:]
             true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
             nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
             best = p == p.max(-1, keepdims=True)
             correct[:, part] = (np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True))[..., 0]
-        return torch.from_numpy(nll), torch.from_numpy(correct)
-
-    def write_bases(self, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
-        """(B, new_bases) codes after prompts (B, P): drawn from p^(1/temperature), the likeliest at temperature 0."""
-        rng, text = np.random.default_rng(seed), prompts[:, -max(1, self.order) :]
-        for _ in range(new_bases):
-            last = text[:, -max(1, self.order) :]
-            read = np.concatenate([last, np.zeros_like(last[:, :1])], axis=1)
-            p = self.chain.probabilities(read, self.order)[:, -1]
-            if temperature > 0:
-                p = np.exp((np.log(p) - np.log(p.max(1, keepdims=True))) / temperature)
-                chosen = (rng.random((len(p), 1)) * p.sum(1, keepdims=True) >= p.cumsum(1)).sum(1)
-            else:
-                chosen = p.argmax(1)
-            text = np.concatenate([text, chosen[:, None].astype(text.dtype)], axis=1)
-        return text[:, -new_bases:]
+        known = torch.from_numpy(windows < UNKNOWN)
+        values = (torch.from_numpy(array).where(known, 0.0) for array in (nll, correct))
+        return Scores(next(values), known.long(), next(values))
 
 
-MARKOV = tuple(f"markov-{order}" for order in range(ORDER + 1))
-_KINDS: dict[str, type[Baseline]] = {"uniform": Uniform, **dict.fromkeys(MARKOV, MarkovChain)}
+_NAMES = tuple(f"markov-{order}" for order in range(ORDER + 1))
 
 
-def create_baseline(name: str, train_context: int = 256) -> Baseline:
+def create_baseline(name: str, train_context: int = 256) -> MarkovChain:
     """A baseline by its name in BASELINES. ValueError for another name; it names the nearest."""
-    if name not in _KINDS:
+    if name not in _NAMES:
         beyond = f"orders go to {ORDER}; " if re.fullmatch(r"markov-\d+", name) else ""
-        raise ValueError(f"no baseline {name!r}; {beyond}{did_you_mean(name, _KINDS)}there are {', '.join(_KINDS)}")
-    return _KINDS[name](BaselineConfig(name, train_context))
+        raise ValueError(f"no baseline {name!r}; {beyond}{did_you_mean(name, _NAMES)}there are {', '.join(_NAMES)}")
+    return MarkovChain(BaselineConfig(name, train_context))
 
 
-BASELINES: dict[str, Callable[[int], Baseline]] = {name: partial(create_baseline, name) for name in _KINDS}
+BASELINES: dict[str, Callable[[int], MarkovChain]] = {name: partial(create_baseline, name) for name in _NAMES}
 
 
 # ------------------------------------------------------------------------------------------------ counts
@@ -162,12 +111,9 @@ class Markov:
     tables: tuple[np.ndarray, ...]
     taus: tuple[float, ...]
 
-    def probabilities(self, windows: np.ndarray, order: int | None = None) -> np.ndarray:
-        """(B, T, 4) float64: p_k of each base at each place of windows (B, T) of codes, given what precedes it there.
-
-        k is `order`, or the number of known bases since the window's start or the last unknown base, where that is less.
-        """
-        order = len(self.tables) - 1 if order is None else order
+    def probabilities(self, windows: np.ndarray, order: int) -> np.ndarray:
+        """(B, T, 4) float64: p_k of each base at each place of windows (B, T) of codes, given what precedes it there. k is
+        `order`, or the number of known bases since the window's start or the last unknown base, where that is less."""
         codes, known = contexts(windows, order)
         p = np.full((codes.size, 4), 0.25)
         for k in range(order + 1):
@@ -178,43 +124,15 @@ class Markov:
 
 
 @lru_cache(maxsize=1)
-def _load(data: Heldout[GenomeSplit]) -> Markov:
-    return load(data.items.genome, data.items.regions)
-
-
-def load(genome: Genome, regions: Sequence[Region]) -> Markov:
-    """The chain of order ORDER of the training regions, from the cache in the data folder, or fitted and stored there.
-
-    The table is a memory-mapped file of 4^(ORDER+1) uint32, 268 MB.
-
-    Raises:
-        ValueError: for a damaged file, which it names, and for regions without a training split.
-    """
-    if not any(region.split == "train" for region in regions):
+def _fitted(data: Heldout[GenomeSplit]) -> Markov:
+    if not any(region.split == "train" for region in data.items.regions):
         raise ValueError(
             "a Markov chain learns from a source's training regions, and all of it is held out: give --split BED"
         )
-    train = joined(select(regions, "train"))
-    digest = hashlib.sha256(f"{VERSION} {ORDER} {split_fingerprint(genome, train)}".encode()).hexdigest()[:16]
-    path = data_folder() / "cache" / f"markov-{digest}.npy"
-    notes = path.with_suffix(".json")
-    if not (path.exists() and notes.exists()):  # the notes are written last
-        chain = fit(genome, train, ORDER)
-        with replacing(path, "wb") as file:
-            np.save(file, chain.tables[-1].reshape(-1), allow_pickle=False)
-        write_json(notes, {"genome": genome.fingerprint, "order": ORDER, "taus": chain.taus})
-        return chain
-    try:
-        table = np.load(path, mmap_mode="r", allow_pickle=False)
-        taus = tuple(json.loads(notes.read_text())["taus"])
-        if table.shape != (4 ** (ORDER + 1),) or table.dtype != np.uint32 or len(taus) != ORDER + 1:
-            raise ValueError(f"{table.dtype} {table.shape} and {len(taus)} pseudo-counts")
-    except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise ValueError(f"{path} or {notes.name} is damaged ({error}); delete it to fit the chain again") from error
-    return Markov(_lower_orders(table), taus)
+    return fit(data.items.genome, data.items.regions, ORDER)
 
 
-def fit(genome: Genome, regions: Sequence[Region], order: int = ORDER) -> Markov:
+def fit(genome: Genome, regions: Sequence[Region], order: int) -> Markov:
     """The chain of the training regions among `regions`; the pieces that choose the τ are counted last."""
     train = joined(select(regions, "train"))
     counted, aside = _pieces(train)
@@ -251,8 +169,7 @@ def _posterior(counts: np.ndarray, tau: float, prior: np.ndarray) -> np.ndarray:
 
 def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float, ...]:
     """For each order in turn the τ of TAUS, the least of equals, under which `codes` (N,) are likeliest."""
-    windows = codes[None]
-    context, known = contexts(windows, len(tables) - 1)
+    context, known = contexts(codes[None], len(tables) - 1)
     scored = np.flatnonzero(codes < UNKNOWN)
     context, known, true = context[scored], known[scored], codes[scored]
     p, taus = np.full((len(scored), 4), 0.25), []
@@ -269,8 +186,7 @@ def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float
 
 def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
     """Training regions cut into what is counted and what is set aside, neighbours of one kind in one piece."""
-    total = sum(region.stop - region.start for region in regions)
-    block = min(BLOCK, max(1, round(ASIDE * total)))
+    block = min(BLOCK, max(1, round(ASIDE * sum(map(len, regions)))))
     blocks = [
         (region, start, min(start + block, region.stop))
         for region in regions

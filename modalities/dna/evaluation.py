@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 from typing_extensions import TypeVar
 
-from modalities.dna.baselines import Baseline
+from modalities.dna.baselines import MarkovChain
 from modalities.dna.bed import BedRow, bed_rows, whole_contigs
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.data import open_heldout
@@ -26,12 +26,12 @@ from modalities.evaluation import (
     Evaluator,
     LengthSettings,
     Listing,
+    ModelResult,
     Settings,
     check_choice,
     counts,
     option,
 )
-from modalities.figures import RULE
 from modalities.heldout import Heldout, fingerprint_of
 from modalities.results import compact
 from zoo.model import ZooModel
@@ -41,14 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASES_LENGTH",
-    "REFERENCE",
     "DnaEvaluator",
     "DnaLengthSettings",
     "FileEvaluator",
     "FileSettings",
     "RegionSettings",
     "StrandSettings",
-    "bin_edges",
     "fingerprint_of_rows",
     "step_of",
     "strands_of",
@@ -161,7 +159,7 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
 
     def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """As `Evaluator.run`; baselines are fitted to the training split of the source first."""
-        if isinstance(model, Baseline):
+        if isinstance(model, MarkovChain):
             model.fit(self.heldout)
         yield from super().run(model, finished)
 
@@ -183,15 +181,13 @@ def whole_kmers(model: ZooModel, length: int) -> int:
 
 # ------------------------------------------------------------------------------------------------ entries of a file
 
-REFERENCE = RULE | {"linestyle": (0, (1, 2))}
-
 
 def one_count(text: str) -> int:
     """ "4k" to 4096."""
-    found = counts(text)
-    if len(found) != 1:
+    numbers = counts(text)
+    if len(numbers) != 1:
         raise ValueError(f"expected one number of bases, such as 4096 or 4k, got {text!r}")
-    return found[0]
+    return numbers[0]
 
 
 @dataclass(frozen=True)
@@ -252,13 +248,16 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
             raise ValueError(f"window {window}: tokenizer {tokenizer.name!r} needs at least {step} bases")
         return window // step * step
 
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """No figure: files say it."""
+
     def identity(self, model: ZooModel) -> dict[str, Any]:
         """The reading of a window; a baseline's numbers also depend on what it is fitted to."""
         return {
             "window": self.window(model),
             "strands": strands_of(model, self.settings),
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
-            "fitted_to": self.heldout.fingerprint if isinstance(model, Baseline) else None,
+            "fitted_to": self.heldout.fingerprint if isinstance(model, MarkovChain) else None,
         }
 
 
@@ -276,20 +275,13 @@ def step_of(tokenizer: DnaTokenizer) -> int:
     return int(widths[0]) if len(widths) == 1 else 1
 
 
-def bin_edges(values: Sequence[float], count: int) -> np.ndarray:
-    """Of `count` bins over all values; around them where they are equal."""
-    low, high = min(values), max(values)
-    pad = 0.0 if high - low > 1e-6 else 0.5
-    return np.linspace(low - pad, high + pad, count + 1)
-
-
 def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
     from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
     from rich.table import Table
 
-    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    columns = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in left:
-        found.add_column(name, overflow="fold")
+        columns.add_column(name, overflow="fold")
     for name in right:
-        found.add_column(name, justify="right", overflow="fold", min_width=6)
-    return found
+        columns.add_column(name, justify="right", overflow="fold", min_width=6)
+    return columns

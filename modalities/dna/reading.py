@@ -7,30 +7,47 @@ strand windows begin at the contig's other end. A base costs the same in a regio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from modalities.dna.bases import UNKNOWN, reverse_complement
 from modalities.dna.bed import BedRow
-from modalities.dna.evaluation import step_of
+from modalities.dna.evaluation import (
+    FileEvaluator,
+    RegionSettings,
+    fingerprint_of_rows,
+    step_of,
+    strands_of,
+    table,
+)
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
+from modalities.evaluation import Cell, ModelResult
+from modalities.results import short_names
 from zoo.model import ZooModel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CELL_BASES = 1 << 18  # that the windows of a cell read, on one strand
+SHOWN = 20  # rows on the terminal
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bases [start, stop) of a contig."""
+    """Bases [start, stop) of a contig of `length` bases, of the region of number `row`; turned: read on the other strand."""
 
-    row: int  # number of the region that they are of
+    row: int
     contig: str
-    length: int  # of the contig
+    length: int
     start: int
     stop: int
-    turned: bool = False  # the region means the other strand
+    turned: bool = False
 
     def strands(self, both: bool) -> tuple[bool, ...]:
         """Those that are read: whether it is the other one."""
@@ -39,19 +56,18 @@ class Span:
 
 @dataclass(frozen=True)
 class Read:
-    """Bases [start, stop) of a contig read on one strand; arrays (n,) are in the order of the strand as written."""
+    """Bases [start, stop) of the contig of a span, by number, read on one strand; arrays (n,) in the contig's order."""
 
     span: int
     start: int
     stop: int
     nats: np.ndarray  # float64
     counted: np.ndarray  # bool
-    codes: np.ndarray  # uint8, of the strand as written
-    turned: bool  # read on the other strand
+    turned: bool
 
 
 @dataclass(frozen=True)
-class _Window:
+class Window:
     """Bases [start, stop) of the strand that is read; those of [first, last) count."""
 
     span: int
@@ -59,6 +75,85 @@ class _Window:
     stop: int
     first: int
     last: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+R = TypeVar("R", bound=RegionSettings)
+
+
+class RegionEvaluator(FileEvaluator[R]):
+    """Evaluators of every base of the records of `fasta`, or of the rows of the BED file `regions`. A cell is a run of
+    windows, so a stopped measurement goes on inside a record."""
+
+    default_window = 16
+    window_step = 2
+
+    def identity(self, model: ZooModel) -> dict[str, Any]:
+        regions = None if self.settings.regions is None else fingerprint_of_rows(self.regions())
+        return {"bases": self.genome().fingerprint, "regions": regions} | super().identity(model)
+
+    def both(self, model: ZooModel) -> bool:
+        return strands_of(model, self.settings) == "both"
+
+    def cells(self, model: ZooModel) -> list[Cell]:
+        rows, half, both = self.regions(), self.window(model) // 2, self.both(model)
+        return [
+            Cell(f"part={n}", sum(cost(span, half, both) for span in part), {"spans": part, "rows": rows})
+            for n, part in enumerate(spans_of(self.genome(), rows, half, CELL_BASES))
+        ]
+
+    def read(self, model: ZooModel, spans: Sequence[Span]) -> Iterator[Read]:
+        """What every window of every span says, a strand after the other, windows of similar lengths together."""
+        genome, half = self.genome(), self.window(model) // 2
+        for turned in (False, True):
+            chosen = [(n, span) for n, span in enumerate(spans) if turned in span.strands(self.both(model))]
+            windows = [window for n, span in chosen for window in _windows(n, span, half, turned)]
+            for batch in _batches(windows, self.settings.batch_tokens):
+                codes = _codes(genome, spans, batch, turned)
+                nats, counted = base_nats(model, codes, self.settings.batch_tokens)
+                self.advance(sum(map(len, batch)))
+                for n, window in enumerate(batch):
+                    part = slice(window.first - window.start, window.last - window.start)
+                    start, values = window.first, (nats[n, part], counted[n, part])
+                    if turned:
+                        start = spans[window.span].length - window.last
+                        values = values[0][::-1], values[1][::-1]
+                    yield Read(window.span, start, start + len(values[0]), *values, turned)
+
+    def measured(self, results: list[ModelResult]) -> str:
+        rows, what = results[0].rows, "records" if self.settings.regions is None else "regions"
+        bases, length = (sum(row[name] for row in rows) for name in ("bases", "length"))
+        left_out = f"; {length - bases:,} left out: unknown, or in no whole token" if length > bases else ""
+        return f"{self.name}: {bases:,} of the {length:,} bases of {len(rows):,} {what} of {self.source_name}{left_out}"
+
+    def show(self, results: list[ModelResult], console: Console) -> None:
+        """The first rows and the totals: bits per base, a column for each model."""
+        first = results[0].rows
+        shown = table(f"{self.name}: bits per base", ["name"], ["length", "bases", *short_names(results)])
+        for n, row in enumerate(first[:SHOWN]):
+            bits = (_text(result.rows[n]["bits_per_base"]) for result in results)
+            shown.add_row(row["name"], f"{row['length']:,}", f"{row['bases']:,}", *bits)
+        shown.add_section()
+        length, bases = (f"{sum(row[name] for row in first):,}" for name in ("length", "bases"))
+        shown.add_row(
+            f"all {len(first):,}", length, bases, *(_text(_total(result)) for result in results), style="bold"
+        )
+        console.print(shown)
+        if len(first) > SHOWN:
+            console.print(f"{len(first) - SHOWN:,} more in the files")
+
+
+def _text(bits: float) -> str:
+    return "–" if math.isnan(bits) else f"{bits:.4f}"
+
+
+def _total(result: ModelResult) -> float:
+    """Bits per base over all counted bases of all rows."""
+    bits = sum(row["bits_per_base"] * row["bases"] for row in result.rows if row["bases"])
+    bases = sum(row["bases"] for row in result.rows)
+    return bits / bases if bases else math.nan
 
 
 def spans_of(genome: Genome, rows: Sequence[BedRow], half: int, size: int) -> Iterator[list[Span]]:
@@ -81,45 +176,17 @@ def spans_of(genome: Genome, rows: Sequence[BedRow], half: int, size: int) -> It
         yield part
 
 
-def cost(span: Span, half: int, *, both: bool) -> int:
+def cost(span: Span, half: int, both: bool) -> int:
     """Bases that the windows of a span read, on one strand or both."""
-    windows = (window for turned in span.strands(both) for window in _windows(0, span, half, turned))
-    return sum(window.stop - window.start for window in windows)
+    return sum(len(window) for turned in span.strands(both) for window in _windows(0, span, half, turned))
 
 
-def _windows(number: int, span: Span, half: int, turned: bool) -> Iterator[_Window]:
+def _windows(number: int, span: Span, half: int, turned: bool) -> Iterator[Window]:
     start, stop = (span.length - span.stop, span.length - span.start) if turned else (span.start, span.stop)
     for k in range(max(0, start // half - 1), max(0, (stop - 1) // half - 1) + 1):
         begin = k * half
         end = min(begin + 2 * half, span.length)
-        yield _Window(number, begin, end, max(start, begin + half if k else 0), min(stop, end))
-
-
-def read_spans(
-    model: ZooModel,
-    genome: Genome,
-    spans: Sequence[Span],
-    half: int,
-    *,
-    both: bool,
-    batch_tokens: int,
-    advance: Callable[[int], object],
-) -> Iterator[Read]:
-    """What every window of every span says, a strand after the other, windows of similar lengths together."""
-    for turned in (False, True):
-        chosen = [(n, span) for n, span in enumerate(spans) if turned in span.strands(both)]
-        windows = [window for n, span in chosen for window in _windows(n, span, half, turned)]
-        for batch in _batches(windows, batch_tokens):
-            codes = _codes(genome, spans, batch, turned)
-            nats, counted = base_nats(model, codes, batch_tokens)
-            advance(sum(window.stop - window.start for window in batch))
-            for n, window in enumerate(batch):
-                part = slice(window.first - window.start, window.last - window.start)
-                start, arrays = window.first, (nats[n, part], counted[n, part], codes[n, part])
-                if turned:
-                    start = spans[window.span].length - window.last
-                    arrays = (arrays[0][::-1], arrays[1][::-1], reverse_complement(arrays[2]))
-                yield Read(window.span, start, start + len(arrays[0]), *arrays, turned)
+        yield Window(number, begin, end, max(start, begin + half if k else 0), min(stop, end))
 
 
 def base_nats(model: ZooModel, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -130,10 +197,10 @@ def base_nats(model: ZooModel, windows: np.ndarray, batch_tokens: int) -> tuple[
     return scores.nll.numpy(), scores.bases.numpy() > 0
 
 
-def _batches(windows: Sequence[_Window], batch_tokens: int) -> Iterator[list[_Window]]:
-    batch: list[_Window] = []
-    for window in sorted(windows, key=lambda w: w.stop - w.start):
-        if batch and (len(batch) + 1) * (window.stop - window.start) > batch_tokens:
+def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
+    batch: list[Window] = []
+    for window in sorted(windows, key=len):
+        if batch and (len(batch) + 1) * len(window) > batch_tokens:
             yield batch
             batch = []
         batch.append(window)
@@ -141,9 +208,9 @@ def _batches(windows: Sequence[_Window], batch_tokens: int) -> Iterator[list[_Wi
         yield batch
 
 
-def _codes(genome: Genome, spans: Sequence[Span], batch: Sequence[_Window], turned: bool) -> np.ndarray:
+def _codes(genome: Genome, spans: Sequence[Span], batch: Sequence[Window], turned: bool) -> np.ndarray:
     """(B, T) of the strand that is read, padded with unknown bases, which a causal model reads last."""
-    filled = np.full((len(batch), batch[-1].stop - batch[-1].start), UNKNOWN, np.uint8)
+    filled = np.full((len(batch), len(batch[-1])), UNKNOWN, np.uint8)
     for row, window in zip(filled, batch, strict=True):
         span, start, stop = spans[window.span], window.start, window.stop
         if turned:

@@ -1,4 +1,4 @@
-"""Variants of a VCF or BCF, by pysam, or of a table with a header; and VCF written with more INFO fields.
+"""Variants of a VCF or BCF, read by pysam; and VCF written with more INFO fields.
 
 A record with several alternative alleles becomes a `Variant` for each. Alleles that are not two sequences (symbolic alleles,
 breakends, missing alleles) become a `Variant` with a reason, so that no record disappears.
@@ -7,14 +7,10 @@ breakends, missing alleles) become a `Variant` with a reason, so that no record 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import math
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,24 +18,20 @@ from typing import TYPE_CHECKING
 
 from modalities.dna.alleles import trimmed
 from modalities.dna.formats import is_plain_gzip
-from modalities.files import near_file, opened
+from modalities.files import near_file
 from zoo.files import replacing_path
-from zoo.naming import did_you_mean
 
 if TYPE_CHECKING:
     import pysam
 
 __all__ = ["InfoField", "Variant", "annotated_suffix", "check_annotation", "read_variants", "write_annotated"]
 
-COLUMNS = ("chrom", "pos", "ref", "alt")
-_EXPECTED = f"a VCF or BCF, or a table of {', '.join(COLUMNS)}"
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One alternative allele. Positions count from 1, as in VCF; sequences are upper case.
 
-    place: in the file, "record 3" or "line 4". reason: why it cannot be scored, or "".
+    place: in the file, "record 3". reason: why it cannot be scored, or "".
     """
 
     chrom: str
@@ -52,29 +44,19 @@ class Variant:
 
 
 def read_variants(path: str | Path) -> Iterator[Variant]:
-    """Every alternative allele of a VCF or BCF, or of a TSV or CSV with a header of chrom, pos, ref, alt and optionally id.
+    """Every alternative allele of a VCF or BCF.
 
     Raises:
         FileNotFoundError: for a missing file.
-        ValueError: with file, place and reason: no header, other columns than it has, a position that is not a number, a file
-            that is truncated or not text.
-        ImportError: for VCF and BCF without pysam.
+        ValueError: with file, place and reason: another format, no header, a file that is malformed or truncated.
+        ImportError: without pysam.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file of variants {str(path)!r}; {near_file(path)}expected {_EXPECTED}")
-    if not _is_vcf(path):
-        yield from _table(path)
-        return
     with _opened(path) as file:
         for number, record in enumerate(_records(path, file), start=1):
-            name = record.id or "."
+            ref, place = (record.ref or "").upper(), f"record {number}"
             for alt in _alleles(record):
-                yield _variant(record.chrom, record.pos, name, record.ref or "", alt, f"record {number}")
-
-
-def _variant(chrom: str, pos: int, name: str, ref: str, alt: str, place: str) -> Variant:
-    ref = ref.upper()
-    return Variant(sys.intern(chrom), pos, name, ref, alt, place, _unscorable(pos, ref, alt))
+                reason = _unscorable(record.pos, ref, alt)
+                yield Variant(sys.intern(record.chrom), record.pos, record.id or ".", ref, alt, place, reason)
 
 
 def _unscorable(pos: int, ref: str, alt: str) -> str:
@@ -89,66 +71,26 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
     return "ALT equal to REF" if ref == alt else ""
 
 
-def _upper(alt: str) -> str:
-    """An allele in upper case; symbolic alleles and breakends, which name contigs, as they are."""
-    return alt.upper() if alt.isalpha() else alt
-
-
-def _table(path: str | Path) -> Iterator[Variant]:
-    """Rows of a TSV or CSV with a header."""
-    try:
-        with opened(Path(path)) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            rows = csv.reader(file, delimiter="\t" if "\t" in header else ",")
-            names = [name.strip(' "#\r\n').lower() for name in header.split("\t" if "\t" in header else ",")]
-            for wanted in COLUMNS:
-                if wanted not in names:
-                    raise ValueError(
-                        f"{path} line 1: no column {wanted!r} in {header.strip()[:80]!r}; {did_you_mean(wanted, names)}"
-                        f"expected {_EXPECTED}"
-                    )
-            for columns in filter(any, rows):
-                place = f"line {rows.line_num + 1}"  # the header is line 1
-                if len(columns) != len(names):
-                    raise ValueError(f"{path} {place}: {len(columns)} columns; the header has {len(names)}")
-                row = dict(zip(names, columns, strict=True))
-                if not (row["pos"].isascii() and row["pos"].isdigit()):
-                    raise ValueError(f"{path} {place}: position {row['pos'][:40]!r} is not a whole number")
-                for alt in row["alt"].split(","):
-                    yield _variant(row["chrom"], int(row["pos"]), row.get("id") or ".", row["ref"], _upper(alt), place)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: not a table ({error}); expected {_EXPECTED}") from error
-
-
-def _is_vcf(path: str | Path) -> bool:
-    """By content."""
-    with opened(Path(path)) as file:
-        start = file.read(16)
-    return start.startswith((b"##", b"BCF"))
-
-
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[pysam.VariantFile]:
     """A file by pysam; htslib says nothing on standard error meanwhile."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF")
+    if is_plain_gzip(Path(path)):
+        raise ValueError(f"{path}: compressed with gzip, expected bgzip: gunzip it, then bgzip it")
     try:
         import pysam
     except ImportError as error:
         raise ImportError(f"{path}: VCF and BCF need the package `pysam`: pip install pysam") from error
     before = pysam.set_verbosity(0)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            readable = Path(path)
-            if is_plain_gzip(readable):  # which pysam does not read
-                readable = Path(folder, "plain.vcf")
-                with opened(Path(path)) as compressed, readable.open("wb") as copy:
-                    shutil.copyfileobj(compressed, copy)
-            with _named(path, "the header"):
-                file = pysam.VariantFile(str(readable))
-            try:
-                yield file
-            finally:
-                with contextlib.suppress(OSError, ValueError):  # what failed before fails again
-                    file.close()
+        with _named(path, "the header"):
+            file = pysam.VariantFile(str(path))
+        try:
+            yield file
+        finally:
+            with contextlib.suppress(OSError, ValueError):  # what failed before fails again
+                file.close()
     finally:
         pysam.set_verbosity(before)
 
@@ -173,7 +115,8 @@ def _named(path: str | Path, place: str) -> Iterator[None]:
 
 
 def _alleles(record: pysam.VariantRecord) -> list[str]:
-    return [_upper(alt) for alt in record.alts or (".",)]
+    """Upper case; symbolic alleles and breakends, which name contigs, as they are."""
+    return [alt.upper() if alt.isalpha() else alt for alt in record.alts or (".",)]
 
 
 @dataclass(frozen=True)
@@ -207,15 +150,9 @@ def annotated_suffix(path: str | Path) -> str:
         return ".vcf.gz" if file.read(2) == b"\x1f\x8b" else ".vcf"
 
 
-def check_annotation(path: str | Path, fields: Sequence[InfoField]) -> pysam.VariantHeader:
-    """The header of a VCF or BCF with INFO fields added, with what its records use and do not declare.
-
-    Raises:
-        ValueError: for a file that is neither, or has one of the fields.
-        ImportError: without pysam.
-    """
-    if not _is_vcf(path):
-        raise ValueError(f"{path}: INFO fields can be added to VCF and BCF only")
+def check_annotation(path: str | Path, fields: Iterable[InfoField]) -> pysam.VariantHeader:
+    """The header of a VCF or BCF with INFO fields added, with what its records use and do not declare. ValueError for a file
+    that has one of the fields."""
     with _opened(path) as file:
         for _ in _records(path, file):
             pass
@@ -244,7 +181,7 @@ def write_annotated(
     Raises:
         ValueError: where the file is not the one that the rows are of, and as `read_variants` and `check_annotation` do.
     """
-    header = check_annotation(path, list(fields.values()))
+    header = check_annotation(path, fields.values())
     rest = iter(rows)
     with replacing_path(out) as temporary, _opened(path) as source:
         import pysam
@@ -256,8 +193,8 @@ def write_annotated(
             for number, record in enumerate(_records(path, source), start=1):
                 alleles = _alleles(record)
                 group = list(itertools.islice(rest, len(alleles)))
-                names = [tuple(row[column] for column in COLUMNS) for row in group]
-                if names != [(record.chrom, record.pos, (record.ref or "").upper(), alt) for alt in alleles]:
+                places = [tuple(row[column] for column in ("chrom", "pos", "ref", "alt")) for row in group]
+                if places != [(record.chrom, record.pos, (record.ref or "").upper(), alt) for alt in alleles]:
                     raise ValueError(f"{path}, record {number}, has changed since it was read; measure again")
                 columns = str(record).rstrip("\n").split("\t")
                 added = [f"{field.id}={text}" for name, field in fields.items() if (text := _info(group, name))]

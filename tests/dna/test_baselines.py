@@ -1,4 +1,4 @@
-"""Markov chains against a plain dictionary of counts, what they may learn from, and their cache."""
+"""Markov chains against a plain dictionary of counts, and what they may learn from."""
 
 import math
 from collections import Counter
@@ -78,7 +78,7 @@ def test_probabilities_are_those_of_a_dictionary(genome):
                 context = text[max(0, at - k) : at].rpartition("N")[2]  # from the start of the window, or the last N
                 expected = [probability(found, order, taus, context, letter) for letter in "ACGT"]
                 np.testing.assert_allclose(p[row, at], expected, rtol=1e-12)
-    np.testing.assert_allclose(chain.probabilities(windows).sum(-1), 1, rtol=1e-12)
+    np.testing.assert_allclose(chain.probabilities(windows, order).sum(-1), 1, rtol=1e-12)
 
 
 def test_pieces_cover_the_training_regions_once_and_some_are_held_back(monkeypatch):
@@ -111,53 +111,15 @@ def test_taus_are_the_likeliest_for_what_was_held_back(genome):
     assert markov.fit(genome, REGIONS, order).taus == tuple(taus)
 
 
-@pytest.fixture
-def small(monkeypatch, tmp_path, genome):
-    """Chains of order 3 at most, cached in `tmp_path`; the source they learn from."""
+def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch, tmp_path):
     monkeypatch.setattr(markov, "ORDER", 3)
-    markov._load.cache_clear()
-    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
-    bed = tmp_path / "g.bed"
-    bed.write_text("".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in REGIONS))
-    return find_source(genome.files[0], bed)
-
-
-def test_the_cache_is_read_again_and_keyed_by_what_is_trained_on(small, tmp_path, monkeypatch):
-    data = open_heldout(small).items
-    first = markov.load(data.genome, data.regions)
-    files = sorted(path.name for path in (tmp_path / "cache").glob("markov-*"))
-    assert [name.rpartition(".")[2] for name in files] == ["json", "npy"]
-    more = (*data.regions[:-1], Region("c", 0, 300, "train"))
-    markov.load(data.genome, more)
-    assert len(list((tmp_path / "cache").glob("markov-*.npy"))) == 2
-    monkeypatch.setattr(markov, "fit", lambda *_: pytest.fail("fitted again"))
-    again = markov.load(data.genome, data.regions)
-    assert again.taus == first.taus
-    assert all((a == b).all() for a, b in zip(again.tables, first.tables, strict=True))
-
-
-def test_a_damaged_cache_is_named(small, tmp_path):
-    data = open_heldout(small).items
-    markov.load(data.genome, data.regions)
-    (path,) = (tmp_path / "cache").glob("markov-*.npy")
-    whole = path.read_bytes()
-    for damaged in (whole[:-8], whole[:20], b""):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{path.name}.* is damaged .*delete it"):
-            markov.load(data.genome, data.regions)
-    np.save(path, np.zeros(5, np.uint32))
-    with pytest.raises(ValueError, match="is damaged"):
-        markov.load(data.genome, data.regions)
-
-
-def test_a_chain_is_fitted_before_it_scores(small, monkeypatch):
+    (tmp_path / "g.bed").write_text("".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in REGIONS))
     model = create_baseline("markov-2", train_context=64)
     windows = np.stack([encode(letters(np.random.default_rng(2), 50, unknown=0.1))] * 2)
     with pytest.raises(RuntimeError, match="markov-2 is not fitted"):
         model.score(windows)
-    data = open_heldout(small)
-    model.fit(data)
-    scores, p = model.score(windows), markov.load(data.items.genome, data.items.regions).probabilities(windows, 2)
+    model.fit(open_heldout(find_source(genome.files[0], tmp_path / "g.bed")))
+    scores, p = model.score(windows), markov.fit(genome, REGIONS, 3).probabilities(windows, 2)
     known = windows < 4
     for row, at in zip(*np.nonzero(known), strict=True):
         assert scores.nll[row, at].item() == -math.log(p[row, at, windows[row, at]])
@@ -166,19 +128,5 @@ def test_a_chain_is_fitted_before_it_scores(small, monkeypatch):
     assert not scores.nll[~known].any() and not scores.correct[~known].any()
     monkeypatch.setattr(markov, "SCORED", 14)  # columns of a chunk: 7
     assert model.score(windows).nll.equal(scores.nll)
-
-
-def test_completions_are_drawn_from_the_chain(small):
-    model = create_baseline("markov-2")
-    model.fit(open_heldout(small))
-    prompts = np.stack([encode("ACGTACGT"), encode("TTTTTTTA")])
-    likely = model.write_bases(prompts, new_bases=5, temperature=0, seed=0)
-    text = prompts
-    for at in range(5):
-        p = model.chain.probabilities(np.concatenate([text, text[:, :1]], axis=1), 2)[:, -1]
-        assert likely[:, at].tolist() == p.argmax(1).tolist()
-        text = np.concatenate([text, likely[:, at : at + 1]], axis=1)
-    many = model.write_bases(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)
-    p = model.chain.probabilities(encode("ACGTACGTA")[None], 2)[0, -1]
-    np.testing.assert_allclose(np.bincount(many[:, 0], minlength=4) / 4000, p, atol=0.03)
-    assert (many == model.write_bases(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)).all()
+    with pytest.raises(ValueError, match=r"no baseline 'markov-13'; orders go to 3; did you mean 'markov-3'"):
+        create_baseline("markov-13")

@@ -1,18 +1,17 @@
-"""Continuations of held-out DNA and their k-mers, against direct computation and writers whose texts are known."""
+"""Continuations of held-out DNA, against direct computation and writers whose texts are known."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 
-from modalities.dna.baselines import BaselineConfig, MarkovChain
 from modalities.dna.bases import decode, encode
+from modalities.dna.evaluators import completion
 from modalities.dna.evaluators.completion import (
     WINDOW,
     Completion,
@@ -22,45 +21,11 @@ from modalities.dna.evaluators.completion import (
     gc_trajectory,
     write_bases,
 )
-from modalities.dna.genome import open_genome
-from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.sources import find_source
-from modalities.dna.splits import load_regions
-from modalities.dna.tokenizers import load_tokenizer, train_bpe
+from modalities.dna.tokenizers import load_tokenizer
+from modalities.evaluation import ModelResult
+from tests.dna.models import Composed, tiny
 
 NEW = 60
-
-
-class Writer(MarkovChain):
-    """Writes `text(prompt)` after each prompt."""
-
-    def __init__(self, text):
-        super().__init__(BaselineConfig("markov-0", train_context=16))
-        self.text, self.prompts = text, []
-
-    def write_bases(self, prompts, *, new_bases, temperature, seed):
-        self.prompts += [decode(prompt) for prompt in prompts]
-        return np.stack([self.text(decode(prompt))[:new_bases] for prompt in prompts])
-
-
-def tiny(tokenizer="bases", position="goat"):
-    torch.manual_seed(2)
-    vocabulary = load_tokenizer(tokenizer)
-    config = DnaConfig(
-        vocab_size=vocabulary.vocab_size,
-        num_targets=vocabulary.num_targets,
-        dim=32,
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=48,
-        train_context=16,
-        position=position,
-        tokenizer=tokenizer,
-    )
-    model = DnaDecoder(config).eval()
-    with torch.no_grad():
-        model.embedding.weight *= 4  # far from uniform
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -79,28 +44,37 @@ def source(tmp_path_factory):
     return {"source": str(folder / "g.fa"), "split": str(folder / "g.bed")}, texts
 
 
-def completion(source, **options):
+def of(source, **options):
     return Completion(
         CompletionSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | source[0] | options)
     )
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """Makes models write `text(prompt)` after each prompt; returns the prompts."""
+
+    def replace(text):
+        prompts = []
+
+        def write(model, codes, *, new_bases, seed):
+            prompts.extend(map(decode, codes))
+            return np.stack([text(decode(prompt))[:new_bases] for prompt in codes])
+
+        monkeypatch.setattr(completion, "write_bases", write)
+        return prompts
+
+    return replace
 
 
 def after(texts):
     """What stands after a prompt in the genome."""
 
     def text(prompt):
-        found = [t[t.index(prompt) + len(prompt) :] for t in texts.values() if prompt in t]
-        assert len(found) == 1
-        return encode(found[0])
+        (rest,) = [t[t.index(prompt) + len(prompt) :] for t in texts.values() if prompt in t]
+        return encode(rest)
 
     return text
-
-
-def rows_of(evaluator, model):
-    return evaluator.rows(dict(evaluator.run(model)))
-
-
-# --------------------------------------------------------------------------------------------------------------- numbers
 
 
 def test_statistics_against_their_definitions():
@@ -114,14 +88,11 @@ def test_statistics_against_their_definitions():
     assert chance(truth)[0] == pytest.approx(np.mean(pairs))
 
 
-# --------------------------------------------------------------------------------------------------------------- writing
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(("tokenizer", "left_out"), [("bases", 0), ("kmer:3", 2)])
 def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
     """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses its first bases."""
-    model, every = tiny(tokenizer), load_tokenizer(tokenizer)
+    model, every = tiny(tokenizer, position="goat", num_layers=2), load_tokenizer(tokenizer)
     prompts = np.random.default_rng(3).integers(0, 4, (3, 20)).astype(np.uint8)
     written = write_bases(model, prompts, new_bases=14, temperature=0, seed=0)
     assert written.shape == (3, 14)
@@ -132,75 +103,61 @@ def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
         np.testing.assert_array_equal(text, every.decode(ids[1 + len(every.encode(prompt).ids) :])[:14])
 
 
-def test_bpe_writes_as_many_bases_as_asked(tmp_path, source):
-    found = find_source(*source[0].values())
-    genome = open_genome(found)
-    train_bpe(genome, load_regions(found, genome), 24, tmp_path / "bpe.json")
-    model = tiny(str(tmp_path / "bpe.json"))
-    prompts = np.stack([encode(text[:40]) for text in source[1].values()])  # of different numbers of tokens
-    written = write_bases(model, prompts, new_bases=33, temperature=1.0, seed=4)
-    assert written.shape == (4, 33) and written.max() < 4
-    alone = write_bases(model, prompts[1:2], new_bases=33, temperature=0, seed=4)
-    np.testing.assert_array_equal(write_bases(model, prompts, new_bases=33, temperature=0, seed=4)[1], alone[0])
-
-
-# ------------------------------------------------------------------------------------------------------------ completion
-
-
-def test_the_truth_scores_in_full(source):
-    for row in rows_of(completion(source), Writer(after(source[1]))):
+def test_the_truth_scores_in_full(source, writes):
+    """Continuations are the same at every length, of held-out contigs alone and equally many of each."""
+    prompts, evaluator = writes(after(source[1])), of(source, samples=30)
+    cells = dict(evaluator.run(tiny()))
+    for row in evaluator.rows(cells):
         assert row["accuracy"] == 1 and row["gc_r"] == pytest.approx(1) and row["gc_error"] == 0
-        assert row["undefined"] == 0 and row["prompts"] == 12 and 0.25 < row["chance"] < 0.4
+        assert row["undefined"] == 0 and row["prompts"] == 30 and 0.25 < row["chance"] < 0.4
+    short, long = ([c for c in cells.values() if c["length"] == n] for n in (24, 64))
+    truth = [text for cell in short for text in cell["truth"]]
+    contigs = [name for cell in short for name in cell["contigs"]]
+    assert truth == [text for cell in long for text in cell["truth"]] and len(set(truth)) == 30
+    for text, name, prompt in zip(truth * 2, contigs * 2, prompts, strict=True):
+        assert prompt + text in source[1][name] and "N" not in text
+    assert {len(prompt) for prompt in prompts} == {24, 64} and Counter(contigs) == dict.fromkeys("bcd", 10)
 
 
-def test_a_constant_text_has_no_correlation(source):
-    writer = Writer(lambda _: np.zeros(NEW, np.uint8))
-    row = rows_of(completion(source), writer)[0]
+def test_a_constant_text_has_no_correlation(source, writes):
+    writes(lambda _: np.zeros(NEW, np.uint8))
+    cells = dict(of(source).run(tiny()))
+    row = of(source).rows(cells)[0]
     assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
-    cells = dict(completion(source).run(writer))
     truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
     strong = np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth])
     assert row["gc_error"] == pytest.approx(strong)
 
 
-def test_continuations_are_the_same_at_every_length(source):
-    writer = Writer(after(source[1]))
-    cells = dict(completion(source, samples=30).run(writer))
-    by_length = {n: [c for c in cells.values() if c["length"] == n] for n in (24, 64)}
-    truth, places = (
-        {n: list(chain.from_iterable(c[key] for c in part)) for n, part in by_length.items()}
-        for key in ("truth", "places")
-    )
-    assert truth[24] == truth[64] and places[24] == places[64] and len(set(places[24])) == 30
-    for text, place, prompt in zip(truth[24] * 2, places[24] * 2, writer.prompts, strict=True):
-        contig, span = place.split(":")
-        start, stop = map(int, span.split("-"))
-        assert source[1][contig][start - 1 : stop] == text and "N" not in text
-        assert source[1][contig][: start - 1].endswith(prompt)
-    assert {len(prompt) for prompt in writer.prompts} == {24, 64}
-    assert Counter(place[0] for place in places[24]) == dict.fromkeys(
-        "bcd", 10
-    )  # equally many, none that was trained on
-
-
-@pytest.mark.slow
 def test_sampling_follows_the_seed_alone(source):
-    model, found = tiny(), {}
-    for key, options in {"a": {}, "b": {}, "c": {"seed": 7}, "greedy": {"temperature": 0.0}}.items():
-        found[key] = dict(completion(source, samples=4, **options).run(model))
-    assert found["a"] == found["b"] and found["a"] != found["c"] and found["a"] != found["greedy"]
-    stored = json.loads(json.dumps(found["a"]))
-    first = next(iter(stored))
-    resumed = dict(completion(source, samples=4).run(model, {first: stored[first]}))
-    assert Completion().rows(resumed) == Completion().rows(found["a"])
+    model = tiny()
+    first, again, other = (dict(of(source, samples=4, **o).run(model)) for o in ({}, {}, {"seed": 7}))
+    assert first == again and first != other
+    stored = json.loads(json.dumps(first))
+    name = next(iter(stored))
+    resumed = dict(of(source, samples=4).run(model, {name: stored[name]}))
+    assert Completion().rows(resumed) == Completion().rows(first)
+
+
+def test_what_was_measured_is_said(source, writes):
+    writes(lambda _: np.zeros(NEW, np.uint8))
+
+    def said(**options):
+        evaluator = of(source, **options)
+        cells = dict(evaluator.run(tiny()))
+        return evaluator.measured([ModelResult("m", 16, evaluator.rows(cells), cells)])
+
+    assert said().startswith(f"completion: 12 continuations of {NEW} bases in {source[0]['source']}")
+    assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in said()
+    assert "(of 1000 asked for: there is no more room)" in said(samples=1000)
+    assert said(samples=2).endswith("; 1 contigs have no room or no turn")
 
 
 def test_requests_that_cannot_be_served(source):
     with pytest.raises(ValueError, match="at least 50 bases"):
         CompletionSettings(new_bases=49)
     with pytest.raises(ValueError, match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000"):
-        completion(source, lengths=(24, 4096)).cells(tiny())
-
-
-# -------------------------------------------------------------------------------------------------------------- spectrum
+        of(source, lengths=(24, 4096)).cells(tiny())
+    with pytest.raises(ValueError, match="composed cannot continue a sequence; leave it out"):
+        of(source).cells(Composed())

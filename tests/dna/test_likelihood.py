@@ -15,14 +15,12 @@ from modalities.dna.baselines import create_baseline
 from modalities.dna.bases import UNKNOWN, decode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluators import EVALUATORS
-from modalities.dna.evaluators.bits import by_octave, with_styles
-from modalities.dna.model import DnaConfig, DnaDecoder
+from modalities.dna.evaluators.bits import by_octave
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
 from modalities.evaluation import ModelResult
-
-SHAPE = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="goat")
+from tests.dna.models import Composed, tiny
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +44,9 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def small_chains(monkeypatch, tmp_path_factory):
+def small_chains(monkeypatch):
     monkeypatch.setattr(markov, "ORDER", 2)
-    markov._load.cache_clear()
-    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path_factory.getbasetemp() / "data"))
-
-
-def decoder(tokenizer="bases", **changes):
-    torch.manual_seed(0)
-    every = load_tokenizer(tokenizer)
-    sizes = dict(vocab_size=every.vocab_size, num_targets=every.num_targets, tokenizer=tokenizer)
-    return DnaDecoder(DnaConfig(**SHAPE | sizes | changes)).eval()
+    markov._fitted.cache_clear()
 
 
 def of(name, **options):
@@ -74,7 +64,7 @@ def measure(name, model, settings, finished=None):
 
 def test_uniform_is_exactly_two_bits_everywhere(source):
     settings = dict(lengths=(10, 48, 100), samples=5, **source)
-    for row in measure("bits", create_baseline("uniform", 16), settings)[0]:
+    for row in measure("bits", Composed(train_context=16), settings)[0]:
         assert row["bits_per_base"] == 2.0 and row["accuracy"] == 0.25
         assert row["nll"] == pytest.approx(2 * math.log(2), rel=1e-15)
 
@@ -82,7 +72,7 @@ def test_uniform_is_exactly_two_bits_everywhere(source):
 def test_every_length_reads_the_same_bases(source):
     seen = {}
     for asked, context in (((16, 64, 256), 16), ((16,), 16), ((256, 1024), 64), ((2500,), 16)):  # with room for 2048
-        model = create_baseline("uniform", context)
+        model = Composed(train_context=context)
         bits = of("bits", lengths=asked, samples=1, **source)
         for cell in bits.cells(model):
             length = cell.data["facts"]["length"]
@@ -95,7 +85,7 @@ def test_every_length_reads_the_same_bases(source):
 
 
 def test_stretches_may_be_of_a_length_asked_for(source):
-    model = create_baseline("uniform", 16)
+    model = Composed(train_context=16)
     bits = of("bits", lengths=(16, 64), stretch=100, samples=2, **source)
     assert {s.stop - s.start for cell in bits.cells(model) for s in cell.data["stretches"]} == {100}
     with pytest.raises(ValueError, match="stretches of 50 bases hold no window of 64: at most --lengths 50"):
@@ -110,7 +100,7 @@ def test_stretches_may_be_of_a_length_asked_for(source):
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2"])
 def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
-    model = decoder(tokenizer)
+    model = tiny(tokenizer)
     settings = dict(lengths=(16, 40), samples=3, **source, batch_tokens=100)
     rows, _ = measure("bits", model, settings)
     data = open_heldout(find_source(*source.values())).items
@@ -148,7 +138,7 @@ def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
     if tokenizer == "bpe":
         tokenizer = str(tmp_path / "bpe.json")
         train_bpe(data.genome, data.regions, 24, tokenizer)
-    model, single = decoder(tokenizer, train_context=20), decoder()
+    model, single = tiny(tokenizer, train_context=20), tiny()
     bits = of("bits", **source)
     assert bits.trained_at(model) == round(20 * load_tokenizer(tokenizer).bases_per_token) > 25
     assert bits.points(model)[1] == 2 * bits.trained_at(model) and bits.axis.label == "length (bases, log₂)"
@@ -175,7 +165,7 @@ def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
 
 
 def test_bits_by_position_add_up(source):
-    model = decoder()
+    model = tiny()
     settings = dict(lengths=(100,), samples=2, **source)
     (row,), cells = measure("bits", model, settings)
     bits = of("bits", **settings)
@@ -193,13 +183,13 @@ def test_bits_by_position_add_up(source):
 
 def test_default_lengths_end_where_heldout_contigs_do(source):
     bits = of("bits", **source)
-    assert bits.points(create_baseline("uniform", 16)) == (16, 32, 64, 128, 256, 512, 1024)
-    assert bits.points(create_baseline("uniform", 100)) == (100, 200, 400, 800, 1600)
-    assert bits.points(decoder("kmer:4", train_context=100)) == (400, 800, 1600)
+    assert bits.points(Composed(train_context=16)) == (16, 32, 64, 128, 256, 512, 1024)
+    assert bits.points(Composed(train_context=100)) == (100, 200, 400, 800, 1600)
+    assert bits.points(tiny("kmer:4", train_context=100)) == (400, 800, 1600)
     with pytest.raises(ValueError, match="longest region has 6000"):
-        of("bits", lengths=(7000,), **source).cells(create_baseline("uniform", 16))
+        of("bits", lengths=(7000,), **source).cells(Composed(train_context=16))
     with pytest.raises(ValueError, match="longest region has 6000"):
-        bits.cells(create_baseline("uniform", 7000))
+        bits.cells(Composed(train_context=7000))
 
 
 def test_contigs_and_repeats_have_a_table(source, tmp_path):
@@ -225,7 +215,7 @@ def test_contigs_and_repeats_have_a_table(source, tmp_path):
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
     monkeypatch.setattr("modalities.dna.evaluators.bits.CELL_BASES", 120)
-    model = decoder()
+    model = tiny()
     settings = dict(lengths=(20, 60), samples=5, **source)
     rows, values = measure("bits", model, settings)
     half = dict(itertools.islice(values.items(), len(values) // 2))
@@ -239,28 +229,5 @@ def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monke
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
     bits = of("bits", **given)
     assert of("bits", **given | {"lengths": (60,)}).identity(model) == keys[0]
-    assert bits.identity(decoder("kmer:2")) != keys[0]
-    assert bits.identity(decoder(strands="both")) == keys[4]
-
-
-@pytest.mark.slow
-def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
-    settings = dict(lengths=(16, 64, 128), samples=2, **source)
-    models = {"goat": decoder(), "kmer": decoder("kmer:2")}
-    models |= {name: create_baseline(name, 16) for name in ("uniform", "markov-0", "markov-1", "markov-2")}
-    results = []
-    for label, model in models.items():
-        rows, values = measure("bits", model, settings)
-        method = model.config.position
-        results.append(ModelResult(label, 16, rows, values, method=method, group="g" if label == "goat" else ""))
-    twin = ModelResult("goat-s1", 16, results[0].rows, results[0].cells, method="goat", group="g")
-    of("bits", **settings).draw([*results, twin], tmp_path / "bits.png")
-    assert (tmp_path / "bits.png").read_bytes().startswith(b"\x89PNG")
-    bits = {"uniform": 2.0, "goat": 1.9, "markov-0": 1.98, "markov-1": 1.95, "markov-2": 1.97}
-    results = [
-        ModelResult(label, 16, [{"length": 16, "bits_per_base": value}], method=label) for label, value in bits.items()
-    ]
-    drawn, styles = with_styles(results)
-    assert [result.label for result in drawn] == ["uniform", "goat", "markov-1", "markov-2"]
-    assert [(style["linestyle"], bool(style["marker"])) for style in styles][::2] == [("-", False), ("-", False)]
-    assert styles[1]["marker"] and styles[3]["linestyle"] == "--"
+    assert bits.identity(tiny("kmer:2")) != keys[0]
+    assert bits.identity(tiny(strands="both")) == keys[4]

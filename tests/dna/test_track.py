@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import math
@@ -11,38 +10,26 @@ import sys
 import numpy as np
 import pyBigWig
 import pytest
-import torch
-from rich.console import Console
 
-from modalities.dna.baselines import create_baseline
-from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna import reading
+from modalities.dna.bases import encode, reverse_complement
 from modalities.dna.bed import BedRow, bed_rows, merged
 from modalities.dna.evaluation import RegionSettings
 from modalities.dna.evaluators import track as tracks
 from modalities.dna.evaluators.score import Score
 from modalities.dna.evaluators.track import Track, TrackSettings
 from modalities.dna.genome import open_genome
-from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
 from modalities.evaluation import ModelResult
+from tests.dna.models import Composed, letters, tiny
+
+CONTIGS = {"b": letters(100), "a": letters(37, 1)[:20] + "NNN" + letters(14, 2), "tiny": "ACG"}
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(2)
-    config = DnaConfig(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=8, position="alibi")
-    model = DnaDecoder(config).eval()
-    with torch.no_grad():
-        model.embedding.weight *= 4
-    return model
-
-
-def letters(count, seed=0):
-    return decode(np.random.default_rng(seed).integers(0, 4, count).astype(np.uint8))
-
-
-CONTIGS = {"b": letters(100), "a": letters(37, 1)[:20] + "NNN" + letters(14, 2), "tiny": "ACG"}
+    return tiny(train_context=8)
 
 
 @pytest.fixture
@@ -56,44 +43,38 @@ def bed(tmp_path, text, name="r.bed"):
     return str(tmp_path / name)
 
 
-def result(model, evaluator, label="m (a)"):
+def result(model, evaluator):
     cells = json.loads(json.dumps(dict(evaluator.run(model))))
-    return ModelResult(label, 8, evaluator.rows(cells), cells, method="alibi")
+    return ModelResult("m (a)", 8, evaluator.rows(cells), cells, method="alibi")
 
 
 def expected(model, text, window, both):
     """Bits of every base, window by window as documented, NaN where unknown."""
     half, codes, strands = window // 2, encode(text), []
-    for own in (codes, reverse_complement(codes))[: 1 + both]:
-        nats = np.full(len(own), np.nan)
-        for start in range(0, max(1, len(own) - half), half):
-            scores = score_windows(model, own[None, start : start + window])
+    for strand in (codes, reverse_complement(codes))[: 1 + both]:
+        nats = np.full(len(strand), np.nan)
+        for start in range(0, max(1, len(strand) - half), half):
+            scores = score_windows(model, strand[None, start : start + window])
             first = half if start else 0
-            found = np.where(scores.bases[0] > 0, scores.nll[0], np.nan)
-            nats[start + first : start + window] = found[first:]
+            costs = np.where(scores.bases[0] > 0, scores.nll[0], np.nan)
+            nats[start + first : start + window] = costs[first:]
         strands.append(nats if not strands else nats[::-1])
     return np.mean(strands, axis=0) / math.log(2)
 
 
-def read_bedgraph(path):
-    found = {}
-    for line in path.read_text().splitlines():
-        contig, start, stop, value = line.split("\t")
-        assert int(stop) == int(start) + 1
-        found[contig, int(start)] = float(value)
-    return found
-
-
 @pytest.mark.parametrize("strands", ["one", "both"])
 def test_tracks_hold_every_base_and_agree(tmp_path, fasta, model, strands, monkeypatch):
-    monkeypatch.setattr(tracks, "CELL_BASES", 50)
-    chosen = TrackSettings(fasta=fasta, window=16, strands=strands, formats=("bedgraph", "bigwig"), batch_tokens=40)
-    evaluator = Track(chosen)
+    """Both files count from 0, half-open, as BED does."""
+    monkeypatch.setattr(reading, "CELL_BASES", 50)
+    settings = TrackSettings(fasta=fasta, window=16, strands=strands, formats=("bedgraph", "bigwig"), batch_tokens=40)
+    evaluator = Track(settings)
     assert len(evaluator.cells(model)) > 3
-    found = result(model, evaluator)
-    evaluator.write([found], tmp_path / "out")
+    measured = result(model, evaluator)
+    evaluator.write([measured], tmp_path / "out")
     assert {p.name for p in (tmp_path / "out").iterdir()} == {f"track.m__a_.{end}" for end in ("tsv", "bedgraph", "bw")}
-    text = read_bedgraph(tmp_path / "out" / "track.m__a_.bedgraph")
+    lines = [line.split("\t") for line in (tmp_path / "out" / "track.m__a_.bedgraph").read_text().splitlines()]
+    assert all(int(stop) == int(start) + 1 for _, start, stop, _ in lines)
+    text = {(contig, int(start)): float(value) for contig, start, _, value in lines}
     assert [contig for contig, _ in text] == [c for c, t in CONTIGS.items() for base in t if base != "N"]
     binary = pyBigWig.open(str(tmp_path / "out" / "track.m__a_.bw"))
     assert binary.chroms() == {name: len(text) for name, text in CONTIGS.items()}
@@ -102,37 +83,32 @@ def test_tracks_hold_every_base_and_agree(tmp_path, fasta, model, strands, monke
         np.testing.assert_allclose(values, bits, rtol=1e-4)
         for at, value in enumerate(values):
             assert np.float32(text[name, at]) == np.float32(value) if np.isfinite(value) else (name, at) not in text
-    (row,) = (row for row in found.rows if row["contig"] == "a")
+    (row,) = (row for row in measured.rows if row["contig"] == "a")
     assert row["bases"] == 34 and row["bits_per_base"] == pytest.approx(np.nanmean(binary.values("a", 0, 37)), rel=1e-5)
+    assert evaluator.measured([measured]).startswith("track: 137 of the 140 bases of 3 records of")
+    if strands == "one":
+        assert text["b", 0] == pytest.approx(expected(model, CONTIGS["b"], 16, False)[0], rel=1e-4)
 
 
 def test_a_base_costs_the_same_in_every_region(tmp_path, fasta, model):
     regions = bed(tmp_path, "#r\nb\t3\t9\tg1\nb 40 77\nb\t5\t9\tg1\t0\t+\na\t0\t37\nb\t60\t61\n", "r.bed.gz")
-    for strands in ("one", "both"):
-        whole = Track(TrackSettings(fasta=fasta, window=16, strands=strands))
-        bits = {}
-        for cell in dict(whole.run(model)).values():
-            for _, contig, start, values in tracks._values({"x": cell}):
-                bits.setdefault(contig, np.full(100, np.nan))[start : start + len(values)] = values
-        part = Track(TrackSettings(fasta=fasta, window=16, strands=strands, regions=regions))
-        for cell in dict(part.run(model)).values():
-            for _, contig, start, values in tracks._values({"x": cell}):
-                np.testing.assert_allclose(values, bits[contig][start : start + len(values)], rtol=1e-4)
-        assert [(r["contig"], r["start"], r["stop"]) for r in result(model, part).rows] == [
-            ("b", 3, 9),
-            ("b", 40, 77),
-            ("a", 0, 37),
-        ]
-        scored = result(model, Score(RegionSettings(fasta=fasta, window=16, strands=strands, regions=regions))).rows
-        places = [(3, 9), (40, 77), (5, 9), (0, 37), (60, 61)]
-        assert [row["name"] for row in scored] == ["g1", "b:41-77", "g1", "a:1-37", "b:61-61"]
-        assert [(row["start"], row["stop"]) for row in scored] == places
-        for row in scored:
-            own = bits[row["contig"]][row["start"] : row["stop"]]
-            assert row["bits_per_base"] == pytest.approx(np.nanmean(own), rel=1e-5)
-            assert row["bases"] == np.isfinite(own).sum() == row["length"] - row["unknown"]
-    with_regions = Score(RegionSettings(fasta=fasta, regions=regions)).identity(model)
-    assert with_regions != Score(RegionSettings(fasta=fasta)).identity(model)
+    whole = Track(TrackSettings(fasta=fasta, window=16))
+    bits = {}
+    for _, contig, start, values in tracks._values(dict(whole.run(model))):
+        bits.setdefault(contig, np.full(100, np.nan))[start : start + len(values)] = values
+    part = Track(TrackSettings(fasta=fasta, window=16, regions=regions))
+    for _, contig, start, values in tracks._values(dict(part.run(model))):
+        np.testing.assert_allclose(values, bits[contig][start : start + len(values)], rtol=1e-4)
+    rows = result(model, part).rows
+    assert [(r["contig"], r["bed_start"], r["bed_stop"]) for r in rows] == [("b", 3, 9), ("b", 40, 77), ("a", 0, 37)]
+    scored = result(model, Score(RegionSettings(fasta=fasta, window=16, regions=regions))).rows
+    assert [row["name"] for row in scored] == ["g1", "b:41-77", "g1", "a:1-37", "b:61-61"]
+    assert [(row["bed_start"], row["bed_stop"]) for row in scored] == [(3, 9), (40, 77), (5, 9), (0, 37), (60, 61)]
+    for row in scored:
+        costs = bits[row["contig"]][row["bed_start"] : row["bed_stop"]]
+        assert row["bits_per_base"] == pytest.approx(np.nanmean(costs), rel=1e-5)
+        assert row["bases"] == np.isfinite(costs).sum() == row["length"] - row["unknown"]
+    assert part.identity(model) != whole.identity(model)
 
 
 def test_rows_of_bed(tmp_path, fasta):
@@ -141,7 +117,6 @@ def test_rows_of_bed(tmp_path, fasta):
     assert merged(rows, genome) == [BedRow("b", 0, 8), BedRow("b", 9, 10), BedRow("a", 5, 12)]
     named = bed_rows(tmp_path / bed(tmp_path, "b\t3\t9\tgene one\t0\t-\nb 3 9 two 0 +\nb\t3\t9\t\t0\t.\n"), genome)
     assert [(row.name, row.strand) for row in named] == [("gene one", "-"), ("two", "+"), ("b:4-9", "+")]
-    assert merged(named, genome) == [BedRow("b", 3, 9)]
     for text, message in (
         ("b\t3\n", "line 1: 2 columns, expected 3: contig, start, stop"),
         ("b\t3\t9\nchrb\t3\t9\n", "line 2: no contig 'chrb'"),
@@ -162,28 +137,12 @@ def test_rows_of_bed(tmp_path, fasta):
 def test_requests_that_cannot_be_served(tmp_path, fasta, model, monkeypatch):
     with pytest.raises(ValueError, match=r"format 'bigwigg': did you mean 'bigwig'"):
         tracks.formats("bedgraph,bigwigg")
-    with pytest.raises(ValueError, match="--fasta"):
-        Track(TrackSettings()).cells(model)
     with pytest.raises(FileNotFoundError, match=r"no BED file none\.bed"):
         Track(TrackSettings(fasta=fasta, regions="none.bed")).cells(model)
     (tmp_path / "n.fa").write_text(">n\nNNNN\n")
     evaluator = Track(TrackSettings(fasta=str(tmp_path / "n.fa"), formats=("bigwig",)))
     with pytest.raises(ValueError, match="no base of the regions has a value"):
-        evaluator.rows(dict(evaluator.run(create_baseline("uniform"))))  # of which files are written
+        evaluator.rows(dict(evaluator.run(Composed())))  # of which files are written
     monkeypatch.setitem(sys.modules, "pyBigWig", None)
     with pytest.raises(ImportError, match="bigWig needs the package `pyBigWig`: pip install pyBigWig"):
         evaluator.cells(model)
-
-
-def test_figure_and_terminal(tmp_path, fasta, model):
-    evaluator = Track(TrackSettings(fasta=fasta, window=16))
-    results = [result(model, evaluator), result(create_baseline("uniform"), evaluator, "uniform")]
-    evaluator.draw(results, tmp_path / "track.png")
-    evaluator.write(results, tmp_path / "out")
-    assert (tmp_path / "track.png").stat().st_size > 10_000
-    with open(tmp_path / "out" / "track.uniform.tsv") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    assert [row["bits_per_base"] for row in rows] == ["2.0"] * 3 and [row["contig"] for row in rows] == list(CONTIGS)
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    evaluator.show(results, console)
-    assert "2.0000" in console.export_text()

@@ -11,48 +11,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from modalities.dna.alleles import UNEVEN, Change, haplotypes, normalize, place, vcf_form
-from modalities.dna.baselines import BaselineConfig, create_baseline
+from modalities.dna.alleles import UNEVEN, Change, Placed, haplotypes, normalize, place
 from modalities.dna.bases import decode, reverse_complement
 from modalities.dna.evaluators import variants
 from modalities.dna.evaluators.variants import Variants, VariantSettings
 from modalities.dna.genome import open_genome
-from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.scoring import Scores, WindowScorer
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import ModelResult
+from tests.dna.models import COSTS, Composed, letters, tiny
 
 HEADER = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
-COSTS = np.array([0.25, 2.0, 3.0, 0.5])  # nats of A, C, G, T
-
-
-class Composed(WindowScorer):
-    """A base costs what its letter does, wherever it stands."""
-
-    def __init__(self, costs=COSTS):
-        super().__init__()
-        self.config = BaselineConfig("composed", train_context=16)
-        self.costs, self.windows = costs, []
-
-    def score(self, windows):
-        self.windows += [decode(window) for window in windows]
-        known = torch.from_numpy(windows < 4)
-        nll = torch.from_numpy(self.costs[np.minimum(windows, 3)])
-        return Scores(nll.where(known, 0.0), known.long(), known.double())
-
-
-def tiny(tokenizer="bases", **options):
-    torch.manual_seed(2)
-    vocabulary = load_tokenizer(tokenizer)
-    sizes = dict(vocab_size=vocabulary.vocab_size, num_targets=vocabulary.num_targets, tokenizer=tokenizer)
-    config = DnaConfig(
-        dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="alibi", **sizes, **options
-    )
-    model = DnaDecoder(config).eval()
-    with torch.no_grad():
-        model.embedding.weight *= 4  # far from uniform
-    return model
 
 
 @pytest.fixture
@@ -65,10 +34,6 @@ def files(tmp_path):
         return VariantSettings(fasta=str(tmp_path / "ref.fa"), variants=str(tmp_path / name), **options)
 
     return write
-
-
-def letters(count, seed=0):
-    return decode(np.random.default_rng(seed).integers(0, 4, count).astype(np.uint8))
 
 
 def vcf(*rows):
@@ -104,23 +69,21 @@ def spellings(text, haplotype, pad=3):
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "ref", "alt", "expected", "form"),
+    ("text", "at", "ref", "alt", "expected"),
     [
-        ("GGCACACATT", 6, "CAT", "T", Change("c", 2, "CA", "", 4), (2, "GCA", "G")),  # Tan et al., figure 1
-        ("GGCACACATT", 1, "GCA", "G", Change("c", 2, "CA", "", 4), (2, "GCA", "G")),
-        ("GGCACACATT", 7, "A", "ACA", Change("c", 2, "", "CA", 6), (2, "G", "GCA")),
-        ("ACGTACGT", 1, "CGTA", "CCTA", Change("c", 2, "G", "C"), (3, "G", "C")),
-        ("ACGTACGT", 1, "CGT", "CAAA", Change("c", 2, "GT", "AAA"), (3, "GT", "AAA")),
-        ("AAAAC", 2, "AA", "A", Change("c", 0, "A", "", 3), (1, "AA", "A")),  # no base before it: the one behind
-        ("AAAAC", 4, "C", "CC", Change("c", 4, "", "C", 1), (4, "A", "AC")),
-        ("AAAA", 0, "AAAA", "A", Change("c", 0, "AAA", "", 1), (1, "AAAA", "A")),
-        ("ANAAC", 2, "A", "AA", Change("c", 2, "", "A", 2), (2, "N", "NA")),  # an unknown base ends a repeat
+        ("GGCACACATT", 6, "CAT", "T", Change("c", 2, "CA", "", 4)),  # Tan et al., figure 1
+        ("GGCACACATT", 1, "GCA", "G", Change("c", 2, "CA", "", 4)),
+        ("GGCACACATT", 7, "A", "ACA", Change("c", 2, "", "CA", 6)),
+        ("ACGTACGT", 1, "CGTA", "CCTA", Change("c", 2, "G", "C")),
+        ("ACGTACGT", 1, "CGT", "CAAA", Change("c", 2, "GT", "AAA")),
+        ("AAAAC", 2, "AA", "A", Change("c", 0, "A", "", 3)),
+        ("AAAAC", 4, "C", "CC", Change("c", 4, "", "C", 1)),
+        ("AAAA", 0, "AAAA", "A", Change("c", 0, "AAA", "", 1)),
+        ("ANAAC", 2, "A", "AA", Change("c", 2, "", "A", 2)),  # an unknown base ends a repeat
     ],
 )
-def test_normal_form(tmp_path, text, at, ref, alt, expected, form):
-    genome = genome_of(tmp_path, c=text)
-    change = normalize(genome, "c", at, ref, alt)
-    assert change == expected and vcf_form(genome, change) == form
+def test_normal_form(tmp_path, text, at, ref, alt, expected):
+    assert normalize(genome_of(tmp_path, c=text), "c", at, ref, alt) == expected
 
 
 @pytest.mark.parametrize("step", [1, 3])
@@ -135,9 +98,9 @@ def test_windows_share_both_ends_everywhere(step):
                         change = Change("c", at, "A" * ref, "C" * alt, shift)
                         found = place(change, length, window, step)
                         size = min(window, length + max(0, alt - ref)) // step * step
-                        if found is None:
+                        if not isinstance(found, Placed):
                             without += 1
-                            assert size < change.longest or size - abs(ref - alt) < step
+                            assert found == size and (size < change.longest or size - abs(ref - alt) < step)
                             continue
                         placed += 1
                         assert (
@@ -190,7 +153,7 @@ def test_ratios_by_composition(files):
     chosen = files(
         {"c": text}, vcf(("c", 21, "s", "C", "T"), ("c", 21, "i", "C", "CTT"), ("c", 21, "d", "CGG", "C")), window=30
     )
-    snv, insertion, deletion = rows_of(Composed(), chosen)
+    snv, insertion, deletion = rows_of(Composed(COSTS), chosen)
     assert snv["llr_nats"] == pytest.approx(2.0 - 0.5) and snv["llr_bits"] == pytest.approx(1.5 / math.log(2))
     assert insertion["llr_nats"] == pytest.approx(-2 * 0.5) and deletion["llr_nats"] == pytest.approx(2 * 3.0)
     assert [row["flank_llr_nats"] for row in (snv, insertion)] == pytest.approx([0, 0])
@@ -202,10 +165,7 @@ def test_ratios_by_composition(files):
     ]  # 20 G, any of which the deletion may be of
     assert [row["kind"] for row in (snv, insertion, deletion)] == ["snv", "insertion", "deletion"]
     assert snv["window"] == 30 and snv["id"] == "s" and (snv["chrom"], snv["pos"]) == ("c", 21)
-    reference = (14 * 0.25 + 2.0 + 15 * 3.0) / 30 / math.log(2)
-    assert snv["ref_bits_per_base"] == pytest.approx(reference)
-    assert snv["alt_bits_per_base"] == pytest.approx(reference - 1.5 / 30 / math.log(2))
-    assert rows_of(create_baseline("uniform"), chosen)[1]["llr_nats"] == pytest.approx(-2 * math.log(4))
+    assert rows_of(Composed(), chosen)[1]["llr_nats"] == pytest.approx(-2 * math.log(4))
 
 
 @torch.no_grad()
@@ -247,7 +207,6 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
         flank = [n[: where.left].sum() + n[len(n) - where.right :].sum() for n in nats]
         assert row["llr_nats"] == pytest.approx(nats[0].sum() - nats[1].sum(), abs=1e-5)
         assert row["flank_llr_nats"] == pytest.approx(flank[0] - flank[1], abs=1e-5)
-        assert row["alt_bits_per_base"] == pytest.approx(nats[1].sum() / len(nats[1]) / math.log(2), rel=1e-5)
         assert row["window"] == size and not row["reason"]
 
 
@@ -270,12 +229,11 @@ def test_every_spelling_of_a_haplotype_has_one_score(files):
     chosen = files({"c": text}, vcf(*rows), window=48, strands="both")
     scores = {}
     for n, row in zip(haplotype_of, rows_of(tiny(), chosen), strict=True):
-        form = (row["norm_pos"], row["norm_ref"], row["norm_alt"])
-        scores.setdefault(n, {}).setdefault(form, []).append((row["llr_nats"], row["flank_llr_nats"]))
-    assert len(rows) > 1000 and [len(found) for found in scores.values()] == [1] * 100
-    spread = [np.ptp(next(iter(found.values())), axis=0).max() for found in scores.values()]
-    assert max(spread) < 1e-5 and sum(one == 0 for one in spread) >= 100 - len(rows) // variants.LEAST_PART
-    assert len({next(iter(found.values()))[0] for found in scores.values()}) > 95
+        scores.setdefault(n, []).append((row["llr_nats"], row["flank_llr_nats"]))
+    spread = [np.ptp(pairs, axis=0).max() for pairs in scores.values()]
+    assert len(rows) > 1000 and max(spread) < 1e-5
+    assert sum(one == 0 for one in spread) >= 100 - len(rows) // variants.LEAST_PART
+    assert len({pairs[0] for pairs in scores.values()}) > 95
 
 
 def test_every_variant_is_listed_with_its_reason(files):
@@ -334,30 +292,25 @@ def test_requests_that_cannot_be_served(files, tmp_path):
         Variants(VariantSettings(fasta=chosen.fasta, variants=absent)).cells(Composed())
 
 
-def test_tables_figures_and_terminal(files, tmp_path):
+def test_tables_and_terminal(files, tmp_path):
+    """`pos` is VCF's POS, from 1; the terminal says how many alleles were scored, and why others were not."""
     text = letters(400)
     lines = [("c", at + 1, f"v{at}", text[at], "ACGT"[("ACGT".index(text[at]) + 2) % 4]) for at in range(20, 380, 10)]
-    chosen = files(
-        {"c": text}, vcf(*lines, ("c", 5, "gone", text[4], "<DEL>"), ("c", 300, "ins", text[299], text[299] + "ACG"))
-    )
-    results = []
-    for label, model in (("one", Composed()), ("two", create_baseline("uniform"))):
-        cells = dict(Variants(chosen).run(model))
-        results.append(ModelResult(label, 16, Variants().rows(cells), cells, method=model.config.position))
-    out = tmp_path / "out"
-    Variants().draw(results, out / "variants.png")
-    Variants().write(results, out)
-    assert {p.name for p in out.iterdir()} == {"variants.png", "variants.one.tsv", "variants.two.tsv"}
-    with open(out / "variants.one.tsv") as file:
+    chosen = files({"c": text}, vcf(*lines, ("c", 5, "gone", text[4], "<DEL>"), ("c", 300, "i", text[299], "ACG")))
+    evaluator = Variants(chosen)
+    cells = dict(evaluator.run(Composed(COSTS)))
+    results = [ModelResult(label, 16, evaluator.rows(cells), cells) for label in ("one", "two")]
+    evaluator.write(results, tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"variants.one.tsv", "variants.two.tsv"}
+    with open(tmp_path / "out" / "variants.one.tsv") as file:
         table = list(csv.DictReader(file, delimiter="\t"))
-    columns = (
-        "chrom pos id ref alt kind norm_pos norm_ref norm_alt llr_nats llr_bits flank_llr_nats ref_bits_per_base "
-        "alt_bits_per_base window flank reason"
-    )
+    columns = "chrom pos id ref alt kind reason llr_nats llr_bits flank_llr_nats window flank"
     assert list(table[0]) == columns.split() and len(table) == 38
+    assert [int(row["pos"]) for row in table] == [line[1] for line in lines] + [5, 300]
+    assert all(row["ref"] == text[int(row["pos"]) - 1] for row in table)
+    said = evaluator.measured(results)
+    assert said.startswith("variants: 37 of 38 alleles of") and said.endswith("not scored: 1 with a symbolic allele")
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    Variants().show(results, console)
-    shown = console.export_text()
-    scored = [row for row in results[0].rows if not row["reason"]]
-    worst = min(scored, key=lambda row: row["llr_nats"])
-    assert f"{worst['llr_nats']:+.3f}" in shown and "37 scored" in shown and "1 with a symbolic allele" in shown
+    evaluator.show(results, console)
+    worst = min((row for row in results[0].rows if not row["reason"]), key=lambda row: row["llr_nats"])
+    assert f"{worst['llr_nats']:+.3f}" in console.export_text()

@@ -26,18 +26,8 @@ def test_all_contigs_of_a_file_unseen_in_training(
     fasta: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = [
-        "dna_nope_tiny.genomes",
-        "uniform",
-        "bits",
-        "--source",
-        str(fasta),
-        "--lengths",
-        "500",
-        "--out",
-        str(out),
-    ]
-    assert main(arguments) == 0
+    words = f"dna_nope_tiny.genomes bits --source {fasta} --lengths 500 --out {out}"
+    assert main(words.split()) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"bases measured of all of {fasta}: 5,000 bases of 2 contigs (chrA, random)" in printed
     tables = [json.loads(path.read_text(), parse_constant=pytest.fail) for path in (out / "bits").glob("*.json")]

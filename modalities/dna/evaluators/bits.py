@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from modalities.decoder.scoring import position_buckets
-from modalities.dna.baselines import BASELINES, MARKOV
 from modalities.dna.evaluation import (
     BASES_LENGTH,
     DnaEvaluator,
     DnaLengthSettings,
     StrandSettings,
-    step_of,
     strands_of,
     whole_kmers,
 )
@@ -28,9 +25,7 @@ from modalities.dna.scoring import BIT, Scores, score_windows, tokens_of
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, option
-from modalities.figures import scores_figure, styles_of
 from modalities.files import write_table
-from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
 from zoo.slices import slices
 
@@ -94,17 +89,13 @@ class Bits(DnaEvaluator[BitsSettings]):
     def stretch(self, model: ZooModel) -> int:
         """Bases of a stretch."""
         longest, size, data = self.points(model)[-1], self.settings.stretch, self.heldout.items
-        if size is None:
-            return max(longest, self._common_stretch())
+        if size is None:  # of all lengths alike, but for those beyond it
+            return max(longest, self.with_room(tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length())))[-1])
         if size < longest:
             raise ValueError(f"stretches of {size:,} bases hold no window of {longest:,}: at most --lengths {size}")
         if size > (most := max(len(data.longest(name)) for name in data.contigs)):
             raise ValueError(f"--stretch {size}: the longest held-out region has {most} bases")
         return size
-
-    def _common_stretch(self) -> int:
-        """Bases of stretches whose lengths ask for no more."""
-        return self.with_room(tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length())))[-1]
 
     def samples(self, model: ZooModel) -> int:
         bases = len(self.heldout.items.contigs) * self.stretch(model)
@@ -138,10 +129,10 @@ class Bits(DnaEvaluator[BitsSettings]):
         return cells
 
     def windows(self, model: ZooModel, cell: Cell) -> list[np.ndarray]:
-        """The whole windows (N, window) of each stretch of a cell; a stretch shorter than a window is one window."""
+        """The whole windows (N, window) of each stretch of a cell."""
         window = whole_kmers(model, cell.data["facts"]["length"])
         every = [self.heldout.items.codes(stretch) for stretch in cell.data["stretches"]]
-        return [codes[: max(1, len(codes) // window) * window].reshape(-1, min(window, len(codes))) for codes in every]
+        return [codes[: len(codes) // window * window].reshape(-1, window) for codes in every]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         strands, tokenizer = strands_of(model, self.settings), load_tokenizer(model.config.tokenizer)
@@ -149,7 +140,8 @@ class Bits(DnaEvaluator[BitsSettings]):
         parted = self.settings.repeats and cell.data["facts"]["length"] == self.points(model)[-1]
         by_stretch = self.windows(model, cell)
         values: dict[str, list[float]] = {name: [] for name in SUMS}
-        bucket_bits, bucket_bases, left_over, parts = np.zeros(0), np.zeros(0), 0, []
+        by_position: list[np.ndarray] = []
+        left_over, parts = 0, []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
             options: dict[str, Any] = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
             scores = score_windows(model, windows, advance=self.advance, **options)
@@ -159,19 +151,19 @@ class Bits(DnaEvaluator[BitsSettings]):
                 values[name].append(value.sum().item())
             values["tokens"].append(int((scores.bases > 0).sum()))
             if strands == "one":
-                octaves = by_octave(tokenizer, windows, bits.numpy(), scores.bases.numpy())
-                bucket_bits, bucket_bases = _add(bucket_bits, octaves[0]), _add(bucket_bases, octaves[1])
+                by_position.append(by_octave(tokenizer, windows, bits.numpy(), scores.bases.numpy()))
             if parted:
                 by_base = scores if single else score_windows(model, windows, by_base=True, **options)
                 parts.append(_sums_of_parts(by_base, self.heldout.items.genome, stretch, windows.shape))
+        buckets = np.sum(by_position, axis=0) if by_position else np.zeros((2, 0))
         cell_value: CellValue = {
             **cell.data["facts"],
             "window": by_stretch[0].shape[1],
             "score": "accuracy" if single else "token_accuracy",
             **values,
             "left_over": left_over,
-            "bucket_bits": bucket_bits.tolist(),
-            "bucket_bases": bucket_bases.tolist(),
+            "bucket_bits": buckets[0].tolist(),
+            "bucket_bases": buckets[1].tolist(),
         }
         return cell_value | ({"parts": dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))} if parts else {})
 
@@ -191,8 +183,7 @@ class Bits(DnaEvaluator[BitsSettings]):
             if shorter:
                 row |= _change(here, shorter)
             shorter = here
-            names = ("bucket_bits", "bucket_bases")
-            bits, bases = (reduce(_add, (np.array(cell[name]) for cell in here)) for name in names)
+            bits, bases = (np.sum([cell[name] for cell in here], axis=0) for name in ("bucket_bits", "bucket_bases"))
             if len(bits):
                 row["position_to"] = [2**k for k in range(len(bits))]
                 row["position_bits"] = np.divide(bits, bases, out=np.full(len(bits), np.nan), where=bases > 0).tolist()
@@ -201,16 +192,6 @@ class Bits(DnaEvaluator[BitsSettings]):
 
     def measured(self, results: list[ModelResult]) -> str:
         return f"bits: {results[0].rows[-1]['bases']:,} bases measured of {self.contents()}"
-
-    def show(self, results: list[ModelResult], console: Any) -> None:
-        """That other bases are read than at shorter lengths, where that is so."""
-        longest = max(row["length"] for result in results for row in result.rows)
-        if self.settings.stretch is None and longest > (common := self._common_stretch()):
-            console.print(
-                f"note: stretches have {longest:,} bases, the longest length, and not {common:,}: where no length is beyond "
-                "that, other bases are read",
-                soft_wrap=True,
-            )
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         """bits.contigs.csv: a row for each model, length and held-out contig; with `repeats` also for parts of the sequence."""
@@ -230,23 +211,13 @@ class Bits(DnaEvaluator[BitsSettings]):
         if rows:
             write_table(out / f"{self.name}.contigs.csv", rows)
 
-    def draw(self, results: list[ModelResult], path: Path) -> None:
-        results, styles = with_styles(mean_of_seeds(results, self.axis.column))
-        scores_figure(results, path, self.scores, self.axis, unit="bases", styles=styles, bare=BASELINES)
 
-
-def by_octave(
-    tokenizer: DnaTokenizer, windows: np.ndarray, bits: np.ndarray, bases: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(bits, bases) of token scores (B, N), summed by the octave of what a token's prediction sees: as `position_buckets`, of n
-    that is 1 and the bases before the token."""
-    step = step_of(tokenizer)
-    if step == tokenizer.bases_per_token:  # every row alike
-        octave = position_buckets(bits.shape[1] * step)[::step]
-        return np.bincount(octave, weights=bits.sum(0)), np.bincount(octave, weights=bases.sum(0))
-    spans = tokens_of(tokenizer, windows)[1]
-    octave = position_buckets(windows.shape[1])[np.minimum(spans.cumsum(1) - spans, windows.shape[1] - 1)]
-    return np.bincount(octave.ravel(), weights=bits.ravel()), np.bincount(octave.ravel(), weights=bases.ravel())
+def by_octave(tokenizer: DnaTokenizer, windows: np.ndarray, bits: np.ndarray, bases: np.ndarray) -> np.ndarray:
+    """(2, octaves) bits and bases of token scores (B, N), summed by the octave of what a token's prediction sees: as
+    `position_buckets`, of n that is 1 and the bases before the token."""
+    spans, octaves = tokens_of(tokenizer, windows)[1], position_buckets(windows.shape[1])
+    octave = octaves[np.minimum(spans.cumsum(1) - spans, windows.shape[1] - 1)].ravel()
+    return np.stack([np.bincount(octave, values.ravel(), octaves[-1] + 1) for values in (bits, bases)])
 
 
 # ------------------------------------------------------------------------------------------------ sums and means
@@ -313,14 +284,6 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else math.nan
 
 
-def _add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The sum of two arrays, the shorter one continued with zeros."""
-    total = np.zeros(max(len(a), len(b)))
-    total[: len(a)] += a
-    total[: len(b)] += b
-    return total
-
-
 def _sums_of_parts(scores: Scores, genome: Genome, stretch: Region, shape: tuple[int, ...]) -> np.ndarray:
     """(PARTS, 2) bits and bases that count of a stretch's windows (`shape`), from scores by base."""
     bits, bases = np.zeros(shape), np.zeros(shape)
@@ -330,28 +293,3 @@ def _sums_of_parts(scores: Scores, genome: Genome, stretch: Region, shape: tuple
     again = repetitive(genome, *place)
     masks = (~again, again, genome.soft_masked(*place))
     return np.array([[values.ravel()[mask].sum() for values in (bits, bases)] for mask in masks])
-
-
-def with_styles(results: Sequence[ModelResult]) -> tuple[list[ModelResult], list[dict[str, Any]]]:
-    """What figures draw, and its styles: models as everywhere, baselines as grey lines without markers.
-
-    Of Markov chains only that of the fewest bits at the training length and that of the highest order are drawn.
-    """
-
-    def bits(result: ModelResult) -> float:
-        return min(result.rows, key=lambda row: abs(math.log(row["length"] / result.trained_at)))["bits_per_base"]
-
-    chains = sorted((result for result in results if result.method in MARKOV), key=lambda r: MARKOV.index(r.method))
-    drawn = [min(chains, key=bits), chains[-1]] if chains else []
-    results = [result for result in results if result.method not in MARKOV or any(result is one for one in drawn)]
-    models = iter(styles_of([result for result in results if result.method not in BASELINES]))
-    dashes = {result.method: dash for result, dash in zip(reversed(drawn), ("--", "-"), strict=False)}
-    styles: list[dict[str, Any]] = []
-    for result in results:
-        if result.method in BASELINES:
-            color, dash = ("0.75", "-") if result.method == "uniform" else ("0.2", dashes[result.method])
-            line = {"color": color, "linestyle": dash, "marker": "", "linewidth": 1.6, "zorder": 2}
-            styles.append(line | {"label": result.label})
-        else:
-            styles.append(next(models))
-    return results, styles

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
 from modalities.decoder.generation import stream
 from modalities.decoder.model import Decoder
-from modalities.dna.baselines import MarkovChain
 from modalities.dna.bases import decode, encode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluation import BASES_LENGTH, DnaEvaluator, DnaLengthSettings, whole_kmers
@@ -33,17 +32,14 @@ DEFAULT_SAMPLES = 64
 
 @dataclass(frozen=True)
 class CompletionSettings(DnaLengthSettings):
-    """Lengths of prompts, what is written, and how."""
+    """Lengths of prompts, and of what is written."""
 
     new_bases: int = option(200, "length of a continuation")
-    temperature: float = option(1.0, "of sampling; 0 takes the likeliest base")
 
     factors: ClassVar[tuple[int, ...]] = (1, 4, 16)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be a number from 0 on, got {self.temperature}")
         if self.new_bases < 2 * WINDOW:
             raise ValueError(
                 f"new_bases {self.new_bases}: GC content in windows of {WINDOW} needs at least {2 * WINDOW} bases"
@@ -60,11 +56,12 @@ class Completion(DnaEvaluator[CompletionSettings]):
 
     `samples` continuations (default 64) of `new_bases` held-out bases do not overlap, have no unknown base, and are equally
     many in every held-out contig with room; fewer where the source holds out less. They are the same at every prompt length: a
-    prompt is the bases before one, and prompts may overlap. Lengths are in bases, rounded down to whole k-mers. Sampling
-    depends on the settings, `batch_tokens` among them.
+    prompt is the bases before one, and prompts may overlap. Lengths are in bases, rounded down to whole k-mers. Bases are drawn
+    from the model's distribution; the draws depend on the settings, `batch_tokens` among them.
     """
 
     name = "completion"
+    version = 2  # 1 had other fields in its cells
     summary = "continuations of held-out DNA: agreement with the truth beside chance, and Pearson r of GC content"
     scores = (
         Score("accuracy"),
@@ -74,6 +71,10 @@ class Completion(DnaEvaluator[CompletionSettings]):
         Score("undefined", exception=True),
     )
     axis = BASES_LENGTH
+
+    @property
+    def samples(self) -> int:
+        return self.settings.samples or DEFAULT_SAMPLES
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
         """In bases, ascending."""
@@ -85,20 +86,19 @@ class Completion(DnaEvaluator[CompletionSettings]):
             "heldout": self.heldout.fingerprint,
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "seed": self.settings.seed,
-            "samples": self.settings.samples or DEFAULT_SAMPLES,
+            "samples": self.samples,
             "longest": max(self.prompt_lengths(model)),
             "new_bases": self.settings.new_bases,
-            "temperature": self.settings.temperature,
-            "batch_tokens": self.settings.batch_tokens if self.settings.temperature else None,
+            "batch_tokens": self.settings.batch_tokens,
             **self.length_unit(model),
         }
 
     def cells(self, model: ZooModel) -> list[Cell]:
-        check_writer(model)  # before other models are measured
+        if not isinstance(model, Decoder):  # before other models are measured
+            raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
         new, bases = self.settings.new_bases, load_tokenizer(model.config.tokenizer).bases_per_token
         lengths = {length: whole_kmers(model, length) for length in self.prompt_lengths(model)}
-        count = self.settings.samples or DEFAULT_SAMPLES
-        places = _places(self.source, max(lengths.values()), new, count, self.settings.seed)
+        places = _places(self.source, max(lengths.values()), new, self.samples, self.settings.seed)
         return [
             Cell(
                 f"length={length}/prompts={part.start}-{part.stop}",
@@ -110,16 +110,15 @@ class Completion(DnaEvaluator[CompletionSettings]):
         ]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
+        assert isinstance(model, Decoder)
         genome, window, places = self.heldout.items.genome, cell.data["prompt"], cell.data["places"]
         new, length = self.settings.new_bases, cell.data["length"]
         seed = np.random.SeedSequence([self.settings.seed, length, cell.data["first"]]).generate_state(1)[0]
         prompts = np.stack([genome.codes(name, at - window, at) for name, at in places])
-        written = write_bases(
-            cast(Decoder, model), prompts, new_bases=new, temperature=self.settings.temperature, seed=int(seed)
-        )
+        written = write_bases(model, prompts, new_bases=new, seed=int(seed))
         return {
             "length": length,
-            "places": [f"{name}:{at + 1}-{at + new}" for name, at in places],
+            "contigs": [name for name, _ in places],
             "truth": [decode(genome.codes(name, at, at + new)) for name, at in places],
             "written": [decode(codes) for codes in written],
         }
@@ -148,9 +147,16 @@ class Completion(DnaEvaluator[CompletionSettings]):
             )
         return rows
 
+    def measured(self, results: list[ModelResult]) -> str:
+        contigs = {name for cell in results[0].cells.values() for name in cell["contigs"]}
+        count, new = results[0].rows[-1]["prompts"], self.settings.new_bases
+        fewer = f" (of {self.samples} asked for: there is no more room)" if count < self.samples else ""
+        without = len(self.heldout.items.contigs) - len(contigs)
+        left_out = f"; {without} contigs have no room or no turn" if without else ""
+        return f"completion: {count} continuations of {new} bases{fewer} in {self.contents()}{left_out}"
+
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """No figure: the table says it."""
-        return None
 
 
 def gc_trajectory(codes: np.ndarray, window: int = WINDOW) -> np.ndarray:
@@ -175,18 +181,10 @@ def chance(truth: np.ndarray) -> np.ndarray:
 
 
 def write_bases(
-    model: MarkovChain | Decoder, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int
+    model: Decoder, prompts: np.ndarray, *, new_bases: int, seed: int, temperature: float = 1.0
 ) -> np.ndarray:
-    """(B, new_bases) base codes after prompts (B, P), which begin with BOS.
-
-    Where a prompt is not a whole number of k-mers, its first bases are left out.
-
-    Raises:
-        ValueError: for a model that cannot continue a sequence, such as the uniform baseline.
-    """
-    check_writer(model)
-    if isinstance(model, MarkovChain):
-        return model.write_bases(prompts, new_bases=new_bases, temperature=temperature, seed=seed)
+    """(B, new_bases) base codes drawn after prompts (B, P), which begin with BOS. Where a prompt is not a whole number of
+    k-mers, its first bases are left out."""
     tokenizer = load_tokenizer(model.config.tokenizer)
     rows: list[Any] = []
     for prompt in prompts:
@@ -199,12 +197,6 @@ def write_bases(
         if bases.min() >= new_bases:
             break
     return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
-
-
-def check_writer(model: Any) -> None:
-    """Raises ValueError for a model that cannot continue a sequence."""
-    if not isinstance(model, MarkovChain | Decoder):
-        raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
 
 
 @lru_cache(maxsize=8)

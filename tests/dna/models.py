@@ -1,0 +1,46 @@
+"""Models of DNA for tests: small random decoders, and scorers whose costs are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from modalities.dna.baselines import BaselineConfig
+from modalities.dna.bases import decode
+from modalities.dna.model import DnaConfig, DnaDecoder
+from modalities.dna.scoring import Scores, WindowScorer
+from modalities.dna.tokenizers import load_tokenizer
+
+COSTS = (0.25, 2.0, 3.0, 0.5)  # nats of A, C, G, T
+SHAPE = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="alibi")
+
+
+def tiny(tokenizer: str = "bases", **options) -> DnaDecoder:
+    """A decoder far from uniform."""
+    torch.manual_seed(2)
+    vocabulary = load_tokenizer(tokenizer)
+    sizes = dict(vocab_size=vocabulary.vocab_size, num_targets=vocabulary.num_targets, tokenizer=tokenizer)
+    model = DnaDecoder(DnaConfig(**SHAPE | sizes | options)).eval()
+    with torch.no_grad():
+        model.embedding.weight *= 4
+    return model
+
+
+class Composed(WindowScorer):
+    """A base costs what its letter does, wherever it stands; by default two bits."""
+
+    def __init__(self, costs=(2 * math.log(2),) * 4, train_context=16) -> None:
+        super().__init__()
+        self.config = BaselineConfig("composed", train_context=train_context)
+        self.costs = np.array(costs)
+
+    def score(self, windows: np.ndarray) -> Scores:
+        known = torch.from_numpy(windows < 4)
+        nll = torch.from_numpy(self.costs[np.minimum(windows, 3)])
+        return Scores(nll.where(known, 0.0), known.long(), torch.full_like(nll, 0.25).where(known, 0.0))
+
+
+def letters(count: int, seed: int = 0) -> str:
+    return decode(np.random.default_rng(seed).choice(4, count, p=(0.4, 0.1, 0.2, 0.3)).astype(np.uint8))

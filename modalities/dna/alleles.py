@@ -157,7 +157,8 @@ def score_haplotypes(
     """Costs of the reference's window and of the alternative one, for each change. Equal windows, such as the reference's of
     all alleles at a site, are read once. options: of `score_windows`."""
     pairs = [tuple(codes.tobytes() for codes in haplotypes(genome, one)) for one in placed]
-    windows, costs = list(dict.fromkeys(window for pair in pairs for window in pair)), {}
+    windows = list(dict.fromkeys(window for pair in pairs for window in pair))
+    costs: dict[bytes, WindowCosts] = {}
     for length in sorted({len(window) for window in windows}):
         alike = [window for window in windows if len(window) == length]
         for part in slices(len(alike), max(1, batch_tokens // length)):

@@ -134,7 +134,7 @@ class Variants(FileEvaluator[VariantSettings]):
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         entries, strands = cell.data["entries"], strands_of(model, self.settings)
         placed = [one.placed for one in entries if one.placed]
-        options = {"strands": strands, "batch_tokens": self.settings.batch_tokens, "advance": self.advance}
+        options: dict[str, Any] = {"strands": strands, "batch_tokens": self.settings.batch_tokens, "advance": self.advance}
         costs = iter(score_haplotypes(model, self.genome(), placed, **options))
         rows = []
         for entry in entries:

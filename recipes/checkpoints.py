@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipes.config import ConfigError, Plan, has_deepspeed
+from recipes.config import ConfigError, Plan
 from zoo.files import file_digests, find_damage, remove_abandoned, sync, sync_tree, write_json, write_text
 from zoo.inputs import read_object
 
@@ -137,12 +137,11 @@ def data_only(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: where a file of the checkpoint `folder` holds anything else, or cannot be read.
     """
-    if has_deepspeed():
-        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-        from deepspeed.utils.tensor_fragment import fragment_address
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
 
-        torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
+    torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
     before = os.environ.get(WEIGHTS_ONLY)
     os.environ[WEIGHTS_ONLY] = "1"
     try:

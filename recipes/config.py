@@ -9,17 +9,11 @@ import copy
 import dataclasses
 import json
 import math
-import os
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from recipes.commands import ConfigError, replace_setting
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
@@ -29,11 +23,6 @@ from zoo.naming import nearest
 from zoo.registry import model_entry
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks
-
-
-def has_deepspeed() -> bool:
-    """Whether DeepSpeed is installed."""
-    return find_spec("deepspeed") is not None
 
 
 @dataclass
@@ -323,8 +312,7 @@ def resolve(
     if train.precision == "auto":
         train.precision = "bf16" if device == "cuda" else "fp32"
     if train.precision != "fp32" and train.zero_stage == 0 and "train.zero_stage" not in chosen_keys:
-        # Stage 1 shares the optimiser's float32 copies out. One rank without DeepSpeed stays at 0: plain torch.
-        train.zero_stage = int(world > 1 or has_deepspeed())
+        train.zero_stage = 1  # which shares the optimiser's float32 copies out
     if train.precision == "fp16" and train.zero_stage == 0:
         raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
     shared = train.sequence_parallel
@@ -348,7 +336,7 @@ def resolve(
     if recipe.optim.name == "muon":
         config["zero_optimization"]["reduce_scatter"] = False  # Muon needs whole matrices
     plan = Plan(recipe, merge(config, user_config), world)
-    if user_config and has_deepspeed():
+    if user_config:
         from recipes.deepspeed_json import check_with_deepspeed
 
         check_with_deepspeed(plan.deepspeed)
@@ -356,34 +344,18 @@ def resolve(
 
 
 def _settle_positions(recipe: Recipe) -> None:
-    """Turn functions and arrays among `position_options` into numbers: a recipe is stored as JSON."""
+    """Turn tensors and arrays among `position_options` into lists: a recipe is stored as JSON."""
+
+    def numbers(value: Any) -> Any:
+        if not hasattr(value, "tolist"):
+            raise ConfigError(
+                f"model.options.position_options: {value!r} is not JSON: expected numbers, lists or tensors"
+            )
+        return value.tolist()
+
     options = recipe.model.options
-    if "position_options" not in options:
-        return
-    try:
-        context = options.get("train_context", getattr(recipe.data, "context", None))
-        options["position_options"] = in_numbers(options["position_options"], context)
-        json.dumps(options["position_options"])
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"model.options.position_options: {error}") from error
-
-
-def in_numbers(options: Any, train_context: int | None) -> Any:
-    """Position options in what JSON has; a function `values` of distances becomes log-values at as many as the prior has."""
-    if isinstance(options, Mapping):
-        options = dict(options)
-        if callable(values := options.get("values")):
-            from zoo.priors.given import over_distances
-
-            length = options.get("length") or options.get("train_context") or train_context
-            options["values"] = over_distances(values, length)
-            options.pop("kind", None)  # of numbers, and these are logarithms
-        return {name: in_numbers(value, train_context) for name, value in options.items()}
-    if isinstance(options, list | tuple):
-        return [in_numbers(value, train_context) for value in options]
-    if isinstance(options, Tensor | np.ndarray | np.generic):
-        return options.tolist()
-    return str(options) if isinstance(options, Path) else options
+    if "position_options" in options:
+        options["position_options"] = json.loads(json.dumps(options["position_options"], default=numbers))
 
 
 def merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
@@ -394,21 +366,7 @@ def merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def needs_deepspeed(recipe: Recipe, user_config: Mapping[str, Any]) -> str | None:
-    """The first part of a recipe, a DeepSpeed file or the launcher's ranks that plain torch does not do; None for none."""
-    train, ranks = recipe.train, int(os.environ.get("WORLD_SIZE", 1))
-    parts = {
-        f"training by {ranks} ranks": ranks > 1,
-        "--deepspeed_config": bool(user_config),
-        f"train.zero_stage={train.zero_stage}": train.zero_stage != 0,
-        f"train.sequence_parallel={train.sequence_parallel}": train.sequence_parallel != 1,
-        "train.precision=fp16": train.precision == "fp16",
-    }
-    return next((name for name, is_needed in parts.items() if is_needed), None)
-
-
-def require_packages(recipe: Recipe, user_config: Mapping[str, Any]) -> None:
+def require_packages() -> None:
     """ImportError with the pip command for what training needs and is not installed, before anything starts."""
-    if needing := needs_deepspeed(recipe, user_config):
-        require("deepspeed", needing, "train")
+    require("deepspeed", "training", "train")
     require("matplotlib", "the loss curve", "figures")

@@ -1,8 +1,4 @@
-"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export.
-
-The loop in train.py uses `start` and `create_engine` and never DeepSpeed itself; where it is not installed, `PlainEngine`
-takes its place.
-"""
+"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export. train.py never uses DeepSpeed itself."""
 
 from __future__ import annotations
 
@@ -26,14 +22,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from recipes.checkpoints import COMPLETE, data_only, quarantine, seal
-from recipes.config import ConfigError, Plan, has_deepspeed
+from recipes.config import ConfigError, Plan
 from recipes.optim import WeightAverage, create_optimizer, lr_factor
 from zoo.files import file_digests, sync, sync_tree, write_json, write_text
 from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.sequence import SequenceGroup
-
-STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's name
 
 
 @dataclass(frozen=True)
@@ -85,8 +79,7 @@ def start(*, verbose: bool = False) -> Ranks:
     if not verbose:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
-    if has_deepspeed():
-        _start_deepspeed(cuda=cuda, verbose=verbose)
+    _start_deepspeed(cuda=cuda, verbose=verbose)
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -184,6 +177,8 @@ class Engine:
     """A model under DeepSpeed. Call it like the model; `backward` and `step` once per micro-batch, in this order."""
 
     def __init__(self, model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False):
+        import deepspeed
+
         self.plan, self.ranks, self.settings = plan, ranks, plan.recipe.train
         optim, steps = plan.recipe.optim, self.settings.steps
         model = model.to(ranks.device)
@@ -191,13 +186,7 @@ class Engine:
             model.sequence = sequence_group(ranks.shared)
         optimizer = create_optimizer(model, optim)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
-        self._prepare(model, optimizer, universal)
-        self.average = WeightAverage(self.model, self.settings.ema) if self.settings.ema else None
-
-    def _prepare(self, model: ZooModel, optimizer: torch.optim.Optimizer, universal: bool) -> None:
-        import deepspeed
-
-        config = dict(self.plan.deepspeed)
+        config = dict(plan.deepspeed)
         if universal:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
         self._decay = [group["weight_decay"] for group in optimizer.param_groups]
@@ -212,6 +201,7 @@ class Engine:
             # To allocate Adam's moments DeepSpeed took a step with zero gradients: undo its decay and its count.
             self._deepspeed.optimizer.refresh_fp32_params()
             self._deepspeed.optimizer.optimizer.state.clear()
+        self.average = WeightAverage(self.model, self.settings.ema) if self.settings.ema else None
 
     @property
     def model(self) -> ZooModel:
@@ -320,7 +310,9 @@ class Engine:
         if ranks.lead:
             shutil.rmtree(partial, ignore_errors=True)
         self.barrier()
-        self._write(partial, state)
+        self._deepspeed.save_checkpoint(
+            str(partial.parent), tag=partial.name, client_state={"priorzoo": state}, save_latest=False
+        )
         self.export(partial / "model")
         if self.average is not None and ranks.lead:
             self.average.save(partial)
@@ -354,10 +346,6 @@ class Engine:
         if self.average is not None:  # a universal checkpoint is a converted copy, without the average
             self.average.load(folder.with_name(folder.name.removesuffix(".universal")), steps=state["step"])
         return state
-
-    def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        client = {"priorzoo": state}
-        self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, client_state=client, save_latest=False)
 
     def _read(self, folder: Path) -> dict[str, Any]:
         with plain_path(folder.parent) as root:
@@ -439,100 +427,3 @@ class Engine:
             if self.ranks.lead:
                 masters[name] = whole.detach().cpu()
         return masters
-
-
-class PlainEngine(Engine):
-    """`Engine` of plain torch, for one rank at stage 0 in fp32 or bf16: the losses and weights of DeepSpeed's.
-
-    In float32 they are equal to the bit, but for Muon (`recipes.optim`). In bfloat16 it keeps float32 weights, as DeepSpeed
-    does, which rounds otherwise where it clips. Checkpoints have DeepSpeed's form at stage 0: either continues the other's.
-    """
-
-    def _prepare(self, model: ZooModel, optimizer: torch.optim.Optimizer, universal: bool) -> None:
-        self._model, self._optimizer, self._steps, self._micro = model, optimizer, 0, 0
-        # In bf16: (float32 copy, parameter that the model computes with).
-        self._copies: list[tuple[Tensor, torch.nn.Parameter]] = []
-        if self.settings.precision == "bf16":
-            model.bfloat16()
-            for group in optimizer.param_groups:
-                parameters = group["params"]
-                group["params"] = [p.detach().clone().float().requires_grad_() for p in parameters]
-                self._copies += zip(group["params"], parameters, strict=True)
-
-    @property
-    def model(self) -> ZooModel:
-        return self._model
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model(*args, **kwargs)
-
-    def train(self, mode: bool = True) -> None:
-        self._model.train(mode)
-
-    def backward(self, loss: Tensor) -> None:
-        (loss / (self.settings.accumulation or 1)).backward()
-
-    def step(self) -> float | None:
-        self._micro += 1
-        if self._micro % (self.settings.accumulation or 1):
-            return None
-        for copy, parameter in self._copies:
-            copy.grad = torch.zeros_like(copy) if parameter.grad is None else parameter.grad.float()
-        copies = {id(parameter): copy for copy, parameter in self._copies}
-        trained = [p for p in (copies.get(id(p), p) for p in self._model.parameters()) if p.grad is not None]
-        norms = [p.grad.norm() for p in trained if p.grad is not None]
-        norm = torch.stack(norms).pow(2).sum().pow(0.5)  # in DeepSpeed's order of operations
-        if self.settings.clip:
-            torch.nn.utils.clip_grads_with_norm_(trained, self.settings.clip, norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        with torch.no_grad():
-            for copy, parameter in self._copies:
-                parameter.copy_(copy)
-        self._model.zero_grad()
-        self._schedule.step()
-        self._steps += 1
-        if self.average is not None:
-            self.average.update(self._model)
-        return float(norm)
-
-    def _masters(self) -> dict[str, Tensor]:
-        copies = {id(parameter): copy.detach() for copy, parameter in self._copies}
-        return {name: copies[id(p)] for name, p in self._model.named_parameters() if id(p) in copies}
-
-    def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        optimizer: dict[str, Any] = self._optimizer.state_dict()
-        if self._copies:
-            copies = [group["params"] for group in self.param_groups]
-            scale = {"dynamic_loss_scale": False, "cur_scale": 1.0, "cur_iter": self._steps}
-            optimizer = {**scale, "optimizer_state_dict": optimizer, "fp32_groups": copies}
-        counts = {"global_steps": self._steps, "skipped_steps": 0, "dp_world_size": 1, "mp_world_size": 1}
-        states = {
-            "module": self._model.state_dict(),
-            "optimizer": optimizer,
-            "lr_scheduler": self._schedule.state_dict(),
-        }
-        folder.mkdir(parents=True)
-        torch.save({**states, **counts, "priorzoo": state}, folder / STATES)
-
-    def _read(self, folder: Path) -> dict[str, Any]:
-        stored = torch.load(folder / STATES, map_location=self.ranks.device, weights_only=True)
-        self._model.load_state_dict(stored["module"])
-        optimizer = stored["optimizer"]
-        with torch.no_grad():
-            for group, copies in zip(self.param_groups, optimizer.get("fp32_groups", ()), strict=False):
-                for ours, theirs in zip(group["params"], copies, strict=True):
-                    ours.copy_(theirs)
-        self._optimizer.load_state_dict(optimizer.get("optimizer_state_dict", optimizer))
-        self._schedule.load_state_dict(stored["lr_scheduler"])
-        self._steps = stored["global_steps"]
-        return stored["priorzoo"]
-
-
-def create_engine(model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False) -> Engine:
-    """DeepSpeed's engine where it is installed, else that of plain torch."""
-    return (Engine if has_deepspeed() else PlainEngine)(model, plan, ranks, universal=universal)

@@ -141,7 +141,7 @@ def time_steps(plan: Plan, ranks: backend.Ranks, steps: int, take_step: Callable
         batches, data = _batches(plan, ranks, modality)
         with Meter(ranks.device) as meter:
             model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
-            engine = backend.create_engine(model, plan, ranks)
+            engine = backend.Engine(model, plan, ranks)
             engine.train()
             for number in range(1, WARM_UP + 1):
                 take_step(engine, modality, batches, number)

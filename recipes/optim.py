@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recipes.config import ConfigError, Optim, has_deepspeed
+from recipes.config import ConfigError, Optim
 from zoo.inputs import read_tensors
 from zoo.model import ZooModel
 from zoo.naming import nearest
@@ -73,8 +73,6 @@ def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
     if optim.name == "muon":
         adam = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
         groups = [group if group["use_muon"] else adam | group for group in groups]
-        if not has_deepspeed():
-            return MuonAndAdamW(groups)
         from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
         return MuonWithAuxAdam(groups)
@@ -97,35 +95,6 @@ def lr_factor(step: int, optim: Optim, steps: int) -> float:
     if optim.schedule == "linear":
         return optim.floor + (1 - optim.floor) * (1 - t)
     return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * t))
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """torch's Muon for the groups that say `use_muon`, torch's AdamW for all others, with one state. For lack of DeepSpeed.
-
-    torch iterates in bfloat16 and DeepSpeed in half or single precision, so their steps differ by rounding; the state is
-    DeepSpeed's, and either continues the other.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        muon, adam = ([group for group in groups if group["use_muon"] is is_muon] for is_muon in (True, False))
-        self._parts: list[tuple[torch.optim.Optimizer, bool]] = [(torch.optim.Muon(muon), True)] if muon else []
-        self._parts += [(torch.optim.AdamW(adam, fused=True), False)] if adam else []
-        super().__init__(groups, {})
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for part, is_muon in self._parts:  # loading a state replaces both
-            part.state, part.param_groups = self.state, [g for g in self.param_groups if g["use_muon"] is is_muon]
-            part.step()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, or DeepSpeed's, whose groups lack torch's settings and whose steps are plain numbers."""
-        before = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, settings in zip(self.param_groups, before, strict=True):
-            group.update({key: value for key, value in settings.items() if key not in group})
-        for values in self.state.values():
-            if "step" in values:
-                values["step"] = torch.as_tensor(values["step"], dtype=torch.float32)
 
 
 class WeightAverage:

@@ -106,7 +106,7 @@ class Trainer:
         self.heldout = None
         if recipe.evaluate.every:
             self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **share)
-        self.engine = backend.create_engine(model, self.plan, ranks, universal=universal)
+        self.engine = backend.Engine(model, self.plan, ranks, universal=universal)
         if self.source:
             state = self.engine.load(self.source)
             self.steps_done, self.targets_seen, self.saved_step = state["step"], state["seen"], state["step"]
@@ -387,7 +387,7 @@ def train_command(
     if calibrate and world is not None:
         raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
     if calibrate or not dry_run:
-        require_packages(changed, user_config)
+        require_packages()
     options: dict[str, Any] = {"user_config": user_config, "overridden_keys": overridden_keys}
     try:
         if dry_run or calibrate:

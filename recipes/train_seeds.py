@@ -52,13 +52,13 @@ def train_seeds_command(
     except ValueError as error:
         raise CommandError(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2") from error
     imports = [word for name in import_ for word in ("--import", name)]
+    if not dry_run:
+        require_packages()
     runs: dict[Path, list[str]] = {}  # folder → what `recipes/train.py` is called with
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
         # The settings of seed 0 are the recipe's own.
         settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
-        changed, _ = apply_overrides(recipe_named(recipe), settings)  # what cannot run is said before anything does
-        if not dry_run:
-            require_packages(changed, {})
+        apply_overrides(recipe_named(recipe), settings)  # what cannot run is said before anything does
         folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
         runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
     print(f"{len(runs)} runs, folders in {out}", flush=True)

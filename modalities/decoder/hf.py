@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import asdict, replace
 from functools import wraps
@@ -62,7 +63,6 @@ class PriorzooConfig(PreTrainedConfig):
     decoder_class: ClassVar[type[Decoder]]
 
     architecture: dict[str, Any] | None = None
-    tie_word_embeddings: bool = False  # tying happens inside the decoder, which has one matrix then
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -72,6 +72,7 @@ class PriorzooConfig(PreTrainedConfig):
             if (other := kwargs.pop(theirs, value)) != value:
                 raise ValueError(f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: set that alone")
             setattr(self, theirs, value)
+        kwargs["tie_word_embeddings"] = self.architecture["tied"]  # inside the decoder, which has one matrix then
         name = type(self).__name__.removesuffix("Config")
         classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
         kwargs["auto_map"] = {auto: f"{REMOTE_CODE}.{name}{which}" for auto, which in classes.items()}
@@ -259,10 +260,31 @@ class PriorzooModel(PreTrainedModel):
         """Do nothing, as in `PriorzooConfig`."""
 
 
+class TiedHead(nn.Module):
+    """The embedding's matrix as the head of a model that has no other, for libraries that read a head's weight and bias."""
+
+    bias = None
+
+    def __init__(self, wrapped: PriorzooModel) -> None:
+        super().__init__()
+        self._wrapped = [wrapped]  # in a list, or it would be a part of this module
+
+    @property
+    def weight(self) -> Tensor:
+        return self._wrapped[0].model.embedding.weight
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.weight)
+
+
 class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     """A decoder that predicts the next token."""
 
     accepts_loss_kwargs = True  # Trainer then passes num_items_in_batch and leaves the division to the loss
+
+    def __init__(self, config: PriorzooConfig) -> None:
+        super().__init__(config)
+        self.lm_head = TiedHead(self)
 
     @classmethod
     def of(cls, model: Decoder) -> Self:
@@ -279,8 +301,17 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         wrapped.model = model
         return wrapped.train(model.training)
 
+    @property
+    def base_model(self) -> PriorzooModel:
+        """The same modules without the head, a model of transformers, as TRL's trainers call it."""
+        base = copy.copy(self)
+        base.__class__ = PriorzooModel  # type: ignore[assignment]
+        base.__dict__.pop("forward", None)  # another one, which trainers have put there, is that of the head
+        return base
+
     def get_output_embeddings(self) -> nn.Module | None:
-        return self.model.head
+        plain = type(self.model).forward_head is Decoder.forward_head  # DNA's may add to the logits
+        return self.lm_head if self.model.head is None and plain else self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.model.head = cast(nn.Linear, new_embeddings)

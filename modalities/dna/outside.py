@@ -88,7 +88,7 @@ def _load(name: str) -> tuple[nn.Module, bool]:
     import modalities.dna.hf  # noqa: F401  the Auto classes know the format then
 
     model, tokenizer = open_causal_lm(name), load_tokenizer(f"hf:{name}")
-    if isinstance(decoder := model.base_model, DnaDecoder):
+    if isinstance(decoder := getattr(model, "model", None), DnaDecoder):
         assert isinstance(tokenizer, OutsideTokenizer)
         if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
             raise ValueError(

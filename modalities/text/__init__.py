@@ -43,7 +43,7 @@ def _open_outside(name: str) -> tuple[nn.Module, bool]:
     from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 
     model = open_causal_lm(name)
-    if isinstance(decoder := model.base_model, CausalLM):
+    if isinstance(decoder := getattr(model, "model", None), CausalLM):
         decoder.config = replace(decoder.config, tokenizer=f"hf:{name}")
         return decoder, True
     return OutsideDecoder(model, name), True

@@ -124,8 +124,9 @@ def test_gradient_checkpointing_changes_no_gradient(tokens) -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_embeddings_are_resized_and_saved(tokens, tmp_path) -> None:
-    wrapped = hf.wrap(small(tied=False))
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_are_resized_and_saved(tied, tokens, tmp_path) -> None:
+    wrapped = hf.wrap(small(tied=tied))
     before = wrapped(tokens).logits
     wrapped.resize_token_embeddings(270)
     logits = wrapped(tokens).logits
@@ -219,6 +220,19 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
         ids = torch.randint(0, 256, (20,), generator=torch.Generator().manual_seed(n))
         return {"input_ids": ids, "labels": ids.masked_fill(torch.arange(20) < n, -100)}
+
+
+def test_the_base_model_is_one_of_transformers(tokens) -> None:
+    """TRL computes losses from its features and the head, in a forward of its own."""
+    wrapped = hf.wrap(small()).train()
+    expected = wrapped(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
+    wrapped.forward = lambda **inputs: wrapped.base_model(**inputs, use_cache=False).last_hidden_state
+    assert isinstance(wrapped.base_model, transformers.PreTrainedModel) and wrapped.base_model.training
+    features = wrapped(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    torch.testing.assert_close(wrapped.get_output_embeddings()(features), expected)
+    features.sum().backward()
+    assert wrapped.get_input_embeddings().weight.grad is not None and not wrapped.eval().base_model.training
+    assert {*map(id, wrapped.base_model.parameters())} == {*map(id, wrapped.parameters())}
 
 
 def trainer(folder: Path, rows: int = 16, steps: int = 1):

@@ -112,9 +112,8 @@ def test_methods_in_every_form(form: str, side: str, method: str) -> None:
 
 @pytest.mark.slow
 def test_options_of_models() -> None:
-    """What a method name does not say: DNA's head, SSMax on a line, grouped keys, the prior's gate, an untied head."""
-    gate = {"prior_gate": True, "temperature": 2.0}
-    options = dict(num_kv_heads=1, logit_options=gate, ssmax=True, scale_prior=False, tied=False)
+    """What a method name does not say: DNA's head, SSMax on a line, grouped keys, an untied head."""
+    options = dict(num_kv_heads=1, ssmax=True, scale_prior=False, tied=False)
     model = model_of("line", "ggd", modality="dna", **options)
     agree(exported(model, inputs("line")[0], shapes("line")), model, "line", 1e-5)
 

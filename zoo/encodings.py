@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from zoo.positions import Positions
 __all__ = ["Learned", "Learned2d", "NormalisedRotary2d", "Rotary", "Rotary2d", "Rotation", "Sinusoidal", "Sinusoidal2d"]
 
 # As transformers names them; "ntk" is "dynamic" with the factor given instead of read off the length.
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn")
 UNLIMITED = ("none", "linear", "ntk")  # those that need no training context, and those of grids
 
 
@@ -54,19 +53,12 @@ class Rotary(Rotation):
             "linear": ω/factor (arXiv 2306.15595).
             "ntk": theta·factor^(D/(D−2)) for theta.
             "dynamic": theta·(factor·T/L − factor + 1)^(D/(D−2)) for theta, T the tokens read so far and at least L.
-            "yarn" (arXiv 2309.00071): ω/factor for pairs slower than `slow`, ω for those faster than `fast`, a ramp between
-            them; q and k times 0.1·ln factor + 1.
-            "llama3": the same with its own `fast` and ramp; q and k as they are.
-            "longrope" (arXiv 2402.13753): ω/`long_factors` beyond L, ω/`short_factors` up to it; q and k times
-            √(1 + ln factor / ln L).
+            "yarn" (arXiv 2309.00071): ω/factor for pairs slower than `slow`, ω for those faster than `fast`, between them a
+            ramp over the pairs' numbers, as all released code has it; q and k times 0.1·ln factor + 1.
         factor: target length / training length, at least 1.
-        slow, fast: turns within L. None: 1 and 32 for yarn as published, 1 and 4 for llama3. At 128 tokens the fastest pair
-            makes 20 turns: use less.
-        ramp: of yarn between the two: "columns", linear in the pair's number between whole ones, as all released code has it,
-            or "turns", linear in the turns, as the paper prints it.
-        short_factors, long_factors: (D/2,) of longrope.
+        slow, fast: turns within L, as published. At 128 tokens the fastest pair makes 20 turns: use less.
 
-    With "dynamic" and "longrope" a row's logits depend on its length, and keys in a KV cache keep the angles they were read at.
+    With "dynamic" a row's logits depend on its length, and keys in a KV cache keep the angles they were read at.
     """
 
     def __init__(
@@ -77,11 +69,8 @@ class Rotary(Rotation):
         train_context: int | None = None,
         scaling: str | None = "none",
         factor: float = 1.0,
-        slow: float | None = None,
-        fast: float | None = None,
-        ramp: str = "columns",
-        short_factors: Sequence[float] | None = None,
-        long_factors: Sequence[float] | None = None,
+        slow: float = 1.0,
+        fast: float = 32.0,
     ) -> None:
         super().__init__()
         scaling = "none" if scaling is None else scaling
@@ -98,27 +87,15 @@ class Rotary(Rotation):
             raise ValueError(f"RoPE scaling 'none' does not take factor={factor}; known: {', '.join(SCALINGS)}")
         if scaling not in UNLIMITED and train_context is None:
             raise ValueError(f"RoPE scaling {scaling!r} needs train_context, the number of tokens seen in training")
-        if ramp not in ("columns", "turns"):
-            raise ValueError(f"unknown ramp {ramp!r} of YaRN; known: columns, turns")
-        self.slow = 1.0 if slow is None else slow
-        self.fast = (4.0 if scaling == "llama3" else 32.0) if fast is None else fast
-        for name, turns in (("slow", self.slow), ("fast", self.fast)):
-            check_number(name, turns, above=0)
-        if self.slow >= self.fast:
+        check_number("slow", slow, above=0)
+        check_number("fast", fast, above=0)
+        if slow >= fast:
             raise ValueError(f"slow and fast must be two increasing positive numbers of turns, got {slow} and {fast}")
-        self.factors = {"short_factors": short_factors, "long_factors": long_factors}
-        for name, given in self.factors.items():
-            found = None if given is None else len(given)
-            if found != (head_dim // 2 if scaling == "longrope" else None):
-                wanted = f"{head_dim // 2} numbers, one for each pair of columns" if scaling == "longrope" else "none"
-                raise ValueError(f"RoPE scaling {scaling!r}: {name} has {found or 'no'} numbers, expected {wanted}")
-            for number in given or ():
-                check_number(f"each of {name}", number, above=0)
         self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
-        self.scaling, self.factor, self.ramp = scaling, factor, ramp
+        self.scaling, self.factor, self.slow, self.fast = scaling, factor, slow, fast
 
     def frequencies(self, device: torch.device | str | None = None, *, length: int = 0) -> Tensor:
-        """(D/2,) float64, after scaling; `length`, in tokens, is read by "dynamic" and "longrope" alone."""
+        """(D/2,) float64, after scaling; `length`, in tokens, is read by "dynamic" alone."""
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
         grown = self.head_dim / max(self.head_dim - 2, 1)
         context, theta = self.train_context or 0, self.theta
@@ -129,41 +106,22 @@ class Rotary(Rotation):
         omega = theta**-pairs
         if self.scaling == "linear":
             return omega / self.factor
-        if self.scaling == "longrope":
-            factors = self.factors["long_factors" if length > context else "short_factors"]
-            return omega / torch.as_tensor(factors, dtype=torch.float64, device=device)
-        if self.scaling in ("yarn", "llama3"):
-            keep = self._kept(context * omega / (2 * math.pi))
-            return omega * keep + omega / self.factor * (1 - keep)
+        if self.scaling == "yarn":
+
+            def column(turns: float) -> float:
+                return self.head_dim * math.log(context / (2 * math.pi * turns)) / (2 * math.log(self.theta))
+
+            first, last = max(math.floor(column(self.fast)), 0), min(math.ceil(column(self.slow)), self.head_dim - 1)
+            steps = torch.arange(len(omega), dtype=omega.dtype, device=omega.device)
+            whole = 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)  # the share that is not divided
+            return omega * whole + omega / self.factor * (1 - whole)
         return omega
-
-    def _kept(self, turns: Tensor) -> Tensor:
-        """(D/2,) in [0, 1]: the share of each frequency that is not divided by the factor."""
-        if self.scaling == "llama3" or self.ramp == "turns":
-            return ((turns - self.slow) / (self.fast - self.slow)).clamp(0, 1)
-
-        def column(turned: float) -> float:
-            return (
-                self.head_dim
-                * math.log((self.train_context or 0) / (2 * math.pi * turned))
-                / (2 * math.log(self.theta))
-            )
-
-        first, last = max(math.floor(column(self.fast)), 0), min(math.ceil(column(self.slow)), self.head_dim - 1)
-        steps = torch.arange(len(turns), dtype=turns.dtype, device=turns.device)
-        return 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)
 
     def forward(self, x: Tensor, positions: Positions, *, length: int | None = None) -> Tensor:
         """x (B, H, T, D), rotated by the positions of its T tokens; length: tokens read so far, if those are not the last."""
         omega = self.frequencies(x.device, length=length or positions.offset + positions.length)
         turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * omega)
-        return turned if (lengthened := self.lengthened()) == 1 else turned * lengthened
-
-    def lengthened(self) -> float:
-        """What q and k are multiplied by."""
-        if self.scaling == "longrope" and self.factor > 1:
-            return math.sqrt(1 + math.log(self.factor) / math.log(self.train_context or 2))
-        return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
+        return turned * (0.1 * math.log(self.factor) + 1) if self.scaling == "yarn" else turned
 
 
 class Rotary2d(Rotation):

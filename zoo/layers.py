@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from zoo.attention.dispatch import prior_attention
 from zoo.decoding.cache import LayerCache
 from zoo.encodings import Rotation
 from zoo.layer_terms import LayerTerms
-from zoo.naming import Options, check_flags, check_number, check_options, check_whole, nearest
+from zoo.naming import Options, check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup
@@ -28,8 +27,6 @@ __all__ = [
     "Attention",
     "Block",
     "GeluMLP",
-    "LogitOptions",
-    "PriorGate",
     "SSMax",
     "SwiGLU",
     "init_linear",
@@ -127,34 +124,6 @@ class SSMax(nn.Module):
         return list(stacked(positions, causal=causal).unbind())
 
 
-@dataclass(frozen=True)
-class LogitOptions:
-    """How content and prior are put together: ⟨q_i, k_j⟩/(τ√d_c) + γ·g_i·K[i,j], then SSMax's scale if there is one.
-
-    Attributes:
-        temperature: τ, of the content alone.
-        prior_scale: γ.
-        scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
-        prior_gate: whether there is a gate g_i (`PriorGate`; GOAT's released code).
-    """
-
-    temperature: float = 1.0
-    prior_scale: float = 1.0
-    scale_prior: bool = True
-    prior_gate: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "prior_scale"):
-            check_number(f"{name} of the logits", getattr(self, name), above=0)
-        check_flags(scale_prior=self.scale_prior, prior_gate=self.prior_gate)
-
-    @staticmethod
-    def of(options: Options, *, scale_prior: bool = True) -> LogitOptions:
-        """From a model's configuration."""
-        check_options("logit_options", LogitOptions, options, fixed=["scale_prior"])
-        return LogitOptions(**options, scale_prior=scale_prior)
-
-
 class Attention(nn.Module):
     """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
 
@@ -167,7 +136,7 @@ class Attention(nn.Module):
         ssmax: row scale of the logits.
         window: keys a query sees, itself included; None for all.
         bias: whether the four projections have biases.
-        logits: how content and prior are put together.
+        scale_prior: whether `ssmax` scales the prior too (BAM) or the content alone.
 
     Raises:
         ValueError: if the sizes do not divide, the lanes leave no content columns, or `lanes` is neither.
@@ -186,13 +155,13 @@ class Attention(nn.Module):
         causal: bool = True,
         lanes: str = "inside",
         bias: bool = False,
-        logits: LogitOptions | None = None,
+        scale_prior: bool = True,
     ) -> None:
         super().__init__()
         if lanes not in LANES:
             raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_flags(causal=causal, bias=bias)
+        check_flags(causal=causal, bias=bias, scale_prior=scale_prior)
         for name, count in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
             check_whole(name, count, 1)
         if window is not None:
@@ -208,10 +177,7 @@ class Attention(nn.Module):
             )
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
         self.window, self.causal = window, causal
-        logits = logits or LogitOptions()
-        self.temperature, self.prior_scale = logits.temperature, logits.prior_scale
-        self.scale_prior = logits.scale_prior
-        self.prior_gate = PriorGate(num_heads) if logits.prior_gate else None
+        self.scale_prior = scale_prior
         self.query = nn.Linear(dim, num_heads * self.content_dim, bias=bias)
         self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
         self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
@@ -225,16 +191,14 @@ class Attention(nn.Module):
         segments: Tensor | None = None,
         cache: LayerCache | None = None,
         kernel: str | Kernel = "auto",
-        logit_scale: float = 1.0,
         last: int | None = None,
         sequence: SequenceGroup | None = None,
         made: LayerTerms | None = None,
     ) -> Tensor:
         """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C), without work for the others.
 
-        With a cache the T tokens follow those it holds; segments cover all. `logit_scale` multiplies every logit, the prior's
-        too. With a sequence group x and the result are this rank's part of the line, `positions` and `segments` of the whole
-        line. `made`: by `layer_terms`, for this call.
+        With a cache the T tokens follow those it holds; segments cover all. With a sequence group x and the result are this
+        rank's part of the line, `positions` and `segments` of the whole line. `made`: by `layer_terms`, for this call.
         """
         made = LayerTerms() if made is None else made
         k_pos = positions if sequence is None else sequence.part_of(positions)
@@ -242,10 +206,6 @@ class Attention(nn.Module):
         q = self.query(x_q).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-        # (1 or B, 1 or H, T) float32, by which the prior is multiplied; None for 1.
-        weight = None if self.prior_gate is None else self.prior_scale * self.prior_gate(q)
-        if weight is None and self.prior_scale != 1.0:
-            weight = q.new_full(q.shape[1:3], self.prior_scale, dtype=torch.float32)[None]
         if self.rotary is not None:
             line = {} if sequence is None else {"length": positions.length}
             q, k = self.rotary.both(q, q_pos, k, k_pos, **line)
@@ -254,19 +214,12 @@ class Attention(nn.Module):
             scale = self.ssmax(q_pos, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
-        if self.temperature != 1.0:
-            q = q / self.temperature
-        if weight is not None:
-            # The whole row times it, and the content divided by it.
-            q, scale = (q / weight[..., None]).to(q.dtype), weight if scale is None else scale * weight
-        if logit_scale != 1.0:
-            scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
         options: Options = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
         if cache is None and sequence is None:
             terms = self.prior(q_pos, positions, causal=self.causal, x=x) if made.terms is None else made.terms
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)
-        elif logit_scale != 1.0 or (sequence is not None and (cache is not None or last is not None)):
-            raise ValueError("caches and sequence groups serve logit_scale 1, and groups no cache and no `last`")
+        elif sequence is not None and (cache is not None or last is not None):
+            raise ValueError("sequence groups serve no cache and no `last`")
         elif sequence is not None:
             out = sequence.attend(self.prior, x, q, k, v, positions, causal=self.causal, terms=made.terms, **options)
         elif cache is not None:
@@ -283,23 +236,6 @@ def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object
     for attention in layers[1:]:
         del attention.prior
         attention.__dict__["prior"] = layers[0].prior
-
-
-class PriorGate(nn.Module):
-    """g = sigmoid(b_h − softplus(a_h)·‖q‖) of projected queries (B, H, T, d_c), at least 2^−20; (B, H, T) float32 or wider.
-
-    a and b are learned; g starts within 1e-4 of 1. A long query listens to the prior less.
-    """
-
-    def __init__(self, num_heads: int) -> None:
-        super().__init__()
-        self.slope = nn.Parameter(torch.full((num_heads,), -10.0))
-        self.bias = nn.Parameter(torch.full((num_heads,), 10.0))
-
-    def forward(self, q: Tensor) -> Tensor:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        slope, bias = F.softplus(self.slope.to(wide))[:, None], self.bias.to(wide)[:, None]
-        return torch.sigmoid(bias - slope * q.to(wide).norm(dim=-1)).clamp(min=2.0**-20)
 
 
 class Block(nn.Module):

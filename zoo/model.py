@@ -73,13 +73,12 @@ class ZooModel(nn.Module):
         }
 
     def prior_parameters(self) -> set[str]:
-        """Names of the parameters of priors, their gates, rotations, and SSMax's s: per head or frequency, no linear layers."""
+        """Names of the parameters of priors, rotations, and SSMax's s: per head or frequency, no linear layers."""
         layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
         return {
             name
             for name, _ in self.named_parameters()
-            if {"prior", "prior_gate", "rotary", "ssmax"} & set(name.split("."))
-            and name.rpartition(".")[0] not in layers
+            if {"prior", "rotary", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
         }
 
     def replaceable_parameters(self) -> set[str]:

@@ -44,14 +44,14 @@ RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from
 
 
 class LayerLogPrior(Prior):
-    """What a layer adds to the content's logits: γ·s_h·ln n·K, n the keys that a query sees; s·ln n is 1 without SSMax.
+    """What a layer adds to the content's logits: s_h·ln n·K, n the keys that a query sees; s·ln n is 1 without SSMax.
 
     SSMax's s is not bounded: where it is negative the prior is turned round, and its head looks where K is low.
     """
 
     def __init__(self, attention: Attention) -> None:
         super().__init__(attention.prior.num_heads)
-        self.prior, self.weight = attention.prior, attention.prior_scale
+        self.prior = attention.prior
         self.ssmax = attention.ssmax if attention.scale_prior else None
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
@@ -74,12 +74,10 @@ class LayerLogPrior(Prior):
 
 
 def _scale(prior: Prior, queries: Positions, *, causal: bool) -> Tensor:
-    """(1, 1 or H, 1 or T) float64 by which a layer multiplies K; 1 for a prior without a layer."""
-    if not isinstance(prior, LayerLogPrior):
+    """(1, 1 or H, 1 or T) float64 by which a layer multiplies K; 1 without SSMax."""
+    if not isinstance(prior, LayerLogPrior) or prior.ssmax is None:
         return torch.ones(1, 1, 1, dtype=torch.float64)
-    if prior.ssmax is None:
-        return torch.full((1, 1, 1), prior.weight, dtype=torch.float64)
-    return prior.weight * prior.ssmax(queries, causal=causal).double().cpu()
+    return prior.ssmax(queries, causal=causal).double().cpu()
 
 
 def layer_priors(model: nn.Module) -> list[LayerLogPrior]:

@@ -18,7 +18,7 @@ from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.decoding import Cache, KVCache
 from zoo.layer_terms import layer_terms
-from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
+from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
     Position,
     check_position,
@@ -61,7 +61,7 @@ class DecoderConfig:
         tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
         activation_checkpointing: recompute each block in the backward pass.
         lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
-        logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
+        logit_options: of version 0.5; it must be empty.
 
     Raises:
         ValueError: for a field of another type or outside its bounds, or more than `MOST_PARAMETERS`.
@@ -89,6 +89,10 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.logit_options:
+            raise ValueError(
+                f"logit_options={self.logit_options}: gates and temperatures of logits went with version 0.6"
+            )
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
         matrices = 4 * self.dim + 3 * self.hidden_dim  # of a layer, in columns
@@ -155,9 +159,9 @@ class Decoder(ZooModel):
         return execution_device(self.embedding)
 
     def _small_modules(self) -> list[nn.Module]:
-        """Priors, SSMax and gates of all layers, which other methods than their `forward` read too."""
+        """Priors and SSMax of all layers, which other methods than their `forward` read too."""
         attentions = [cast(Block, layer).attention for layer in self.layers]
-        parts = [part for a in attentions for part in (a.prior, a.ssmax, a.prior_gate)]
+        parts = [part for a in attentions for part in (a.prior, a.ssmax)]
         return [part for part in parts if part is not None]
 
     @property
@@ -323,7 +327,7 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         lanes=config.lanes,
         window=position.window,
         bias=config.style == "gpt2",
-        logits=LogitOptions.of(config.logit_options, scale_prior=config.scale_prior),
+        scale_prior=config.scale_prior,
     )
     norm, mlp = STYLES[config.style]
     return Block(config.dim, attention, mlp(config.dim, config.hidden_dim), norm=norm)

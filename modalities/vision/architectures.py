@@ -58,7 +58,7 @@ class VisionConfig:
         such sizes are an error.
     mean, std: what pixels in 0…1 are normalised with.  activation_checkpointing: recompute blocks in the backward pass.
     lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
-    logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
+    logit_options: of version 0.5; it must be empty.
     """
 
     img_size: int | tuple[int, int] = bounded(224, 1, 2**16)
@@ -90,6 +90,10 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.logit_options:
+            raise ValueError(
+                f"logit_options={self.logit_options}: gates and temperatures of logits went with version 0.6"
+            )
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))

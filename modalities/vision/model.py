@@ -24,7 +24,7 @@ from modalities.vision.images import BadImage, decode_image
 from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
 from zoo.layer_terms import LayerTerms, layer_terms
-from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
+from zoo.layers import Attention, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
 from zoo.offload import is_offloaded, loaded
@@ -44,7 +44,6 @@ class VisionBlock(nn.Module):
         ssmax = None
         if config.ssmax:
             ssmax = SSMax(config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start)
-        logits = LogitOptions.of(config.logit_options, scale_prior=config.scale_prior)
         prior, rotary = position.prior, position.rotary
         attention = Attention(
             dim,
@@ -54,7 +53,7 @@ class VisionBlock(nn.Module):
             ssmax=ssmax,
             lanes=config.lanes,
             causal=False,
-            logits=logits,
+            scale_prior=config.scale_prior,
         )
         mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
@@ -216,7 +215,7 @@ class VisionTransformer(ZooModel):
         layers = [cast(VisionBlock, layer) for layer in self.layers]
         attentions = [layer.attention for layer in layers]
         features: list[Tensor] = []
-        small = [part for one in attentions for part in (one.prior, one.ssmax, one.prior_gate) if part is not None]
+        small = [part for one in attentions for part in (one.prior, one.ssmax) if part is not None]
         with loaded(small) if is_offloaded(self.patch_embed) else nullcontext():
             terms = layer_terms(attentions, positions, x)
             for n, layer in enumerate(layers[: last % len(layers) + 1]):

@@ -50,7 +50,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ggd, 3 key heads of 12": {"position": "ggd", "num_kv_heads": 3, "num_heads": 12, "dim": 48, "ssmax": True},
     "forgetting attention": {"position": "cable", "position_options": {"gate": "logsigmoid", "weighted": False}},
     "cable in a sum, 1 key head": {"position": "ggd+cable", "num_kv_heads": 1, "ssmax": True},
-    "gate and temperatures": {"position": "ggd", "logit_options": {"prior_gate": True, "temperature": 1.5}},
     "recomputed, one prior": {"position": "goat", "activation_checkpointing": True, "share_prior": True, "ssmax": True},
     "a method per layer": {"position": ["local", "cable"]},
     "goat, rows of one document": {"position": "goat", "num_kv_heads": 2, "documents": False},

@@ -1,4 +1,4 @@
-"""What models may set of attention beside its prior: temperature, scale and gate of the prior, one prior for all layers."""
+"""What models may set of attention beside its prior: SSMax of the content alone, grouped heads, one prior for all layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from torch import Tensor
 from tests.pairs import pairs
 from tests.zoo.priors_table import WIDTH, inputs, make
 from zoo import Positions, create_model, load_model
-from zoo.layers import Attention, LogitOptions, SSMax
+from zoo.layers import Attention, SSMax
 
 HEADS, LENGTH = 3, 11
 
 
-def attention(
-    prior: str, *, ssmax: bool = False, groups: int = HEADS, scale_prior: bool = True, **options
-) -> Attention:
+def attention(prior: str, *, ssmax: bool, groups: int, scale_prior: bool) -> Attention:
     torch.manual_seed(3)
     return Attention(
         WIDTH,
@@ -28,7 +26,7 @@ def attention(
         prior=make(prior),
         ssmax=SSMax(HEADS, train_context=16) if ssmax else None,
         lanes="beside",
-        logits=LogitOptions.of(options, scale_prior=scale_prior),
+        scale_prior=scale_prior,
     ).double()
 
 
@@ -37,13 +35,8 @@ def by_definition(layer: Attention, x: Tensor) -> Tensor:
     line, width = Positions.line(LENGTH), WIDTH // HEADS
     q, k, v = (linear(x).unflatten(2, (-1, width)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))
     k, v = (heads.repeat_interleave(HEADS // heads.shape[1], dim=1) for heads in (k, v))
-    log_prior = layer.prior_scale * layer.prior.log_prior(line, line, causal=True, x=x)
-    if layer.prior_gate is not None:
-        gate = layer.prior_gate
-        norm = q.square().sum(-1).sqrt()
-        weight = 1 / (1 + (-(gate.bias[:, None] - (1 + gate.slope.exp()).log()[:, None] * norm)).exp())
-        log_prior = log_prior * weight[..., None]
-    content = q @ k.mT / (layer.temperature * math.sqrt(width))
+    log_prior = layer.prior.log_prior(line, line, causal=True, x=x)
+    content = q @ k.mT / math.sqrt(width)
     rows: float | Tensor = 1.0
     if layer.ssmax is not None:
         rows = layer.ssmax.s[:, None, None] * torch.arange(1, LENGTH + 1).double().log()[:, None]
@@ -52,36 +45,19 @@ def by_definition(layer: Attention, x: Tensor) -> Tensor:
     return layer.out((logits.masked_fill(hidden, -math.inf).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.5},
-    {"prior_scale": 3.0},
-    {"prior_gate": True},
-    {"temperature": 2.0, "prior_scale": 0.25, "prior_gate": True},
-]
-
-
 @pytest.mark.parametrize(
-    ("prior", "number", "ssmax", "scale_prior", "kernel", "groups"),
+    ("prior", "ssmax", "scale_prior", "kernel", "groups"),
     pairs(
         ["ggd", "goat", "cable", "fire"],
-        range(5),
         [True, False],
         [True, False],
         ["auto", "reference", "sdpa"],
         [HEADS, 1],
     ),
 )
-def test_attention_by_definition(
-    prior: str, number: int, ssmax: bool, scale_prior: bool, kernel: str, groups: int
-) -> None:
-    """Outputs and every gradient, with gates that open and close."""
-    layer = attention(prior, ssmax=ssmax, groups=groups, scale_prior=scale_prior, **OPTIONS[number])
-    x = inputs(LENGTH).requires_grad_()
-    if layer.prior_gate is not None:
-        with torch.no_grad():
-            layer.prior_gate.slope.copy_(torch.tensor([0.5, 1.0, -1.0]))
-            layer.prior_gate.bias.copy_(torch.tensor([1.0, 0.0, 0.5]))
+def test_attention_by_definition(prior: str, ssmax: bool, scale_prior: bool, kernel: str, groups: int) -> None:
+    """Outputs and every gradient."""
+    layer, x = attention(prior, ssmax=ssmax, groups=groups, scale_prior=scale_prior), inputs(LENGTH).requires_grad_()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     outputs = layer(x, Positions.line(LENGTH), kernel=kernel), by_definition(layer, x)
     torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-9)
@@ -90,14 +66,12 @@ def test_attention_by_definition(
     torch.testing.assert_close(*grads, atol=1e-8, rtol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("ggd_goat_ssmax", OPTIONS[1]), ("ggd_goat", OPTIONS[4]), ("alibi_ssmax", {}), ("cable", {})]
-)
+@pytest.mark.parametrize("name", ["ggd_goat_ssmax", "alibi_ssmax", "cable"])
 @torch.no_grad()
-def test_decoding_with_a_cache_equals_prefill(name: str, options: dict, tmp_path) -> None:
+def test_decoding_with_a_cache_equals_prefill(name: str, tmp_path) -> None:
     torch.manual_seed(0)
     shape = dict(num_layers=2, dim=64, num_heads=4, num_kv_heads=2, hidden_dim=32, train_context=40)
-    model = create_model(f"text_{name}_tiny", logit_options=options, lanes="beside", **shape).eval()
+    model = create_model(f"text_{name}_tiny", lanes="beside", **shape).eval()
     tokens, cache = torch.randint(256, (2, 33)), model.new_cache(40)
     full = model(tokens)
     decoded = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
@@ -118,8 +92,7 @@ def test_one_prior_for_all_layers(name: str) -> None:
 
 def test_bad_options() -> None:
     for options, message in [
-        ({"logit_options": {"temprature": 2.0}}, "did you mean 'temperature'"),
-        ({"logit_options": {"temperature": 0.0}}, "temperature of the logits must be a finite number above 0, got 0"),
+        ({"logit_options": {"temperature": 2.0}}, "went with version 0.6"),
         ({"lanes": "besides"}, r"lanes='besides': did you mean 'beside'"),
         ({"lanes": "inside", "dim": 32, "num_heads": 4}, r"takes 9 of 8 columns.*lanes='beside'"),
         ({"position": ["ggd", "goat"], "num_layers": 2, "share_prior": True}, "one position method for all layers"),

@@ -195,9 +195,6 @@ def test_ggd_starts_as_bam_does() -> None:
         prior = create_prior("ggd", num_heads=4, init=init)
         torch.testing.assert_close((prior.theta_alpha.data, prior.theta_beta.data), start)
         assert not prior.theta_mu.any()
-    numbers = create_prior("ggd", num_heads=4, init={"alpha": "slope", "beta": 0.5, "mu": -0.25})
-    torch.testing.assert_close(numbers.theta_alpha.data, slopes)
-    assert numbers.theta_beta.tolist() == [0.5] * 4 and numbers.theta_mu.tolist() == [-0.25] * 4
     torch.manual_seed(0)
     sampled = create_prior("ggd2d", num_heads=4000, init="sampled", form="separable")
     values = torch.stack([p.data for p in sampled.parameters() if p.requires_grad])
@@ -242,21 +239,6 @@ def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(gate: str, b
 def test_ssmax_starts_at_plain_attention_on_average() -> None:
     scale = SSMax(1, train_context=64)(Positions.line(64), causal=True)
     assert scale.mean().item() == pytest.approx(1.0, rel=1e-5)
-
-
-def test_a_prior_of_a_wanted_mean_lag() -> None:
-    """The prior over a long past has it; along the key and along the lag are the same slope (GOAT, app. F)."""
-    for learnable in [False, True]:
-        lags = [0.5, 3.0, 40.0]
-        prior = create_prior("alibi", num_heads=3, mean_lag=lags, learnable=learnable).double()
-        query, keys = Positions.line(1, offset=4999), Positions.line(5000)
-        row = prior.log_prior(query, keys, causal=True)[0, :, 0]
-        pi, distance = row.softmax(-1), 4999 - torch.arange(5000)
-        torch.testing.assert_close((pi * distance).sum(-1), torch.tensor(lags, dtype=torch.float64), rtol=1e-5, atol=0)
-        along_key = (prior.slopes()[:, None] * torch.arange(5000)).softmax(-1)
-        torch.testing.assert_close(along_key, pi)
-        one = create_prior("alibi", num_heads=3, mean_lag=7.0)
-        torch.testing.assert_close(one.slopes(), torch.full((3,), math.log(8 / 7), dtype=torch.float64))
 
 
 # --- precision ------------------------------------------------------------------------------------------------------
@@ -381,10 +363,6 @@ def test_bad_options_are_named() -> None:
         ("albi", {}, "did you mean 'alibi'"),
         ("ggd", {"initt": "alibi"}, "did you mean 'init'"),
         ("ggd", {"init": "linea"}, "did you mean 'linear'"),
-        ("ggd", {"init": {"alpha": "linear"}}, "alpha='linear'; expected a number, slope or sampled"),
-        ("ggd", {"init": {"theta": 1.0}}, "unknown parameter 'theta'"),
-        ("alibi", {"mean_lag": 0.0}, "mean_lag must be a finite number above 0, got 0.0"),
-        ("alibi", {"mean_lag": [1.0] * 9}, "or one for each of"),
         ("cable", {"d_model": 4, "gate": "softplu"}, "did you mean 'softplus'"),
         ("fire", {"train_context": 4, "length": 0.0}, "length of fire must be a finite number above 0, got 0"),
         ("goat", {}, "needs the option 'train_context'"),

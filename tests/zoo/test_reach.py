@@ -22,7 +22,7 @@ from zoo.priors import Prior
 
 ROWS = 64
 BLOCKS = dict.fromkeys(("forward_rows", "backward_rows", "short_rows", "least_keys"), ROWS)
-SKIPPING = ToeplitzKernel(**BLOCKS, least_rows=ROWS // 4, one_head=100 * ROWS, keep_keys=0, parts=2)
+SKIPPING = ToeplitzKernel(**BLOCKS, least_rows=ROWS // 4, one_head=100 * ROWS, keep_keys=0)
 WHOLE = replace(SKIPPING, skips=False)
 WIDTH = 16
 

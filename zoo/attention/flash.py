@@ -1,18 +1,17 @@
 """Lanes without a table on the GPU: flash attention on widened heads, from the flash-attn package or from torch.
 
-The package serves documents (its varlen call), windows and T ≠ S; torch's flash and cuDNN kernels serve calls without a mask.
-Never a T × S matrix: other calls are refused.
+The package serves documents of T = S (its varlen call), windows and T ≠ S; torch's flash and cuDNN
+kernels serve calls without a mask. Never a T × S matrix: other calls are refused.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -33,22 +32,15 @@ from zoo.positions import document_starts
 __all__ = ["FlashKernel", "find_package", "find_runs"]
 
 WIDEST = 256
-# From this version on causal masks and windows are aligned to the last query and key, as in `AttentionCall`.
-FIRST_VERSION = (2, 3)
+Runs: TypeAlias = tuple[Tensor, int]  # see `find_runs`
 
 
 def find_package() -> str | None:
     """Import flash-attn. Why it cannot be used; None if it can."""
     try:
-        package = importlib.import_module("flash_attn")
-    except ModuleNotFoundError as error:
-        return "the flash-attn package is not installed" if error.name == "flash_attn" else f"flash-attn fails: {error}"
-    except ImportError as error:  # built against another torch
+        importlib.import_module("flash_attn")
+    except ImportError as error:  # it is not there, or is built against another torch
         return f"the flash-attn package cannot be loaded ({error})"
-    version = str(getattr(package, "__version__", "of an unknown version"))
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < FIRST_VERSION:
-        return f"flash-attn {version} is too old, {'.'.join(map(str, FIRST_VERSION))} is needed"
     return None
 
 
@@ -68,7 +60,7 @@ class FlashKernel:
         self.dtypes, self.capability = dtypes, capability
         self._package = cache(package)
         # Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
-        self._last: tuple[weakref.ref[Tensor], int, int, Runs | None] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, Runs | None] | None = None
 
     def refuses(self, call: AttentionCall) -> str | None:
         if not call.on_cuda:
@@ -94,7 +86,9 @@ class FlashKernel:
             return None
         if torch.compiler.is_compiling():
             return "document lengths are data, which torch.compile cannot trace; use kernel='triton'"
-        if self.runs_of(call.segments, call.offset) is None:
+        if call.offset:
+            return "documents need as many queries as keys; use kernel='triton'"
+        if self.runs_of(call.segments) is None:
             return "a document id recurs after another one; kernel='triton' compares ids one by one"
         return None
 
@@ -114,13 +108,11 @@ class FlashKernel:
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         if call.segments is None:
             return package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)[..., :width]
-        runs = self.runs_of(call.segments, call.offset)
+        runs = self.runs_of(call.segments)
         assert runs is not None
+        bounds, longest = runs
         q, k, v = (heads.flatten(0, 1) for heads in (q, k, v))
-        if runs.kept is not None:
-            k, v = k[runs.kept], v[runs.kept]
-        cu = (runs.cu_queries, runs.cu_keys, runs.longest_query, runs.longest_key)
-        out = package.flash_attn_varlen_func(q, k, v, *cu, **_options(call))
+        out = package.flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest, **_options(call))
         return out.unflatten(0, (call.q.shape[0], call.num_queries)).transpose(1, 2)[..., :width]
 
     @traced_as_constant
@@ -128,15 +120,15 @@ class FlashKernel:
         """Why flash-attn cannot be used; None if it can."""
         return self._package()
 
-    def runs_of(self, segments: Tensor, offset: int) -> Runs | None:
+    def runs_of(self, segments: Tensor) -> Runs | None:
         """`find_runs`, kept for the next layer."""
         if segments.is_inference():  # inference tensors have no version counter
-            return find_runs(segments, offset)
+            return find_runs(segments)
         last = self._last
-        if last is not None and last[0]() is segments and last[1:3] == (segments._version, offset):
-            return last[3]
-        runs = find_runs(segments, offset)
-        self._last = (weakref.ref(segments), segments._version, offset, runs)
+        if last is not None and last[0]() is segments and last[1] == segments._version:
+            return last[2]
+        runs = find_runs(segments)
+        self._last = (weakref.ref(segments), segments._version, runs)
         return runs
 
 
@@ -150,40 +142,13 @@ def _options(call: AttentionCall) -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The documents of all rows concatenated, without those that have no query.
-
-    Attributes:
-        cu_queries, cu_keys: (documents + 1,) int32 cumulative lengths in queries and kept keys.
-        longest_query, longest_key: maximum lengths.
-        kept: (keys,) int64 indices of the keys used, of B·S; None for all.
-    """
-
-    cu_queries: Tensor
-    cu_keys: Tensor
-    longest_query: int
-    longest_key: int
-    kept: Tensor | None
-
-
-def find_runs(segments: Tensor, offset: int) -> Runs | None:
-    """The runs of equal ids along the rows of `segments` (B, S), whose queries begin at column `offset`.
-
-    None if an id recurs after another one: its tokens are not contiguous.
-    """
+def find_runs(segments: Tensor) -> Runs | None:
+    """Where the documents of all rows of `segments` (B, S), concatenated, begin, and where the last one ends, (documents + 1,)
+    int32; and the length of the longest. None if an id recurs after another one in its row."""
     ids, length = segments.cpu().long(), segments.shape[1]
     row, first = document_starts(ids).nonzero().unbind(1)
     named = torch.stack([row, ids[row, first]])
     if named.unique(dim=1).shape[1] != named.shape[1]:
         return None
-    last = torch.cat([first[1:], first.new_zeros(1)])
-    last = torch.where(last == 0, length, last)  # the last document of a row ends with the row
-    queries = last - first.clamp(min=offset)
-    used = queries > 0
-    queries, keys = queries[used], (last - first)[used]
-    kept = None
-    if not bool(used.all()):
-        kept = torch.repeat_interleave(used, last - first).nonzero().flatten().to(segments.device)
-    cu_queries, cu_keys = (F.pad(n.cumsum(0), (1, 0)).int().to(segments.device) for n in (queries, keys))
-    return Runs(cu_queries, cu_keys, int(queries.max()), int(keys.max()), kept)
+    bounds = F.pad(row * length + first, (0, 1), value=ids.numel())
+    return bounds.int().to(segments.device), int(bounds.diff().max())

@@ -40,7 +40,6 @@ from zoo.positions import document_starts
 __all__ = ["ToeplitzKernel"]
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,6 @@ class ToeplitzKernel:
         keep_keys: keys per head column up to which P is kept for the backward pass: there P, T × S, is at most twice as large
             as q, k, v and the output together.
         one_block: up to this many logits per head a batch of several documents is one masked block, not cut row by row.
-        parts: the fused backward pass gives each thread whole heads; the keys of a block that leaves keys out are cut into
-            this many parts of at least `part_keys`, since shorter products sum in an order in which lanes do not cancel.
         least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
         skips: whether they are left out.
     """
@@ -69,8 +66,6 @@ class ToeplitzKernel:
     one_head: int = 1 << 22
     keep_keys: int = 8
     one_block: int = 256 * 256
-    parts: int = 8
-    part_keys: int = 64
     least_keys: int = 4096
     skips: bool = True
 
@@ -396,9 +391,9 @@ class _ToeplitzAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, table, scale, job):
         bias = _Bias(job.call, table, scale)
         short = q.shape[2] > 1 and k.shape[2] <= job.sizes.keep_keys * k.shape[3]
-        out, saved = job.forward_short(bias, q, k, v) if short else job.forward(bias, q, k, v)
+        out, weights = job.forward_short(bias, q, k, v) if short else (job.forward(bias, q, k, v), [])
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, table, scale, out, *saved)
+            ctx.save_for_backward(q, k, v, table, scale, out, *weights)
             ctx.job = job
         return out
 
@@ -408,14 +403,9 @@ class _ToeplitzAttention(torch.autograd.Function):
             raise RuntimeError(
                 "kernel 'toeplitz' has no second derivative; use kernel='reference' with create_graph=True"
             )
-        q, k, v, table, scale, out, *saved = ctx.saved_tensors
-        job, to_prior = ctx.job, any(ctx.needs_input_grad[3:5])
-        bias = _Bias(job.call, table, scale)
-        if job.reach is not None and not to_prior and out.dtype == table.dtype:
-            return *job.backward_narrow(bias, q, k, v, out, saved[0], grad_out), None, None, None
-        weights = saved if job.reach is None else []
-        grads = job.backward(bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights)
-        return *grads, None
+        q, k, v, table, scale, out, *weights = ctx.saved_tensors
+        job, bias = ctx.job, _Bias(ctx.job.call, table, scale)
+        return *job.backward(bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights), None
 
 
 @dataclass(frozen=True)
@@ -426,13 +416,9 @@ class _Job:
     sizes: ToeplitzKernel
     reach: Reach | None
 
-    def forward(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Output, from the fused kernel, a block of queries at a time; of a call that leaves keys out also Σ exp of the logits
-        of each row, as a logarithm (B, H, T)."""
-        sizes, wide = self.sizes, bias.table.dtype
-        out = torch.empty_like(q)
-        lse = [] if self.reach is None else [torch.empty(q.shape[:3], dtype=wide)]
-        space = Workspace(wide)
+    def forward(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Output, from the fused kernel, a block of queries at a time."""
+        sizes, out, space = self.sizes, torch.empty_like(q), Workspace(bias.table.dtype)
         blocks = plan_blocks(self.call, sizes.forward_rows, sizes.one_block, self.reach)
         written = bias.scale is not None or any(block.mixed for block in blocks)
         for block in _pieces(blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40):
@@ -443,11 +429,8 @@ class _Job:
                 buffer = space.view(lead, *block.shape[1:])
             mask = bias.block(block, buffer)
             inputs = q[here, heads, rows].flip(2), k[here, heads, keys], v[here, heads, keys]
-            part, part_lse = _fused(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
-            out[here, heads, rows] = part.flip(2)
-            for line in lse:
-                line[here, heads, rows] = part_lse.flip(2)
-        return out, lse
+            out[here, heads, rows] = _fused(*inputs, 0.0, False, attn_mask=mask, scale=1.0)[0].flip(2)
+        return out
 
     def forward_short(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Output and the weights P of every block. Only for calls of few keys: see `keep_keys`."""
@@ -464,29 +447,6 @@ class _Job:
             out[here, heads, rows] = torch.bmm(p, vb.flatten(0, 1)).unflatten(0, block.shape[:2]).flip(2)
             weights.append(p)
         return out, weights
-
-    def backward_narrow(
-        self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v of a call that leaves keys out, from torch's fused kernel: no block of P is in memory."""
-        call, sizes = self.call, self.sizes
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for block in plan_blocks(call, sizes.forward_rows, sizes.one_block, self.reach):
-            parts = sizes.parts if block.last - block.first >= sizes.parts * sizes.part_keys else 1
-            if call.causal:  # keys after the last visible one are hidden by the table: they make the parts equal
-                last = block.last + (block.first - block.last) % parts
-                block = replace(block, last=min(last, call.num_keys))
-            parts = math.gcd(parts, block.last - block.first)
-            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
-            qb, gb, ob = (x[here, heads, rows].flip(2).expand(parts, -1, -1, -1) for x in (q, grad_out, out))
-            kb, vb = (x[here.start, heads, keys].unflatten(1, (parts, -1)).transpose(0, 1) for x in (k, v))
-            mask = bias.block(block)[0].unflatten(2, (parts, -1)).movedim(2, 0)
-            row_lse = lse[here, heads, rows].flip(2).expand(parts, -1, -1)
-            part_q, part_k, part_v = _fused_backward(gb, qb, kb, vb, ob, row_lse, 0.0, False, attn_mask=mask, scale=1.0)
-            grad_q[here, heads, rows] = part_q.sum(0, keepdim=True).flip(2)
-            for grad, part in ((grad_k, part_k), (grad_v, part_v)):
-                grad[here.start, heads, keys] += part.transpose(0, 1).flatten(1, 2)
-        return grad_q, grad_k, grad_v
 
     def backward(
         self,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_flags, check_number
+from zoo.naming import check_flags
 from zoo.positions import Positions
 from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, bf16_pieces, line_table, prior_dtype
 
@@ -76,8 +76,6 @@ class Alibi(Prior):
     Args:
         num_heads: H.
         learnable: train the slopes, m = softplus(raw_slope), (H,); else they are constants.
-        mean_lag: slopes ln(1 + 1/μ), at which the prior over an endless past has the mean distance μ: a number of tokens, or a
-            number for each head (GOAT, arXiv 2601.15380, th. 3: of all priors of that mean it has most entropy). None: ALiBi's.
     """
 
     is_relative = True
@@ -85,23 +83,11 @@ class Alibi(Prior):
     by_head = ("raw_slope",)
     raw_slope: nn.Parameter
     layers = 1  # that are stacked
+    fixed: list[float] | None = None  # slopes of some heads
 
-    def __init__(
-        self, num_heads: int, *, learnable: bool = False, mean_lag: float | Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, num_heads: int, *, learnable: bool = False) -> None:
         super().__init__(num_heads)
         check_flags(learnable=learnable)
-        lags = (
-            [mean_lag] * num_heads if isinstance(mean_lag, int | float) and not isinstance(mean_lag, bool) else mean_lag
-        )
-        if lags is not None:
-            if isinstance(lags, bool | str) or len(lags) != num_heads:
-                raise ValueError(
-                    f"mean_lag={mean_lag!r}: expected a distance above 0, or one for each of {num_heads} heads"
-                )
-            for lag in lags:
-                check_number("mean_lag", lag, above=0)
-        self.fixed = None if lags is None else [math.log1p(1 / lag) for lag in lags]
         if learnable:
             self.raw_slope = nn.Parameter(inverse_softplus(self._start(None)).float())
         self.learnable = learnable
@@ -166,5 +152,5 @@ class Alibi2d(IsotropicPrior, Alibi):
 
     Args:
         num_heads: H.
-        learnable, mean_lag: as in `Alibi`, along a line.
+        learnable: as in `Alibi`.
     """

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, patch_distance, prior_dtype, without_autocast
 from zoo.priors.tables import BlockedBias, whole_bias
-from zoo.slices import slices
 
 __all__ = ["Fire", "Fire2d"]
-
-HIDDEN_LIMIT = 1 << 22  # numbers of f_θ's hidden layer in memory at once
 
 
 class Fire(Prior):
@@ -69,20 +65,14 @@ class Fire(Prior):
         self.length = length.to(self.length.device)
         return self
 
-    def _bias(self, q_pos: Positions, k_pos: Positions, causal: bool, dtype: torch.dtype) -> FireBias:
-        device = self.scale.device
-        return FireBias(
-            self._curve(dtype),
-            q_pos.row_index(device),
-            k_pos.row_index(device),
-            q_pos.index(device),
-            causal,
-        )
+    def _bias(self, q_pos: Positions, k_pos: Positions, causal: bool, dtype: torch.dtype) -> BlockedBias:
+        device, grad = self.scale.device, any(p.requires_grad for p in self.parameters())
+        rows = q_pos.row_index(device), k_pos.row_index(device), q_pos.index(device)
+        return BlockedBias(self._curve(dtype), *rows, causal, range(self.num_heads), dtype, grad, self.hidden)
 
     def _curve(self, dtype: torch.dtype) -> _Curve:
         multiplier, scale = (p.to(dtype).abs() for p in (self.multiplier, self.scale))
-        inner, outer = _copied(self.mlp[0], dtype), _copied(self.mlp[2], dtype)
-        return _Curve(scale, self.length.to(dtype) * multiplier, inner, outer, self.hidden, self.num_heads)
+        return _Curve(scale, self.length.to(dtype) * multiplier, *(_copied(self.mlp[n], dtype) for n in (0, 2)))
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
@@ -107,97 +97,17 @@ class _Curve:
     threshold: Tensor
     inner: _Layer
     outer: _Layer
-    hidden: int
-    num_heads: int
 
     def __call__(self, distance: Tensor, extent: Tensor) -> Tensor:
         """(…, H), the two broadcast."""
         ratio = torch.log1p(self.scale * distance) / torch.log1p(self.scale * torch.maximum(extent, self.threshold))
         return _linear(self.outer, _linear(self.inner, ratio[..., None]).relu())
 
-    def of_heads(self, heads: slice | Tensor) -> _Curve:
-        count = len(range(self.num_heads)[heads]) if isinstance(heads, slice) else heads.shape[0]
-        outer = self.outer
-        outer = _Heads(outer, heads) if isinstance(outer, nn.Module) else (outer[0][heads], outer[1][heads])
-        return replace(self, outer=outer, num_heads=count)
-
-
-@dataclass(frozen=True)
-class FireBias(BlockedBias):
-    """FIRE's K, made a block of rows at a time, and f_θ's hidden layer some rows of a block at a time.
-
-    Attributes:
-        q_row, k_row: (T,), (S,) int64 rows of queries and keys.
-        extent: (1 or B, T) int64 position of each query in its document. Distances count along the row; the two differ only
-            across documents, which are masked.
-    """
-
-    curve: _Curve
-    q_row: Tensor
-    k_row: Tensor
-    extent: Tensor
-    causal: bool
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.extent.shape[0], self.curve.num_heads, self.q_row.shape[0], self.k_row.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.curve.scale.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.curve.scale.dtype
-
-    @property
-    def requires_grad(self) -> bool:
-        layers = (self.curve.inner, self.curve.outer)
-        numbers = (n for layer in layers for n in (layer.parameters() if isinstance(layer, nn.Module) else layer))
-        return any(t.requires_grad for t in (self.curve.scale, self.curve.threshold, *numbers))
-
-    def block(self, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
-        curve, keys = self.curve.of_heads(heads), self.k_row[:num_keys]
-        q_row, extent = self.q_row[rows], self.extent[:, rows]
-
-        def some(part: slice) -> Tensor:
-            distance = (q_row[part, None] - keys).to(self.dtype)
-            distance = distance.clamp(min=0) if self.causal else distance.abs()
-            return curve(distance, extent[:, part, None].to(self.dtype)).movedim(-1, 1)
-
-        if torch.compiler.is_exporting():  # the number of parts must not depend on a length
-            return some(slice(None))
-        size = max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * curve.hidden), 1)
-        parts = list(slices(q_row.shape[0], size))
-        if len(parts) == 1:
-            return some(parts[0])
-        if torch.is_grad_enabled() and self.requires_grad:
-            return torch.cat([checkpoint(some, part, use_reentrant=False) for part in parts], dim=2)
-        return torch.cat([some(part) for part in parts], dim=2)
-
-    def of_heads(self, heads: slice) -> FireBias:
-        return replace(self, curve=self.curve.of_heads(heads))
-
-    def padded(self, before: int, after: int) -> FireBias:
-        q_row, extent = (F.pad(x, (before, after)) for x in (self.q_row, self.extent))
-        return replace(self, q_row=q_row, k_row=F.pad(self.k_row, (0, after)), extent=extent)
-
 
 def _copied(layer: nn.Module, dtype: torch.dtype) -> _Layer:
     if type(layer) is nn.Linear:
         return layer.weight.to(dtype, copy=True), layer.bias.to(dtype, copy=True)
     return layer
-
-
-class _Heads(nn.Module):
-    """Some of the outputs of a layer that is not torch's own."""
-
-    def __init__(self, layer: nn.Module, heads: slice | Tensor) -> None:
-        super().__init__()
-        self.layer, self.heads = layer, heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[..., self.heads]
 
 
 def _linear(layer: _Layer, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,12 +23,12 @@ EPSILON = 1e-5
 # times that number.
 STEEP, LOWEST = 1e4, -1e30
 
-# How θα and θβ start, by the names of BAM's released code and paper: its "slope" is ALiBi's.
-INITS: dict[str, dict[str, float | str]] = {
-    "uniform": {"alpha": 0.0, "beta": 0.0},
-    "alibi": {"alpha": "slope", "beta": 1.0},
-    "linear": {"alpha": "slope", "beta": "linear"},
-    "sampled": {"alpha": "sampled", "beta": "sampled"},
+# θα and θβ of H heads at the start, as BAM's released code and paper have them.
+INITS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
+    "uniform": lambda heads: (torch.zeros(heads), torch.zeros(heads)),
+    "alibi": lambda heads: (alibi_slopes(heads).log().float(), torch.ones(heads)),
+    "linear": lambda heads: (alibi_slopes(heads).log().float(), torch.linspace(0, 1, heads)),
+    "sampled": lambda heads: (torch.randn(heads), torch.randn(heads)),
 }
 
 
@@ -100,9 +100,7 @@ class Ggd(TablePrior):
     Args:
         num_heads: H.
         init: "uniform" (θα = θβ = 0, the paper's best), "alibi" (θα = ln of the ALiBi slopes, θβ = 1), "linear" (θβ from 0 to 1
-            over the heads, slopes as ALiBi's) or "sampled" (both standard normal); or how each starts, such as
-            {"alpha": "slope", "beta": 0.5}: a number, "sampled", for alpha "slope", for beta "linear". Those not named, and mu,
-            start at 0.
+            over the heads, slopes as ALiBi's) or "sampled" (both standard normal). θμ starts at 0.
         train_alpha, train_beta, train_mu: whether each is trained; the others stay as they start.
     """
 
@@ -112,17 +110,19 @@ class Ggd(TablePrior):
         self,
         num_heads: int,
         *,
-        init: str | Mapping[str, float | str] = "uniform",
+        init: str = "uniform",
         train_alpha: bool = True,
         train_beta: bool = True,
         train_mu: bool = False,
     ) -> None:
         super().__init__(num_heads)
         check_flags(train_alpha=train_alpha, train_beta=train_beta, train_mu=train_mu)
-        start = _starts(init)
-        self.theta_alpha = nn.Parameter(_start("alpha", start, num_heads), requires_grad=train_alpha)
-        self.theta_beta = nn.Parameter(_start("beta", start, num_heads), requires_grad=train_beta)
-        self.theta_mu = nn.Parameter(_start("mu", start, num_heads), requires_grad=train_mu)
+        if not isinstance(init, str) or init not in INITS:
+            raise ValueError(f"unknown init {init!r} of a ggd prior; {nearest(str(init), INITS)}")
+        alpha, beta = INITS[init](num_heads)
+        self.theta_alpha = nn.Parameter(alpha, requires_grad=train_alpha)
+        self.theta_beta = nn.Parameter(beta, requires_grad=train_beta)
+        self.theta_mu = nn.Parameter(torch.zeros(num_heads), requires_grad=train_mu)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         dtype = torch.promote_types(distance.dtype, torch.float32)
@@ -167,7 +167,7 @@ class Ggd2d(GridPrior):
         num_heads: int,
         *,
         form: str = "isotropic",
-        init: str | Mapping[str, float | str] = "uniform",
+        init: str = "uniform",
         train_alpha: bool = True,
         train_beta: bool = True,
         train_mu: bool = False,
@@ -194,32 +194,3 @@ class Ggd2d(GridPrior):
     ) -> PriorTerms:
         axes = ("r",) if self.form == "isotropic" else ("y", "x")
         return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of(self.axes(), axes))
-
-
-def _starts(init: str | Mapping[str, float | str]) -> Mapping[str, float | str]:
-    """How alpha, beta and mu start, by name. Raises ValueError for what `Ggd` does not know."""
-    if isinstance(init, str):
-        if init not in INITS:
-            raise ValueError(f"unknown init {init!r} of a ggd prior; {nearest(init, INITS)}")
-        return INITS[init]
-    if not isinstance(init, Mapping):
-        raise ValueError(
-            f"init of a ggd prior: {nearest('', INITS)}, or a number each for alpha, beta and mu, got {init!r}"
-        )
-    for name in init:
-        if name not in ("alpha", "beta", "mu"):
-            raise ValueError(f"unknown parameter {name!r} in the init of a ggd prior; expected alpha, beta or mu")
-    return init
-
-
-def _start(name: str, start: Mapping[str, float | str], num_heads: int) -> Tensor:
-    """(H,) float32."""
-    value = start.get(name, 0.0)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return torch.full((num_heads,), float(value))
-    named = {"alpha": ("slope", "sampled"), "beta": ("linear", "sampled"), "mu": ("sampled",)}[name]
-    if value not in named:
-        raise ValueError(f"init of a ggd prior: {name}={value!r}; expected a number, {' or '.join(named)}")
-    if value == "sampled":
-        return torch.randn(num_heads)
-    return alibi_slopes(num_heads).log().float() if value == "slope" else torch.linspace(0, 1, num_heads)

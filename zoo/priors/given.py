@@ -119,13 +119,13 @@ class Matrix(Prior):
             raise ValueError("a matrix prior needs its numbers: position_options={'values': …} of (T, S) or (H, T, S)")
         if shape is None:
             numbers = _by_head(values, num_heads, ("T", "S"))
-            queries, keys, rank = *numbers.shape[1:], None
+            (queries, keys), rank = numbers.shape[1:], None
         else:
             if len(shape) != 3:
                 raise ValueError(f"shape of a matrix prior must be (T, S, rank), rank None if dense, got {shape!r}")
             for name, count in zip(("T", "S", "rank"), shape if shape[2] is not None else shape[:2], strict=False):
                 check_whole(f"{name} in shape of a matrix prior", count, 1)
-            queries, keys, rank = (None if count is None else int(count) for count in shape)
+            queries, keys, rank = int(shape[0] or 0), int(shape[1] or 0), shape[2]
             numbers = torch.zeros(num_heads, queries, keys)
         self.shape, self.causal = (queries, keys, rank), causal
         if rank is None:

@@ -14,8 +14,10 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from zoo.positions import Positions
+from zoo.slices import slices
 
 __all__ = [
     "Bias",
@@ -31,6 +33,8 @@ __all__ = [
     "padded_bias",
     "whole_bias",
 ]
+
+HIDDEN_LIMIT = 1 << 22  # numbers of a curve's hidden layer in memory at once
 
 
 class ParametricTable:
@@ -357,43 +361,76 @@ def _grid_displacements(
     return dy, dx
 
 
+@dataclass(frozen=True)
 class BlockedBias:
     """K of shape (1 or B, H, T, S) that is neither lanes nor a table, made a block of rows at a time: no (H, T, S) matrix.
 
-    It holds copies of parameters: those that a sharded optimiser gathers for the prior's `forward` are gone when attention asks
-    for a block.
+    Attributes:
+        curve: (…, H) of |i − j|, 0 for later keys where `causal`, and of `extent`, the two broadcast. It holds copies of
+            parameters: those that a sharded optimiser gathers for the prior's `forward` are gone when a block is made.
+        q_row, k_row: (T,), (S,) int64 rows of queries and keys.
+        extent: (1 or B, T) int64 position of each query in its document.
+        heads: those of the curve that K has.
+        dtype, requires_grad: of K.
+        hidden: numbers that the curve holds for each pair of positions; some rows of a block are made at a time.
+        added: (1 or B, 1 or H, T, S), a matrix that is added.
     """
+
+    curve: Callable[[Tensor, Tensor], Tensor]
+    q_row: Tensor
+    k_row: Tensor
+    extent: Tensor
+    causal: bool
+    heads: range
+    dtype: torch.dtype
+    requires_grad: bool
+    hidden: int
+    added: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        raise NotImplementedError
+        batch = max(self.extent.shape[0], 1 if self.added is None else self.added.shape[0])
+        return batch, len(self.heads), self.q_row.shape[0], self.k_row.shape[0]
 
     @property
     def device(self) -> torch.device:
-        raise NotImplementedError
-
-    @property
-    def dtype(self) -> torch.dtype:
-        raise NotImplementedError
-
-    @property
-    def requires_grad(self) -> bool:
-        raise NotImplementedError
+        return self.extent.device
 
     def block(self, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
         """(1 or B, h, t, num_keys): K of some heads, a slice or their indices, for some queries and the first keys."""
-        raise NotImplementedError
+        keys, q_row, extent = self.k_row[:num_keys], self.q_row[rows], self.extent[:, rows]
+
+        def some(part: slice) -> Tensor:
+            distance = (q_row[part, None] - keys).to(self.dtype)
+            distance = distance.clamp(min=0) if self.causal else distance.abs()
+            return self.curve(distance, extent[:, part, None].to(self.dtype)).movedim(-1, 1)
+
+        parts = [slice(None)]
+        if not torch.compiler.is_exporting():  # the number of parts must not depend on a length
+            parts = list(slices(q_row.shape[0], max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * self.hidden), 1)))
+        remade = len(parts) > 1 and self.requires_grad and torch.is_grad_enabled()
+        blocks = [checkpoint(some, part, use_reentrant=False) if remade else some(part) for part in parts]
+        block = (blocks[0] if len(parts) == 1 else torch.cat(blocks, dim=2))[:, self.heads.start : self.heads.stop][
+            :, heads
+        ]
+        return block if self.added is None else block + bias_block(self.added, heads, rows, num_keys)
 
     def of_heads(self, heads: slice) -> BlockedBias:
         """The same of some heads."""
-        raise NotImplementedError
+        added = self.added if self.added is None or self.added.shape[1] == 1 else self.added[:, heads]
+        return replace(self, heads=self.heads[heads], added=added)
 
     def padded(self, before: int, after: int) -> BlockedBias:
         """With queries in front, and keys and as many queries at the end, at which K is any finite number."""
-        raise NotImplementedError
+        q_row, extent = (F.pad(x, (before, after)) for x in (self.q_row, self.extent))
+        added = None if self.added is None else F.pad(self.added, (0, after, before, after))
+        return replace(self, q_row=q_row, k_row=F.pad(self.k_row, (0, after)), extent=extent, added=added)
 
     def __add__(self, other: Bias) -> BlockedBias:
-        return _Sum((self, other))
+        if not isinstance(other, Tensor):
+            raise ValueError("only one part of a composed prior may be made by blocks")
+        grad = self.requires_grad or other.requires_grad
+        return replace(self, added=other if self.added is None else self.added + other, requires_grad=grad)
 
     __radd__ = __add__
 
@@ -426,37 +463,3 @@ def padded_bias(bias: Bias, before: int, after: int) -> Bias:
     if isinstance(bias, BlockedBias):
         return bias.padded(before, after)
     return F.pad(bias, (0, after, before, after))
-
-
-@dataclass(frozen=True)
-class _Sum(BlockedBias):
-    """A sum of log-priors, one of them at least made by blocks."""
-
-    parts: tuple[Bias, ...]
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        batch, heads, queries, keys = torch.broadcast_shapes(*(tuple(part.shape) for part in self.parts))
-        return batch, heads, queries, keys
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0].device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.parts[0].dtype, self.parts[1].dtype)
-
-    @property
-    def requires_grad(self) -> bool:
-        return any(part.requires_grad for part in self.parts)
-
-    def block(self, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
-        first, *rest = (bias_block(part, heads, rows, num_keys) for part in self.parts)
-        return sum(rest, first)
-
-    def of_heads(self, heads: slice) -> BlockedBias:
-        return _Sum(tuple(bias_of_heads(part, heads) for part in self.parts))
-
-    def padded(self, before: int, after: int) -> BlockedBias:
-        return _Sum(tuple(padded_bias(part, before, after) for part in self.parts))

@@ -13,7 +13,7 @@ Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
     id_field=id          the field that names the document; rows without it are named file:row
     split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by hash
     split=heldout        or "train": of every document, instead of the split by hash
-    errors=strict        or "replace": what to do with invalid UTF-8 in .txt and .jsonl
+    errors=strict        or "replace": what to do with invalid Unicode in .txt and .jsonl
     data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
     data_dir, revision   hf only: handed to load_dataset
 
@@ -26,6 +26,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 
 _HUB_OPTIONS = ("data_files", "data_dir", "revision")
 _OPTIONS = ("field", "id_field", "split_field", "split", "errors", *_HUB_OPTIONS)
 _SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 LONGEST_TEXT = 1 << 30  # bytes of a .txt
 LONGEST_ROW = 1 << 28  # bytes of a row of JSONL
 
@@ -276,7 +278,7 @@ def _jsonl_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, Any]
             if len(line) > LONGEST_ROW:
                 raise ValueError(f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; use a .txt")
             if line.strip():
-                yield number, parse_json(_decode(line, where, options), where)
+                yield number, parse_json(_decode(line, where, options).removeprefix("\ufeff"), where)
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -300,6 +302,11 @@ def _row_document(row: Any, default_id: str, where: str, options: dict[str, str]
     text = _field(row, field, where)
     if not isinstance(text, str | None):
         raise ValueError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
+    if half := _SURROGATES.search(text or ""):
+        if options.get("errors") != "replace":
+            place = f"U+{ord(half[0]):04X}, half of a surrogate pair, at character {half.start()}"
+            raise ValueError(f"{where}: field {field!r} has {place}; '?errors=replace' puts U+FFFD there")
+        text = _SURROGATES.sub("\ufffd", text or "")
     split = options.get("split")
     if "split_field" in options:
         split = _field(row, options["split_field"], where)

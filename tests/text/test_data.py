@@ -72,7 +72,7 @@ def test_text_files_gz_parquet_and_globs(tmp_path):
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "a.txt").write_bytes("\ufefffirst é".encode())
     with gzip.open(tmp_path / "c.jsonl.gz", "wt", encoding="utf-8") as stream:
-        stream.write('{"text": "third", "id": 7}\n\n{"text": "fourth"}\n')
+        stream.write('\ufeff{"text": "third", "id": 7}\n\n{"text": "fourth"}\n')
     assert [(d.id, d.text) for d in open_source(f"{tmp_path}/*")][2:] == [("7", "third"), ("c.jsonl.gz:3", "fourth")]
     assert [d.text for d in open_source(f"{tmp_path}/?.txt")] == ["first é", "second"]  # "?" of a glob, not options
     arrow = pytest.importorskip("pyarrow")
@@ -90,6 +90,11 @@ BAD = [
     ("d.jsonl", b'{"text": 3}\n', r"row 1\b.*'text'.*\bint\b"),
     ("e.jsonl", b'["text"]\n', r"e\.jsonl, row 1\b"),
     ("f.jsonl", b'{"text": "ok"}\n{"text": \n', r"f\.jsonl, row 2\b.*JSON"),
+    (
+        "g.jsonl",
+        b'{"text": "ok"}\n{"text": "a \\ud83d b"}\n',
+        r"g\.jsonl, row 2\b.*U\+D83D.*character 2;.*errors=replace",
+    ),
 ]
 
 
@@ -98,8 +103,9 @@ def test_what_cannot_be_read_names_file_and_row(name, content, message, tmp_path
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(open_source(f"{tmp_path}/{name}"))
-    if name == "a.txt":
-        assert [d.text for d in open_source(f"{tmp_path}/{name}?errors=replace")] == ["good \ufffd bad"]
+    if name in ("a.txt", "g.jsonl"):
+        text = "good \ufffd bad" if name == "a.txt" else "a \ufffd b"
+        assert [d.text for d in open_source(f"{tmp_path}/{name}?errors=replace")][-1] == text
 
 
 def test_a_source_can_bring_its_own_split(tmp_path):

@@ -17,7 +17,7 @@ from modalities.paired import t_quantile
 from modalities.results import ModelResult
 from modalities.vision import VisionConfig, VisionTransformer, evaluation
 from modalities.vision.data import HeldoutImages
-from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings, auc, class_scores
+from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.transforms import preprocess
 
@@ -121,25 +121,10 @@ def test_scores_are_the_direct_computation(images):
         with torch.no_grad():
             logits = model(torch.stack(pixels))
         row = measured[size]
-        assert (row["images"], row["skipped"], row["device"]) == (37, 0, "cpu") and row["images_per_second"] > 0
+        assert (row["images"], row["skipped"]) == (37, 0)
         assert row["top1"] == pytest.approx(float((logits.argmax(-1) == labels).float().mean()))
         assert row["top5"] == pytest.approx(float((logits.topk(5).indices == labels[:, None]).any(1).float().mean()))
         assert row["nll"] == pytest.approx(float(F.cross_entropy(logits, labels)), abs=1e-5)
-
-
-def test_scores_beside_top1_by_hand():
-    labels, said = np.array([0, 0, 0, 0, 2, 2]), np.array([0, 0, 0, 1, 0, 2])
-    scores = class_scores(labels, said, np.array([0.9, 0.9, 0.6, 0.6, 1.0, 1.0]), 4)
-    assert scores["balanced_accuracy"] == (0.75 + 0.5) / 2
-    # Of 0.9 both are right, of 0.6 one in two, of 1.0 one in two; 0.6 = 9/15 and 0.9 fall into bins of their own.
-    assert scores["ece"] == pytest.approx((2 * 0.1 + 2 * 0.1 + 2 * 0.5) / 6)
-    rng = np.random.default_rng(0)
-    labels, ties = rng.integers(3, size=41), rng.integers(4, size=(41, 3)) / 4
-    pairs = [
-        np.mean([(a > b) + (a == b) / 2 for a in ties[labels == k, k] for b in ties[labels != k, k]]) for k in range(3)
-    ]
-    assert auc(ties, labels) == pytest.approx(np.mean(pairs)) == auc(3 * ties - 7, labels)
-    assert math.isnan(auc(np.ones((3, 2)), np.zeros(3, int)))
 
 
 def test_errors_and_paired_differences_are_over_groups(images):
@@ -195,10 +180,8 @@ def test_what_cannot_be_measured_is_known_before(images):
         ({"sizes": (16, 20)}, "size 20 .* 16 and 24"),
         ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* 16 and 32"),
         ({"sizes": (16, 72)}, "size 72 .* 'greys' .* 64"),
-        ({"aspect": (9, 1), "fit": "crop"}, "size 16 .* no stored picture reaches .* aspect 9:1"),
         ({"aspect": (0, 1)}, "width:height"),
         ({"mode": "natve"}, "did you mean 'native'"),
-        ({"mode": "upsampled", "enlarged": True}, "--mode upsampled"),
     ):
         with pytest.raises(ValueError, match=message):
             resolution(**settings).cells(Reader())
@@ -244,7 +227,7 @@ def test_a_larger_size_stands_beside_its_controls(images):
     assert apart["multi_scale"][0] < -0.5 < apart["multi_scale"][1] < 0
     for name, cell in cells.items():
         if name.startswith("16x16"):  # one image less: other images than at 32, so no control
-            one_less = {column: cell[column][1:] for column in ("labels", "said", "confidence", "groups", "logits")}
+            one_less = {column: cell[column][1:] for column in ("labels", "said", "groups", "logits")}
             cells[name] = cell | one_less
     assert not {"gain", "multi_scale_gain"} & evaluator.rows(cells)[1].keys()
     images(count=64, groups=8)  # each of all eight classes, so all alike
@@ -252,23 +235,13 @@ def test_a_larger_size_stands_beside_its_controls(images):
     assert grouped["groups"] == 8 and all(math.isnan(row["low"]) for row in grouped["controls"])
 
 
-def test_a_shift_of_the_decision_is_told_from_a_loss_of_the_ranking(images):
-    """At larger sizes one class's logit is shifted, or no number, which is wrong whatever the others say."""
-
-    class Shifted(Reader):
-        shift = 6.0
-
+def test_logits_that_are_no_numbers_are_wrong(images):
+    class Infinite(Reader):
         def forward(self, images):
-            true = images.mean((1, 2, 3)) * CLASSES - 0.5
-            logits = -((true[:, None] - torch.arange(CLASSES)) ** 2)
-            logits[:, 0] += self.shift if images.shape[-1] > 16 else 0
+            logits = super().forward(images)
+            logits[:, 0] = -math.inf if images.shape[-1] > 16 else logits[:, 0]
             return logits
 
     images(count=64)
-    model = Shifted()
-    small, large = rows(model, sizes=(16, 32)).values()
-    assert small["top1"] == small["balanced_accuracy"] == small["auc"] == 1.0
-    assert large["top1"] == 0.75 and 0.9 < large["auc"] < 1 and large["ece"] > 0.2
-    model.shift = -math.inf
-    large = rows(model, sizes=(16, 32))[32]
-    assert large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0
+    small, large = rows(Infinite(), sizes=(16, 32)).values()
+    assert small["top1"] == 1.0 and large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0

@@ -7,7 +7,6 @@ N of them are a fair sample whatever order they are stored in.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,21 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modalities.cost import Meter, device_name
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, check_choice, clustered_error, option
 from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import Row
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
-from modalities.vision.transforms import FITS, MODES, Shape
+from modalities.vision.transforms import Shape
 from zoo.slices import slices
 
 __all__ = ["Resolution", "ResolutionSettings"]
 
 CHUNK = 128  # images in a cell
-BINS = 15  # of confidence, of one width
 MOST_SCORED = 64  # classes of which a cell keeps every logit
+MODES = ("native", "resized")
 ENLARGED, REFERENCE = "enlarged ", "reference "  # what a cell's name starts with that is no point of the curve
 GAINS = {"reduced": "gain", "multi_scale": "multi_scale_gain", "enlarged": "enlarged_gain"}  # column by control
 
@@ -42,66 +40,47 @@ GAINS = {"reduced": "gain", "multi_scale": "multi_scale_gain", "enlarged": "enla
 class ResolutionSettings(SizeSettings):
     """`samples` counts images, the first of a fixed random order (default: all).
 
-    Attributes:
-        mode: "native" reduces stored images to the size, so that a larger one has real detail; images too small for one of
-            the sizes are left out of all, and counted. "resized" takes every image and enlarges those, as papers do.
-            "upsampled" reduces them to the training size first, then enlarges: the control without new detail.
-        fit: how an image gets the aspect: "extend" repeats its edge pixels, "crop" cuts the centre. Default: "extend" with
-            `aspect`, else "crop", as in training.
-        enlarged: read every image also as "upsampled" would: the control without new detail.
+    mode: "native" reduces stored images to the size, so that a larger one has real detail; images too small for one of the
+        sizes are left out of all, and counted. "resized" takes every image and enlarges those, as papers do.
+    enlarged: also read every image reduced to the training size and enlarged: the control without new detail.
+    At another aspect than that of training images repeat their edge pixels, else their centre is cut out, as in training.
     """
 
-    mode: str = option("native", "native, resized (enlarges too small images), or upsampled from the training size")
-    fit: str | None = option(None, "crop (default), or extend to the aspect (default with --aspect)")
+    mode: str = option("native", "native, or resized (enlarges too small images)")
     enlarged: bool = option(False, "also reduced to the training size and enlarged: the control without new detail")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("mode", self.mode, MODES)
-        check_choice("fit", self.fit, FITS)
-        if self.enlarged and self.mode == "upsampled":
-            raise ValueError("--enlarged is what --mode upsampled measures: expected --mode native or resized with it")
-
-    @property
-    def fitting(self) -> str:
-        return self.fit or ("crop" if self.aspect is None else "extend")
 
 
 class Resolution(SizeEvaluator[ResolutionSettings]):
     """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
 
     The training size is always measured; at another aspect than in training it is the ratio's denominator alone. With five
-    classes or fewer there is no top-5. Up to MOST_SCORED classes there are `auc` and the mean of sizes. `chance_top1` is the
-    share of the most frequent class.
+    classes or fewer there is no top-5. `chance_top1` is the share of the most frequent class.
 
     A larger size has controls, each with a column of what reading large gains over it (GAINS): `reduced_top1`, the best top-1
-    among the smaller sizes measured; `multi_scale_top1`, of the mean of the probabilities at every size up to it; with
-    `enlarged`, `enlarged_top1`, of images reduced to the training size and enlarged again. A control needs the same images.
-    EVAL.controls.csv has top-1 less each of them. Its 95% intervals, `top1_standard_error` and paired differences are over the
-    groups that the source names, such as fonts (over images where it names none, or one).
-
-    images_per_second is the median over cells of images per wall time of the forward pass alone; peak_memory_mib is its
-    memory beyond weights and input, at `batch` images in a pass. The first batch of every size is run once before anything is
-    timed. A cell measured before keeps the cost of then, on the `device` it names.
+    among the smaller sizes measured; `multi_scale_top1`, of the mean of the probabilities at every size up to it (up to
+    MOST_SCORED classes); with `enlarged`, `enlarged_top1`. A control needs the same images. EVAL.controls.csv has top-1 less
+    each of them. Its 95% intervals, `top1_standard_error` and paired differences are over the groups that the source names,
+    such as fonts (over images where it names none, or one).
     """
 
     name = "resolution"
     version = 4
-    readable = (2, 3)  # before balanced accuracy, calibration and recalls; before groups, by images alone
+    readable = (2, 3)
     paired_over = "groups of images"
     summary = "top-1 and top-5 of held-out images against their size, without fine-tuning"
     scores = (
         Score("top1", "top-1 accuracy", linear=True),
         Score("top5", drawn=False),
         Score("ratio", "top-1 / top-1 at the training size", linear=True, drawn=False),
-        *(Score(name, drawn=False) for name in ("balanced_accuracy", "auc", "ece")),
         *(Score(f"{control}_top1", drawn=False) for control in GAINS),
         Score("chance_top1", tabled=False, drawn=False),
         Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
         Score("multi_scale_gain", "top-1 − top-1 of the mean of sizes", linear=True, tabled=False),
         Score("enlarged_gain", "top-1 − top-1 of the enlarged", linear=True, tabled=False),
-        Score("images_per_second", drawn=False),
-        Score("peak_memory_mib", drawn=False),
         Score("skipped", exception=True),
     )
     unit = "images"
@@ -109,8 +88,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
 
     def __init__(self, settings: ResolutionSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
-        self._warm: set[tuple[int, Shape]] = set()  # shapes that each model, by its id, has read
-        self.fitting, self.enlarges = self.settings.fitting, self.settings.mode != "native"
+        self.fitting = "crop" if self.settings.aspect is None else "extend"
+        self.enlarges = self.settings.mode != "native"
 
     def identity(self, model: VisionTransformer) -> dict[str, object]:
         settings = self.settings
@@ -157,37 +136,28 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         patch, classes = model.config.patch_size, model.config.num_classes
         tokens = model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
         batch = min(self.settings.batch_size(tokens), CHUNK)
-        meter = Meter(next(model.parameters()).device)
         skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
         ranks = (1, 5) if classes > 5 else (1,)
         sums: dict[str, float] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in ranks}
-        columns = ("labels", "said", "confidence", "groups", *(("logits",) if classes <= MOST_SCORED else ()))
+        columns = ("labels", "said", "groups", *(("logits",) if classes <= MOST_SCORED else ()))
         answers: dict[str, list[Any]] = {name: [] for name in columns}
         for images, labels, groups in self._batches(model, cell, batch, skipped):
-            if (id(model), shape) not in self._warm:  # the first pass at a size selects kernels and allocates memory
-                self._warm.add((id(model), shape))
-                model(images)
-            with meter:
-                logits = model(images)
-            logits = logits.float().cpu()
+            logits = model(images).float().cpu()
             self.advance(len(labels))
             sums["images"] += len(labels)
             sums["nll_sum"] += float(F.cross_entropy(logits, labels, reduction="sum"))
-            finite = logits.isfinite().all(1)  # with a NaN or infinite logit the answer is −1, of confidence 0
+            finite = logits.isfinite().all(1)  # with a NaN or infinite logit the answer is −1
             for k in ranks:
                 best = logits.topk(min(k, logits.shape[1]), dim=1).indices
                 sums[f"top{k}"] += int(((best == labels[:, None]).any(1) & finite).sum())
-            confidence, predicted = logits.double().softmax(1).max(1)
             answers["labels"] += labels.tolist()
-            answers["said"] += predicted.where(finite, -1).tolist()
-            answers["confidence"] += np.round(confidence.where(finite, 0.0).numpy(), 6).tolist()
+            answers["said"] += logits.argmax(1).where(finite, -1).tolist()
             answers["groups"] += groups
             if "logits" in answers:
                 answers["logits"] += np.round(logits.double().numpy(), 4).tolist()
         facts = {"size": min(shape), "height": height, "width": width}
-        facts |= {"trained": shape == tuple(model.config.train_size), "skipped": dict(skipped), "batch": batch}
-        cost = {"device": device_name(meter.device), "seconds": meter.seconds, "peak_bytes": meter.peak_bytes}
-        return facts | sums | answers | cost
+        facts |= {"trained": shape == tuple(model.config.train_size), "skipped": dict(skipped)}
+        return facts | sums | answers
 
     def _batches(
         self, model: VisionTransformer, cell: Cell, batch: int, skipped: Counter[str]
@@ -287,53 +257,7 @@ def _row(cells: list[CellValue]) -> Row:
     row["top1_standard_error"] = by_image if len(set(units)) == len(units) else clustered_error(_right(cells), units)
     if "top5" in cells[0]:
         row["top5"] = sum(cell["top5"] for cell in cells) / count
-    row |= {"nll": sum(cell["nll_sum"] for cell in cells) / count, "ratio": math.nan}
-    labels, predicted, confidence = (_column(cells, name) for name in ("labels", "said", "confidence"))
-    if all("logits" in cell for cell in cells):
-        logits = torch.from_numpy(_column(cells, "logits"))
-        row |= class_scores(labels, predicted, confidence, logits.shape[1])
-        row["auc"] = auc(logits.softmax(1).numpy(), labels)
-    else:
-        row |= class_scores(labels, predicted, confidence, int(max(labels.max(), predicted.max()) + 1))
-    row["images_per_second"] = statistics.median(cell["images"] / cell["seconds"] for cell in cells if cell["images"])
-    if all(cell["peak_bytes"] is not None for cell in cells):
-        row["peak_memory_mib"] = max(cell["peak_bytes"] for cell in cells) / 2**20
-    devices = dict.fromkeys(cell["device"] for cell in cells)
-    return row | {"batch": max(cell["batch"] for cell in cells), "device": " and ".join(devices)}
-
-
-def class_scores(labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray, classes: int) -> dict[str, object]:
-    """Balanced accuracy and calibration error of N answers `predicted` (N,) with their probabilities (N,).
-
-    balanced_accuracy: the mean over classes, of those that occur, of recall: the share of a class that is called so.
-    ece: Σ_b n_b/N · |share right − mean confidence| over BINS bins of confidence (Guo et al., arXiv 1706.04599).
-    """
-    there = np.bincount(labels, minlength=classes)
-    right = np.bincount(labels[predicted == labels], minlength=classes)
-    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = np.bincount(bins, weights=(predicted == labels).astype(float) - confidence, minlength=BINS)
-    return {
-        "balanced_accuracy": float((right[there > 0] / there[there > 0]).mean()),
-        "ece": float(np.abs(gaps).sum() / len(confidence)),
-    }
-
-
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the ROC curve: the mean over classes of P(score of one of the class > score of another), ties one half.
-
-    Each class that occurs and is not all weighs the same, in scores (N, C); NaN where there is none, or a score is NaN.
-    """
-    if np.isnan(scores).any():
-        return math.nan
-    areas = []
-    for label in range(scores.shape[1]):
-        inside = labels == label
-        many, rest = int(inside.sum()), int((~inside).sum())
-        if many and rest:
-            _, place, count = np.unique(scores[:, label], return_inverse=True, return_counts=True)
-            ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # equal scores share their mean rank
-            areas.append((ranks[inside].sum() - many * (many + 1) / 2) / (many * rest))
-    return float(np.mean(areas)) if areas else math.nan
+    return row | {"nll": sum(cell["nll_sum"] for cell in cells) / count, "ratio": math.nan}
 
 
 def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:

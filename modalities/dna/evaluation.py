@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import numpy as np
 from typing_extensions import TypeVar
 
 from modalities.dna.baselines import MarkovChain
@@ -19,7 +18,7 @@ from modalities.dna.genome import Genome, open_genome
 from modalities.dna.scoring import STRANDS
 from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.splits import GenomeSplit
-from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
+from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.evaluation import (
     Axis,
     CellValue,
@@ -48,7 +47,6 @@ __all__ = [
     "RegionSettings",
     "StrandSettings",
     "fingerprint_of_rows",
-    "step_of",
     "strands_of",
     "table",
     "whole_kmers",
@@ -267,12 +265,6 @@ def fingerprint_of_rows(rows: Sequence[BedRow]) -> str:
     return fingerprint_of(
         f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}{turned[row.strand]}\n".encode() for row in rows
     )
-
-
-def step_of(tokenizer: DnaTokenizer) -> int:
-    """K for k-mers, 1 for single bases and for BPE: windows are multiples of it."""
-    widths = np.unique(tokenizer.widths[: tokenizer.num_targets])
-    return int(widths[0]) if len(widths) == 1 else 1
 
 
 def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:

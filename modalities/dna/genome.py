@@ -1,22 +1,25 @@
 """Genomes: contigs with random access to their bases.
 
-A file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a slice of it. Small
-genomes stay in memory. Larger ones are stored under the cache folder, keyed by paths, link targets, sizes and times, and
-memory-mapped: all workers and processes read the same pages. A store is complete or absent, and verified by its digests when
-it is opened.
+A file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a slice of it, which is
+memory-mapped: all workers read the same pages. That of small files is temporary. Larger ones are stored under the cache
+folder, keyed by paths, link targets, sizes and times. A store is complete or absent, and verified by its digests when it is
+opened.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ from zoo.naming import did_you_mean
 __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
 _FORMAT = 3  # raise when the store or the reading of files changes
-_IN_MEMORY = 32 * 2**20  # bases, whatever the size of the files that they are compressed in
+_SMALL = 8 * 2**20  # bytes of files whose store is temporary
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
 _PIECE = 1 << 24  # bases in which unknown ones are looked for at once
 
@@ -60,9 +63,9 @@ class Genome:
     files: absolute paths. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "".
     """
 
-    def __init__(self, table: Table, files: tuple[str, ...], store: Path | np.ndarray) -> None:
+    def __init__(self, table: Table, files: tuple[str, ...], store: Path) -> None:
         self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
-        self._from, self._store = store, _mapped(store)
+        self._path, self._store = store, np.asarray(np.memmap(store, np.uint8, mode="r"))
         starts = np.cumsum([0, *(length for _, length, _ in table["contigs"])])
         unknown = _unknown_runs(self._store, starts)
         first = np.searchsorted(unknown[:, 0], starts)  # run of each contig
@@ -79,7 +82,7 @@ class Genome:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._store = _mapped(self._from)
+        self._store = np.asarray(np.memmap(self._path, np.uint8, mode="r"))
 
     def __getitem__(self, name: str) -> Contig:
         """ValueError for an unknown name; it names the nearest."""
@@ -146,31 +149,31 @@ class RunCounter:
 def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
     """The genome of a source; opened again, it costs nothing.
 
-    cache_dir: folder of its store; None: in memory where it has 2²⁵ bases or fewer, else <data folder>/cache.
+    cache_dir: folder of its store; None: a temporary one for files of 8 MiB or fewer, else <data folder>/cache.
 
     Raises:
         ValueError: with file, line and reason for malformed files, or more contigs than fit.
         OSError: where the store cannot be written.
     """
     stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
-    folder = str(Path(data_folder() / "cache" if cache_dir is None else cache_dir).absolute())
-    small = sum(size for _, (_, size, _) in stats) <= _IN_MEMORY
-    if (
-        cache_dir is None and small and not _folder(stats, folder).is_dir()
-    ):  # what is large, or stored, is not read in vain
-        with contextlib.suppress(_Large):
-            return _open(stats, None)
-    return _open(stats, folder)
+    if cache_dir is None:
+        small = sum(size for _, (_, size, _) in stats) <= _SMALL
+        cache_dir = _temporary() if small else data_folder() / "cache"
+    return _open(stats, str(Path(cache_dir).absolute()))
+
+
+@cache
+def _temporary() -> str:
+    """A folder that this process removes when it ends."""
+    folder = tempfile.mkdtemp(prefix="priorzoo-genomes-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 # ------------------------------------------------------------------------------------------------ the store
 
 _Version = tuple[str, int, int]  # of a file: its path with links resolved; its size; its time
 _Files = tuple[tuple[str, _Version], ...]  # absolute paths
-
-
-class _Large(Exception):
-    """A genome has more bases than memory is to hold."""
 
 
 def _version(path: Path) -> _Version:
@@ -188,17 +191,7 @@ def _folder(stats: _Files, cache_dir: str) -> Path:
 
 
 @lru_cache(maxsize=4)
-def _open(stats: _Files, cache_dir: str | None) -> Genome:
-    files = tuple(path for path, _ in stats)
-    if cache_dir is None:
-        memory = bytearray()
-
-        def append(piece: bytes) -> None:
-            memory.extend(piece)
-            if len(memory) > _IN_MEMORY:
-                raise _Large
-
-        return Genome(_parse(stats, append), files, np.frombuffer(memory, np.uint8))
+def _open(stats: _Files, cache_dir: str) -> Genome:
     folder = _folder(stats, cache_dir)
     table = _stored(folder)
     if table is None:
@@ -206,14 +199,7 @@ def _open(stats: _Files, cache_dir: str | None) -> Genome:
         for old in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
             if old != folder:  # of these files as they were
                 shutil.rmtree(old, ignore_errors=True)
-    return Genome(table, files, folder / "bases.u8")
-
-
-def _mapped(store: Path | np.ndarray) -> np.ndarray:
-    array = np.asarray(np.memmap(store, np.uint8, mode="r")) if isinstance(store, Path) else store
-    if array.flags.writeable:
-        array.flags.writeable = False
-    return array
+    return Genome(table, tuple(path for path, _ in stats), folder / "bases.u8")
 
 
 def _stored(folder: Path) -> Table | None:
@@ -245,55 +231,34 @@ def _write_store(folder: Path, stats: _Files) -> Table:
 
 def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
     """The table of all contigs of all files; their bases go to `write`."""
-    contigs = _Contigs(write)
+    rows: list[list[Any]] = []  # "contigs" of the table
+    places: dict[str, str] = {}  # where each contig starts
+    digest, converted = hashlib.blake2b(digest_size=8), Counter[str]()
     for number, (name, version) in enumerate(stats):
-        path, count = Path(name), len(contigs.rows)
+        path, count = Path(name), len(rows)
         for piece in read_codes(path):
             if isinstance(piece, Start):
-                contigs.start(piece.name, f"{path}, {piece.place}", number)
-            else:
-                contigs.add(piece)
-        contigs.check_last()
-        if len(contigs.rows) == count:
+                place = f"{path}, {piece.place}"
+                if piece.name in places:
+                    raise ValueError(f"{place}: a second contig {piece.name!r}; the first is in {places[piece.name]}")
+                if len(rows) == _MOST_CONTIGS:
+                    raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
+                places[piece.name] = place
+                rows.append([piece.name, 0, number])
+                continue
+            for code, what in ((AMBIGUITY, "IUPAC codes read as N"), (URACIL, "U as T")):
+                converted[what] += piece.count(code) + piece.count(code | SOFT)
+            codes = piece.translate(NORMAL)
+            rows[-1][1] += len(codes)
+            digest.update(codes)
+            write(codes)
+        if len(rows) == count:
             raise ValueError(f"{path}: no sequence in it")
         if _version(path) != version:
             raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
-    counts = ((contigs.ambiguous, "IUPAC codes read as N"), (contigs.uracil, "U as T"))
-    report = ", ".join(f"{count:,} {what}" for count, what in counts if count)
-    contigs.digest.update(json.dumps([row[:2] for row in contigs.rows]).encode())
-    return {"contigs": contigs.rows, "fingerprint": contigs.digest.hexdigest(), "report": report}
-
-
-class _Contigs:
-    """The table of contigs, filled piece by piece."""
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self.write = write
-        self.rows: list[list[Any]] = []  # as in `Table`
-        self.places: dict[str, str] = {}  # where each contig starts
-        self.digest = hashlib.blake2b(digest_size=8)
-        self.ambiguous = self.uracil = 0
-
-    def start(self, name: str, place: str, file: int) -> None:
-        self.check_last()
-        if name in self.places:
-            raise ValueError(f"{place}: a second contig {name!r}; the first is in {self.places[name]}")
-        if len(self.rows) == _MOST_CONTIGS:
-            raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
-        self.places[name] = place
-        self.rows.append([name, 0, file])
-
-    def check_last(self) -> None:
-        if self.rows and self.rows[-1][1] == 0:
-            name = self.rows[-1][0]
-            raise ValueError(f"{self.places[name]}: contig {name!r} is empty: no base follows its header")
-
-    def add(self, piece: bytes) -> None:
-        """The next bases of the current contig."""
-        if any(code in piece for code in (AMBIGUITY, URACIL, AMBIGUITY | SOFT, URACIL | SOFT)):
-            self.ambiguous += piece.count(AMBIGUITY) + piece.count(AMBIGUITY | SOFT)
-            self.uracil += piece.count(URACIL) + piece.count(URACIL | SOFT)
-            piece = piece.translate(NORMAL)
-        self.rows[-1][1] += len(piece)
-        self.digest.update(piece)
-        self.write(piece)
+    for name, length, _ in rows:
+        if not length:
+            raise ValueError(f"{places[name]}: contig {name!r} is empty: no base follows its header")
+    report = ", ".join(f"{count:,} {what}" for what, count in converted.items() if count)
+    digest.update(json.dumps([row[:2] for row in rows]).encode())
+    return {"contigs": rows, "fingerprint": digest.hexdigest(), "report": report}

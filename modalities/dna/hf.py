@@ -8,9 +8,6 @@ One strand is read, as in `DnaDecoder.stream_text`. Needs the extra `hf`.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -18,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.model import IGNORED
 from modalities.decoder.tokenizers import make_fast
-from modalities.dna.bases import BASES, decode
+from modalities.dna.bases import decode
 from modalities.dna.model import DnaDecoder
-from modalities.dna.tokenizers import PIECE, BpeTokenizer, DnaTokenizer, KmerTokenizer, load_tokenizer
+from modalities.dna.tokenizers import KmerTokenizer, load_tokenizer
 
 __all__ = ["PriorzooDnaConfig", "PriorzooDnaForCausalLM", "PriorzooDnaModel", "fast_tokenizer", "wrap"]
 
@@ -32,39 +29,18 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     Errors as in `load_tokenizer`.
     """
     tokenizer = load_tokenizer(spec)
-    backend = _bpe(tokenizer) if isinstance(tokenizer, BpeTokenizer) else _kmers(tokenizer)
+    assert isinstance(tokenizer, KmerTokenizer)
+    # Whole k-mers; what is left over at the end makes no token.
+    unknown = "N" * tokenizer.k
+    words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
+    words |= {unknown: tokenizer.unknown_id, "<start>": tokenizer.bos_id, "<pad>": tokenizer.pad_id}
+    backend = Tokenizer(models.WordLevel(words, unk_token=unknown))
+    whole = Regex(f"(?m).{{{tokenizer.k}}}")
+    backend.pre_tokenizer = pre_tokenizers.Split(whole, behavior="removed", invert=True)
     letters = [normalizers.Replace(a, b) for a, b in zip("acgtuU", "ACGTTT", strict=True)]
     backend.normalizer = normalizers.Sequence(letters)
     backend.decoder = decoders.Fuse()
     return make_fast(backend, bos=tokenizer.bos_id, pad=tokenizer.pad_id, split_special_tokens=True)
-
-
-def _specials(tokenizer: DnaTokenizer, unknown: str) -> dict[str, int]:
-    return {unknown: tokenizer.unknown_id, "<start>": tokenizer.bos_id, "<pad>": tokenizer.pad_id}
-
-
-def _kmers(tokenizer: DnaTokenizer) -> Tokenizer:
-    """Whole k-mers; what is left over at the end makes no token."""
-    assert isinstance(tokenizer, KmerTokenizer)
-    unknown = "N" * tokenizer.k
-    words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
-    backend = Tokenizer(models.WordLevel(words | _specials(tokenizer, unknown), unk_token=unknown))
-    whole = Regex(f"(?m).{{{tokenizer.k}}}")
-    backend.pre_tokenizer = pre_tokenizers.Split(whole, behavior="removed", invert=True)
-    return backend
-
-
-def _bpe(tokenizer: BpeTokenizer) -> Tokenizer:
-    """The library's own tokenizer with our ids, on stretches of known bases; each other letter is an unknown base."""
-    saved: dict[str, Any] = json.loads(tokenizer.backend.to_str())
-    words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
-    saved["model"] |= {"vocab": words | _specials(tokenizer, "N"), "unk_token": "N", "fuse_unk": False}
-    saved["added_tokens"] = []
-    backend = Tokenizer.from_str(json.dumps(saved))
-    pieces = pre_tokenizers.Split(Regex(f"(?m)[{BASES}]{{1,{PIECE}}}|."), behavior="isolated")
-    inner = backend.pre_tokenizer
-    backend.pre_tokenizer = pieces if inner is None else pre_tokenizers.Sequence([pieces, inner])
-    return backend
 
 
 class PriorzooDnaConfig(PriorzooConfig):

@@ -20,13 +20,12 @@ from modalities.dna.evaluation import (
     FileEvaluator,
     RegionSettings,
     fingerprint_of_rows,
-    step_of,
     strands_of,
     table,
 )
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import score_windows
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.evaluation import Cell, ModelResult
 from modalities.results import short_names
 from zoo.model import ZooModel

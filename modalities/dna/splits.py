@@ -27,7 +27,7 @@ HELDOUT = ("heldout", "valid", "validation", "val", "test")
 HELDOUT_FRACTION = 0.05
 HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
 MAX_UNKNOWN = 0.1  # of a stretch
-_MOST = 3  # a contig that would raise the held-out share above this many times `fraction` stays in training
+_MOST = 3  # a contig that would raise the held-out share above this many times HELDOUT_FRACTION stays in training
 _SPLITS = ("train", *HELDOUT)
 _SPLIT_KEY = b"priorzoo held-out contigs"  # fixed forever: shipped weights depend on it
 
@@ -64,28 +64,26 @@ def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
     return regions
 
 
-def split_contigs(contigs: Sequence[Contig], fraction: float = HELDOUT_FRACTION) -> tuple[Region, ...]:
-    """Every contig as a region, in order; whole ones are held out until they have `fraction` of the known bases.
+def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
+    """Every contig as a region, in order; whole ones are held out until they have HELDOUT_FRACTION of the known bases.
 
-    They are taken in the order of blake2b of their names, without those that would raise the held-out share above
-    3 · fraction; if that leaves none, the contig with the fewest known bases is held out. Of a single contig the last tenth is
-    held out, or `fraction` where that is more. Neither seed nor the order of files matters.
+    They are taken in the order of blake2b of their names, without those that would raise the held-out share above three times
+    that; if that leaves none, the contig with the fewest known bases is held out. Of a single contig the last tenth is held
+    out. Neither seed nor the order of files matters.
     """
-    if not 0 < fraction < 0.5:
-        raise ValueError(f"fraction {fraction} of bases to hold out must be above 0 and below 0.5")
     usable = [contig for contig in contigs if contig.known]
     if not usable:
         raise ValueError("no contig has a known base")
     if len(usable) == 1:
         name, length = usable[0].name, usable[0].length
-        cut = length - int(length * max(fraction, HELDOUT_OF_ONE))
+        cut = length - int(length * HELDOUT_OF_ONE)
         if not 0 < cut < length:
             raise ValueError(f"contig {name!r} has {length} bases: too few to split")
         return Region(name, 0, cut, "train"), Region(name, cut, length, "heldout")
     total, held = sum(contig.known for contig in usable), 0
     names: set[str] = set()
     for contig in sorted(usable, key=lambda contig: _rank(contig.name)):
-        if held < fraction * total and held + contig.known <= _MOST * fraction * total:
+        if held < HELDOUT_FRACTION * total and held + contig.known <= _MOST * HELDOUT_FRACTION * total:
             held += contig.known
             names.add(contig.name)
     names = names or {min(usable, key=lambda contig: (contig.known, _rank(contig.name))).name}

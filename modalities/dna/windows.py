@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from modalities.dna.bases import reverse_complement
 from modalities.dna.genome import Genome, RunCounter
 from modalities.dna.splits import Region, between, joined
-from modalities.dna.tokenizers import BpeTokenizer, DnaTokenizer
+from modalities.dna.tokenizers import DnaTokenizer, step_of
 from modalities.loading import State, hash64, permuted
 
 __all__ = ["Sample", "WindowDataset"]
@@ -96,8 +96,7 @@ class WindowDataset(Dataset):
             parts.append(bounds)
         self._region = np.repeat(np.arange(len(parts)), [len(bounds) for bounds in parts])
         self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *parts]).T
-        # A stretch shorter than one token (of BPE: one base) has no window.
-        least = 1 if isinstance(self.tokenizer, BpeTokenizer) else width // self.context
+        least = step_of(self.tokenizer)  # a shorter stretch has no window
         tokens = (self._stop - self._start) // least * least
         self._windows = -(-tokens // width) if self.one_pass else np.maximum(tokens // width, tokens > 0)
         self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all

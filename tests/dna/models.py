@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, trainers
+from transformers import PreTrainedTokenizerFast
 
 from modalities.dna.baselines import BaselineConfig
 from modalities.dna.bases import decode
+from modalities.dna.genome import Genome, open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import Scores, WindowScorer
+from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
 
 COSTS = (0.25, 2.0, 3.0, 0.5)  # nats of A, C, G, T
@@ -44,3 +50,21 @@ class Composed(WindowScorer):
 
 def letters(count: int, seed: int = 0) -> str:
     return decode(np.random.default_rng(seed).choice(4, count, p=(0.4, 0.1, 0.2, 0.3)).astype(np.uint8))
+
+
+def bpe_tokenizer(folder: Path) -> str:
+    """The spec of a BPE tokenizer over random bases, saved in `folder` as transformers saves it; special tokens come first."""
+    backend, rng = Tokenizer(models.BPE(unk_token="[UNK]")), np.random.default_rng(3)
+    words = ["".join(rng.choice([*"ACGT"], 300)) for _ in range(30)]
+    special = {"special_tokens": ["[UNK]", "[CLS]", "[PAD]"], "initial_alphabet": [*"ACGT"]}
+    backend.train_from_iterator(words, trainers.BpeTrainer(vocab_size=60, show_progress=False, **special))
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "bos_token": "[CLS]", "pad_token": "[PAD]"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+def genome_of(**sequences: str) -> Genome:
+    """A genome of contigs by name."""
+    path = Path(tempfile.mkdtemp()) / "g.fa"
+    path.write_text("".join(f">{name}\n{text}\n" for name, text in sequences.items()))
+    return open_genome(find_source(str(path)), cache_dir=path.parent)

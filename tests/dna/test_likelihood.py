@@ -18,9 +18,9 @@ from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.evaluators.bits import by_octave
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
-from modalities.dna.tokenizers import load_tokenizer, train_bpe
+from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import ModelResult
-from tests.dna.models import Composed, tiny
+from tests.dna.models import Composed, bpe_tokenizer, tiny
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +134,7 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
 @pytest.mark.parametrize("tokenizer", ["kmer:3", "bpe"])
 def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
     """The same bases as single ones are read of, up to k-mers, and positions in bases."""
-    data = open_heldout(find_source(*source.values())).items
-    if tokenizer == "bpe":
-        tokenizer = str(tmp_path / "bpe.json")
-        train_bpe(data.genome, data.regions, 24, tokenizer)
+    tokenizer = bpe_tokenizer(tmp_path) if tokenizer == "bpe" else tokenizer
     model, single = tiny(tokenizer, train_context=20), tiny()
     bits = of("bits", **source)
     assert bits.trained_at(model) == round(20 * load_tokenizer(tokenizer).bases_per_token) > 25

@@ -7,21 +7,9 @@ import pytest
 import torch
 
 from modalities.dna.bases import UNKNOWN, decode, encode, reverse_complement
-from modalities.dna.genome import open_genome
-from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
-from modalities.dna.sources import find_source
-from modalities.dna.splits import Region
-from modalities.dna.tokenizers import load_tokenizer, train_bpe
-
-WIDTH = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=32, position="goat")
-
-
-def decoder(tokenizer="bases", **changes):
-    torch.manual_seed(0)
-    every = load_tokenizer(tokenizer)
-    sizes = dict(vocab_size=every.vocab_size, num_targets=every.num_targets, tokenizer=tokenizer)
-    return DnaDecoder(DnaConfig(**WIDTH | sizes | changes)).eval()
+from modalities.dna.tokenizers import load_tokenizer
+from tests.dna.models import bpe_tokenizer, tiny
 
 
 def windows(count, length, unknown=0.1, seed=0):
@@ -33,12 +21,7 @@ def windows(count, length, unknown=0.1, seed=0):
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bpe")
-    rng = np.random.default_rng(3)
-    (folder / "g.fa").write_text(">a\n" + "".join(rng.choice(["ACG", "TT", "A", "GATTACA"], 4000)) + "\n")
-    genome = open_genome(find_source(str(folder / "g.fa")))
-    train_bpe(genome, (Region("a", 0, genome["a"].length, "train"),), 40, folder / "bpe.json")
-    return str(folder / "bpe.json")
+    return bpe_tokenizer(tmp_path_factory.mktemp("bpe"))
 
 
 def expected(model, window):
@@ -58,7 +41,7 @@ def expected(model, window):
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:3", "bpe"])
 def test_scores_are_those_of_the_logits(tokenizer, bpe):
-    model, codes = decoder(bpe if tokenizer == "bpe" else tokenizer), windows(5, 50)
+    model, codes = tiny(bpe if tokenizer == "bpe" else tokenizer), windows(5, 50)
     scores = score_windows(model, codes)
     left = 0
     for row, window in enumerate(codes):
@@ -75,7 +58,7 @@ def test_scores_are_those_of_the_logits(tokenizer, bpe):
 
 
 def test_the_softmax_is_exact_in_float64():
-    model = decoder().double()
+    model = tiny().double()
     codes = windows(2, 40)
     scores = score_windows(model, codes)
     logits = torch.stack([model(torch.tensor([[5, *w[:-1].tolist()]]))[0] for w in codes]).detach().numpy()[..., :4]
@@ -89,7 +72,7 @@ def test_the_softmax_is_exact_in_float64():
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2", "bpe"])
 def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
-    model, codes = decoder(bpe if tokenizer == "bpe" else tokenizer), windows(6, 50)
+    model, codes = tiny(bpe if tokenizer == "bpe" else tokenizer), windows(6, 50)
     turned = np.stack([reverse_complement(window) for window in codes])
     scores, mirror = (score_windows(model, w, strands="both") for w in (codes, turned))
     for name in ("nll", "bases", "correct"):
@@ -103,7 +86,7 @@ def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
 @pytest.mark.parametrize("rest", [1, 2])
 def test_bases_behind_the_last_kmer_are_summed_over_its_completions(rest):
     """p of a rest is Σ p over the k-mers that begin with it, so rests of one prefix have Σ p = 1; unknown ones do not count."""
-    model, prefix = decoder("kmer:3"), windows(1, 6, unknown=0)[0]
+    model, prefix = tiny("kmer:3"), windows(1, 6, unknown=0)[0]
     every = np.stack(np.meshgrid(*[np.arange(4)] * rest, indexing="ij"), -1).reshape(-1, rest)
     rows = np.stack([np.concatenate([prefix, one]) for one in every]).astype(np.uint8)
     scores = score_windows(model, rows, by_base=True, rest=True)
@@ -135,7 +118,7 @@ def test_targets_that_begin_with_bases(kind, bpe):
 
 
 def test_what_cannot_be_scored_is_said():
-    model = decoder("kmer:8")
+    model = tiny("kmer:8")
     with pytest.raises(ValueError, match="5 bases make no token of 'kmer:8'"):
         score_windows(model, windows(2, 5))
     with pytest.raises(ValueError, match=r"got shape \(5,\)"):

@@ -14,7 +14,6 @@ from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.genome import Contig, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.splits import Region, load_regions, read_bed, select, split_contigs
-from recipes.prepare_genome import write_bed
 
 
 def write(folder, contigs, rows=""):
@@ -42,8 +41,6 @@ def test_a_bed_of_another_program(tmp_path, genome):
     )
     regions = read_bed(bed, genome)
     assert regions == (Region("chr1", 0, 60, "train"), Region("chr1", 60, 100, "valid"), Region("chr2", 0, 40, "test"))
-    write_bed(regions, tmp_path / "b.bed")
-    assert read_bed(tmp_path / "b.bed", genome) == regions
 
 
 def test_malformed_bed_files(tmp_path, genome):
@@ -91,14 +88,10 @@ def test_split_by_rule():
         assert sorted(held) == ["chr0", "chr17", "chr21", "chr42", "chr73", "chr91"]  # the key is never to change
     (one,), empty = contigs({"a": 230_218}), Contig("n", 50, "a.fa", np.array([[0, 50]]))
     cut = (Region("a", 0, 207_197, "train"), Region("a", 207_197, 230_218, "heldout"))
-    assert split_contigs([empty, one]) == cut and len(split_contigs([one], fraction=0.2)[1]) == 46_043
-    for few, fraction, message in (
-        ([empty], 0.1, "no contig has a known base"),
-        (contigs({"a": 5}), 0.1, "has 5 bases: too few"),
-        ([one], 0.7, r"fraction 0\.7 of bases to hold out must be above 0 and below 0\.5"),
-    ):
+    assert split_contigs([empty, one]) == cut
+    for few, message in (([empty], "no contig has a known base"), (contigs({"a": 5}), "has 5 bases: too few")):
         with pytest.raises(ValueError, match=message):
-            split_contigs(few, fraction)
+            split_contigs(few)
 
 
 def test_select():

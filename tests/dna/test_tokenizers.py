@@ -1,4 +1,4 @@
-"""Letters and codes; bases, k-mers and BPE: round trips, spans, the other strand, and specs that are wrong."""
+"""Letters and codes; bases and k-mers: round trips, spans, the other strand, and specs that are wrong."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode, reverse_complement
-from modalities.dna.splits import Region
-from modalities.dna.tokenizers import load_tokenizer, train_bpe
-from tests.dna.test_windows import genome_of
+from modalities.dna.tokenizers import load_tokenizer
 
 
 def sequence(count, seed=0, unknown=0.0):
@@ -16,15 +14,6 @@ def sequence(count, seed=0, unknown=0.0):
     codes = rng.integers(0, 4, count).astype(np.uint8)
     codes[rng.random(count) < unknown] = UNKNOWN
     return codes
-
-
-@pytest.fixture(scope="module")
-def bpe(tmp_path_factory):
-    pytest.importorskip("tokenizers")
-    path = tmp_path_factory.mktemp("bpe") / "new" / "dna.json"
-    text = decode(sequence(30_000, 1)) + "N" * 700 + "ACGACGTTT" * 400
-    train_bpe(genome_of(a=text), [Region("a", 0, len(text), "train")], 128, path)
-    return load_tokenizer(str(path))
 
 
 def test_letters():
@@ -74,43 +63,16 @@ def test_complements(spec):
     assert tokenizer.complements[specials].tolist() == specials
 
 
-def test_bpe_round_trip(bpe):
-    codes = encode("NN" + decode(sequence(20_000, 7, unknown=0.01)) + "N" * 40 + "ACG")
-    encoded = bpe.encode(codes)
-    assert np.array_equal(bpe.decode(encoded.ids), codes)
-    assert encoded.spans.sum() == len(codes) and encoded.left_over == 0 and len(encoded.ids) < 0.6 * len(codes)
-    assert np.array_equal(encoded.ids == bpe.unknown_id, codes[np.cumsum(encoded.spans) - 1] == UNKNOWN)
-    assert np.array_equal(bpe.widths[encoded.ids], encoded.spans)
-    assert bpe.encode(encode("")).ids.tolist() == [] and len(bpe.decode([bpe.bos_id, bpe.pad_id])) == 0
-
-
-def test_bpe_of_another_maker(tmp_path):
-    """Special tokens come first in many vocabularies: targets still come first here."""
-    library = pytest.importorskip("tokenizers")
-    names = ["[UNK]", "[CLS]", "A", "C", "[MASK]", "G", "T", "AC", "ACG"]
-    model = library.models.BPE({n: i for i, n in enumerate(names)}, [("A", "C"), ("AC", "G")], unk_token="[UNK]")
-    library.Tokenizer(model).save(str(tmp_path / "other.json"))
-    tokenizer = load_tokenizer(str(tmp_path / "other.json"))
-    assert tokenizer.num_targets == 6 and tokenizer.encode(encode("ACGTNAC")).ids.tolist() == [5, 3, 6, 4]
-    assert tokenizer.widths.tolist() == [1, 1, 1, 1, 2, 3, 1, 0, 0]
-
-
-def test_errors(tmp_path):
-    library = pytest.importorskip("tokenizers")
-    library.Tokenizer(library.models.BPE({c: i for i, c in enumerate("acgt")}, [])).save(str(tmp_path / "lower.json"))
-    changed = library.Tokenizer(library.models.BPE({c: i for i, c in enumerate("ACGT")}, []))
-    changed.normalizer = library.normalizers.Replace("A", "")
-    changed.save(str(tmp_path / "drops.json"))
-    (tmp_path / "no.json").write_text('{"a": 1}')
-    for spec, error, message in (
-        (str(tmp_path / "lower.json"), ValueError, "no token 'A'"),
-        (str(tmp_path / "drops.json"), ValueError, "does not keep every base as it is"),
-        (str(tmp_path / "no.json"), ValueError, "is not a `tokenizers` JSON file"),
-        ("base", ValueError, "did you mean 'bases'"),
-        ("kmer", ValueError, "K must be a whole number from 1 to 8"),
-        ("kmer:9", ValueError, "from 1 to 8"),
-        ("", ValueError, "non-empty string such as 'bases'"),
-        ("nowhere/bpe.json", FileNotFoundError, "no such file"),
-    ):
-        with pytest.raises(error, match=message):
-            load_tokenizer(spec)
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("base", "did you mean 'bases'"),
+        ("kmer", "K must be a whole number from 1 to 8"),
+        ("kmer:9", "from 1 to 8"),
+        ("", "non-empty string such as 'bases'"),
+        ("bpe.json", "expected 'bases', 'kmer:K' or 'hf:FOLDER'"),
+    ],
+)
+def test_unknown_specs(spec, message):
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(spec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
@@ -45,39 +44,16 @@ def test_the_whole_command(fasta, tmp_path):
     done = prepare(fasta, "--out", out, "--hold-out", "chr20", "--primary")
     assert done.exit_code == 0, done.stderr
     assert splits(out) == {"chr1": "train", "chr2": "train", "chr20": "heldout"}
-    facts = json.loads((out / "statistics.json").read_text())
-    assert facts["total"]["length"] == sum(SIZES.values()) and len(facts["contigs"]) == len(SIZES)
-    assert facts["fingerprint"] == open_genome(find_source(str(fasta))).fingerprint
-    assert "train: regions 2, contigs 2" in facts["split"] and f"GC {facts['total']['gc']:.1%}" in done.stdout
+    assert "train: 2 regions, 1,600 bases" in done.stdout and "5 contigs, 1,810 known bases" in done.stdout
     command = shlex.split(done.stdout.split("train on it: ")[1].replace("\n", " "))
     assert command[:3] == ["python", "recipes/train.py", "dna.human_125m"]
     settings = dict(part.split("=", 1) for part in command if "=" in part)
     source = find_source(settings["data.source"], settings["data.split"])
     assert len(load_regions(source, open_genome(source))) == 3
-
-
-def test_a_bed_of_ones_own_and_a_tokenizer(fasta, tmp_path):
-    pytest.importorskip("tokenizers")
-    bed = tmp_path / "mine.bed"
-    bed.write_text("# mine\nchr1 0 800 train\nchr1 800 900 valid\n")
-    dry = prepare(fasta, "--out", tmp_path / "out", "--bed", bed, "--bpe", "16", "--dry-run")
-    assert dry.exit_code == 0 and not (tmp_path / "out").exists()
-    assert all(f"would write {tmp_path}/out/{n}" in dry.stdout for n in ("split.bed", "statistics.json", "bpe.json"))
-    done = prepare(fasta, "--out", tmp_path / "out", "--bed", bed, "--bpe", "16")
-    assert done.exit_code == 0 and f"data.tokenizer={tmp_path}/out/bpe.json" in done.stdout
-    assert (tmp_path / "out/split.bed").read_text() == "chr1\t0\t800\ttrain\nchr1\t800\t900\tvalid\n"
-    assert json.loads((tmp_path / "out/bpe.json").read_text())["model"]["type"] == "BPE"
-
-
-def test_another_split_is_not_replaced_unasked(fasta, tmp_path):
-    out = tmp_path / "out"
-    assert prepare(fasta, "--out", out, "--hold-out", "chr20").exit_code == 0
-    assert prepare(fasta, "--out", out, "--hold-out", "chr20").exit_code == 0  # the same one
-    other = prepare(fasta, "--out", out, "--hold-out", "chr2")
-    assert other.exit_code == 2 and "split.bed holds another split; --force replaces it" in other.stderr
+    assert prepare(fasta, "--out", out, "--hold-out", "chr20", "--primary").exit_code == 0  # the same split again
+    other = prepare(fasta, "--out", out)
+    assert other.exit_code == 2 and "split.bed holds another split: remove it" in other.stderr
     assert splits(out)["chr20"] == "heldout"
-    assert prepare(fasta, "--out", out, "--hold-out", "chr2", "--force").exit_code == 0
-    assert splits(out)["chr2"] == "heldout"
 
 
 @pytest.mark.parametrize(
@@ -86,9 +62,6 @@ def test_another_split_is_not_replaced_unasked(fasta, tmp_path):
         (["--hold-out", "chr21"], "--hold-out: no contig 'chr21'; did you mean 'chr2'?"),
         (["--hold-out", "chrUn_KI270302v1", "--primary"], "--primary leaves it out"),
         (["--hold-out", ",".join(SIZES)], "holds out 5 of 5 contigs"),
-        (["--fraction", "0.1", "--hold-out", "chr1"], "give one of --bed, --hold-out and --fraction"),
-        (["--bed", "x.bed", "--primary"], "--bed itself says which contigs are used"),
-        (["--bpe", "3"], "vocab_size 3 must be at least"),
     ],
 )
 def test_what_cannot_be_done_is_said(fasta, tmp_path, options, message):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from modalities.dna.alleles import Placed, effect, normalize, place, score_haplotypes
 from modalities.dna.bases import decode
-from modalities.dna.evaluation import FileEvaluator, FileSettings, step_of, strands_of, table
+from modalities.dna.evaluation import FileEvaluator, FileSettings, strands_of, table
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import DnaSource, find_source
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.dna.vcf import InfoField, Variant, annotated_suffix, check_annotation, read_variants, write_annotated
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.files import file_safe
@@ -134,7 +134,11 @@ class Variants(FileEvaluator[VariantSettings]):
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         entries, strands = cell.data["entries"], strands_of(model, self.settings)
         placed = [one.placed for one in entries if one.placed]
-        options: dict[str, Any] = {"strands": strands, "batch_tokens": self.settings.batch_tokens, "advance": self.advance}
+        options: dict[str, Any] = {
+            "strands": strands,
+            "batch_tokens": self.settings.batch_tokens,
+            "advance": self.advance,
+        }
         costs = iter(score_haplotypes(model, self.genome(), placed, **options))
         rows = []
         for entry in entries:

@@ -8,3 +8,12 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE / "packages" if (_HERE / "packages").is_dir() else _HERE.parent))
+
+
+def __getattr__(name: str) -> object:
+    """`__version__` is that of `zoo`, which imports torch."""
+    if name != "__version__":
+        raise AttributeError(f"module 'priorzoo' has no attribute {name!r}")
+    import zoo
+
+    return zoo.__version__

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Annotated
 
 # As in recipes/train.py; read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
 
+from zoo import __version__
 from zoo.cli import app as zoo_app
 from zoo.cli import call
 
@@ -36,12 +38,29 @@ COMMANDS = {
 }
 OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"priorzoo {__version__}")
+        raise typer.Exit()
+
+
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Train, measure and inspect models whose positions are priors on attention's logits.",
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print it")
+    ] = False,
+) -> None:
+    pass
+
+
 app.registered_commands += zoo_app.registered_commands
 
 

@@ -157,6 +157,7 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),
         "bytes": len(content),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": "bfloat16 matrices, float32 vectors and priors",
         "license": "Apache-2.0",
         "optimiser": f"{optim['name']}, learning rate {optim['lr']:g}, of the priors' parameters "

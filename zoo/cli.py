@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +33,8 @@ Import = Annotated[
     typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
 ]
 
+
+HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -92,17 +95,54 @@ def _verbose_option() -> Any:
 @app.command("list")
 def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="names with weights only")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="a table of those with weights")] = False,
     modality: Annotated[str | None, typer.Option(help="such as text, vision or dna")] = None,
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Names of models."""
+    """Names of models; with --pretrained a table of weights: size, training and scores."""
     import_named(import_)
     names = list_models(pattern, modality=modality, pretrained=pretrained)
     if not names:
         kind = "models with weights" if pretrained else "models"
         raise ValueError(f"no {kind} match {pattern!r}; `python -m zoo list` prints all {len(list_models())}")
-    print("\n".join(names))
+    if not pretrained:
+        return print("\n".join(names))
+    for title, columns, rows in pretrained_tables(names):
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for n, column in enumerate(columns):
+            table.add_column(column, justify="right" if n else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table, markup=False)
+
+
+def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, columns, rows) for the weights of each kind of data.
+
+    Scores are those of the card, at the first place that was measured (at or near the training length) and at the last.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        groups.setdefault((name.partition("_")[0], name.rpartition(".")[2]), []).append(name)
+    tables = []
+    for (modality, tag), members in groups.items():
+        cards = {name: manifest()[name] for name in members}
+        first = cards[members[0]]
+        measured = first.get("measured") or [{}]
+        axis = next(iter(measured[0]), "")
+        score = next((name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5), "")
+        ends = [row[axis] for row in measured if score in row]
+        ends = list(dict.fromkeys(ends[:1] + ends[-1:]))
+        trained = {card.get("train_context", card.get("image_size")) for card in cards.values()}
+        title = f"{modality}, {tag}: {first['data'].partition(';')[0].partition(' (')[0]}"
+        title += f"\ntrained at {axis} {', '.join(map(str, trained))}; {score} at {axis} {' and '.join(map(str, ends))}"
+        rows = []
+        for name, card in cards.items():
+            scores = {row[axis]: f"{row[score]:.3f}" for row in card.get("measured", ()) if score in row}
+            size = [f"{card['parameters'] / 1e6:.2f}M", f"{card['bytes'] / 1e6:.1f}"]
+            rows.append([name, *size, *(scores.get(end, "–") for end in ends)])
+        tables.append((title, ["name", "params", "MB", *map(str, ends)], rows))
+    return tables
 
 
 @app.command()

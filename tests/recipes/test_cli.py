@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import priorzoo
 import zoo
 from recipes.cli import COMMANDS, main
 from tests.launching import ROOT, command
@@ -21,7 +22,11 @@ def test_help_names_every_command(capsys):
     assert main(["evaluate", "text_ggd_tiny", "passkey", "--help"]) == 0
     assert "--lengths" in capsys.readouterr().out
     assert main(["list", "text_ggd_*", "--pretrained"]) == 0
-    assert "text_ggd_goat_ssmax_tiny.facts" in capsys.readouterr().out.split()
+    printed = capsys.readouterr().out
+    assert "text_ggd_goat_ssmax_tiny.facts" in printed.split() and max(map(len, printed.splitlines())) <= 80
+    assert {"trained", "256", "0.92M"} <= set(printed.split())
+    assert main(["--version"]) == 0 and priorzoo.__version__ == zoo.__version__
+    assert capsys.readouterr().out == f"priorzoo {zoo.__version__}\n"
 
 
 @pytest.mark.parametrize(

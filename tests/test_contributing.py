@@ -19,12 +19,11 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 # Command lines, in one process.
 COMMANDS = """
 import json, sys
-from recipes import evaluate, train
-from zoo.cli import app, call
-mains = {"recipes/train.py": train.main, "recipes/evaluate.py": evaluate.main}
-for program, *words in json.loads(sys.argv[1]):
-    code = call(app, words[1:], prog="zoo") if program == "-m" else mains[program](words)
-    assert code == 0, words
+from recipes import train
+from recipes.cli import main
+train.run = train.main
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0, words
 """
 # Tests of a prior and of a kernel that take their names from the registries.
 TESTS = ["tests/zoo/test_priors.py", "tests/zoo/test_attention.py", "tests/text/test_model.py"]
@@ -95,9 +94,9 @@ def test_a_prior_from_outside_an_evaluator_and_a_recipe(project: Path) -> None:
         with_settings(train, "data.facts_fraction=0", "data.copies_fraction=0"),
         [*evaluate, "--lengths", "128", "--samples", "1"],
         plot,
-        ["recipes/evaluate.py", *models, "repeat", *options],
-        with_settings(["recipes/train.py", "text.ggd_tiny", "--run-dir", "run"], during),
-        ["recipes/train.py", "text.ggd_long_tiny", "--dry-run"],
+        ["evaluate", *models, "repeat", *options],
+        with_settings(["train", "text.ggd_tiny", "--run-dir", "run"], during),
+        ["train", "text.ggd_long_tiny", "--dry-run"],
     ]
     assert "256" in run(project, "-c", COMMANDS, json.dumps(lines))
     assert (project / "results" / "passkey.csv").exists() and (project / "hyperbola.prior.png").exists()

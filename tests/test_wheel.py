@@ -73,3 +73,22 @@ def test_the_wheel(tmp_path: Path) -> None:
     assert {"perplexity.csv", "perplexity.png"} <= {path.name for path in (tmp_path / "here").iterdir()}
     # Launchers of several ranks name the module.
     assert "text_ggd_tiny" in run(bins / "python", "-m", "priorzoo.train", "text.ggd_tiny", "--dry-run", **here)
+
+    # Its types are seen: a wrong keyword in a user's file is an error of mypy.
+    user = "import zoo\nzoo.create_prior('ggd', heads=8)\nzoo.prior_attention(1, 2, 3, causl=True)\n"
+    (tmp_path / "user.py").write_text(user)
+    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*,numpy.*,rich.*,typer.*]\nfollow_imports = skip\n")
+    words = (
+        sys.executable,
+        "-m",
+        "mypy",
+        "--python-executable",
+        bins / "python",
+        "--follow-imports",
+        "silent",
+        "user.py",
+    )
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, cwd=tmp_path, env=here["env"])
+    assert done.returncode == 1 and '"num_heads"' in done.stdout and 'did you mean "causal"?' in done.stdout, (
+        done.stdout
+    )

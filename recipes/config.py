@@ -72,7 +72,7 @@ class Train:
     log_every: int = bounded(10, 1, 2**40)
     save_every: int = bounded(200, 0, 2**40)  # steps; 0: at the end only
     keep: int = bounded(2, 1, 2**20)  # checkpoints left on disk
-    report_to: str = ""  # comma-separated: tensorboard, wandb, mlflow (recipes/trackers.py)
+    report_to: str = ""  # comma-separated: tensorboard, wandb
 
 
 @dataclass
@@ -81,9 +81,7 @@ class Evaluate:
 
     every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the end.
     during: evaluators of `recipes/evaluate.py` by name, each with the number of steps between its runs, or with its
-        settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}. "generate"
-        continues prompts, "predict" draws images with their classes (recipes/during.py):
-        {"generate": {"every": 200, "prompts": ["Fellow citizens"]}}.
+        settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}.
     """
 
     every: int = bounded(100, 0, 2**40)

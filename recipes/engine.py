@@ -97,14 +97,7 @@ def _launched() -> list[int]:
 
 
 def _start_deepspeed(*, cuda: bool, verbose: bool) -> None:
-    hides_mlflow = "mlflow" not in sys.modules
-    if hides_mlflow:  # DeepSpeed's autotuner would import it, which takes seconds
-        sys.modules["mlflow"] = None  # type: ignore[assignment]
-    try:
-        import deepspeed
-    finally:
-        if hides_mlflow:
-            del sys.modules["mlflow"]
+    import deepspeed
     from deepspeed.ops import __compatible_ops__
 
     __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more

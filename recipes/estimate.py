@@ -19,7 +19,7 @@ from modalities.cost import Meter, device_name
 from recipes import engine as backend
 from recipes.config import ConfigError, Optim, Plan, Recipe, resolve
 from recipes.console import Console, clock, facts_table, short
-from recipes.during import find_monitors
+from recipes.during import find_evaluators
 from zoo.errors import one_line, ran_out_of_memory
 from zoo.model import ZooModel
 
@@ -62,7 +62,7 @@ def print_plan(
     world = world or int(os.environ.get("WORLD_SIZE", 1))
     device = "cuda" if backend.wants_cuda() else "cpu"
     plan = resolve(recipe, world=world, device=device, user_config=user_config, overridden_keys=overridden_keys)
-    find_monitors(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
+    find_evaluators(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
     figures = describe(plan)
     if calibrate:
         ranks = replace(backend.start(verbose=verbose), shared=plan.recipe.train.sequence_parallel)

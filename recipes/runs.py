@@ -6,8 +6,7 @@
       checkpoints/step_00000200/ …                   see recipes/checkpoints.py; each has a safetensors model/
       model/                                         the final weights (save_pretrained)
       plots/loss.png
-      samples/step_00000200.txt .png …               what the model wrote or saw then, where `evaluate.during` asks for it
-      tensorboard/ wandb/ wandb.txt mlflow.txt       of the trackers in train.report_to
+      tensorboard/ wandb/ wandb.txt                  of the trackers in train.report_to
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from recipes.engine import Ranks
 
 LOSS_CURVE = "plots/loss.png"
@@ -102,18 +99,8 @@ class RunFolder:
                 records.append(record)
         return records, len(lines) - len(records)
 
-    def write_samples(self, step: int, text: str) -> None:
-        write_text(self.path / "samples" / f"step_{step:08d}.txt", text)
-
-    def write_picture(self, step: int, figure: Figure) -> Path:
-        from zoo.prior_plot import save_figure
-
-        path = self.path / "samples" / f"step_{step:08d}.png"
-        save_figure(figure, path)
-        return path
-
     def rewind(self, step: int, keep: int) -> None:
-        """Remove what a killed process left, and records, samples and checkpoints after `step`."""
+        """Remove what a killed process left, and records and checkpoints after `step`."""
         records, unreadable = self.read_metrics()
         if unreadable:
             warn(f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out")
@@ -121,9 +108,6 @@ class RunFolder:
         for path in self.checkpoints():
             if checkpoint_step(path) > step:
                 quarantine(path)
-        for path in (self.path / "samples").glob("step_*"):
-            if checkpoint_step(path) > step:
-                path.unlink()
         tidy(self.checkpoint_root, keep)
         for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE):
             remove_abandoned(self.path / name, 0)

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -44,13 +44,13 @@ from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_p
 from recipes.console import Console, clock, facts_table, lasting_output, short
 from recipes.registry import list_recipes, recipe_named
 from recipes.runs import RunFolder, load_weights, own_run
-from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
 from zoo.files import sync
 from zoo.outside import import_named
 
 if TYPE_CHECKING:
-    from recipes.during import Monitors
+    from modalities.evaluation import Evaluator
+    from recipes.trackers import Log
 
 CALIBRATION_STEPS = 5
 
@@ -97,11 +97,13 @@ class Trainer:
         backend.check_sequence(model, settings.sequence_parallel)
         if self.source is None and recipe.model.init_from:
             load_weights(model, recipe.model.init_from)
-        self.monitors: Monitors | None = None
+        self.evaluators: list[tuple[int, Evaluator]] = []
         if recipe.evaluate.during:
-            from recipes.during import Monitors
+            from recipes.during import find_evaluators
 
-            self.monitors = Monitors(recipe, modality, model)
+            self.evaluators = find_evaluators(recipe, modality)
+            for _, evaluator in self.evaluators:
+                evaluator.cells(model)  # ValueError for what cannot be measured
         self.loader = modality.loader(recipe.data, **share)
         self.heldout = None
         if recipe.evaluate.every:
@@ -121,15 +123,14 @@ class Trainer:
         """Train to the last step, or until a signal stops all ranks; returns the exit code."""
         settings, every, step = self.settings, self.recipe.evaluate.every, None
         self.begun, self.first_step = time.perf_counter(), self.steps_done
-        names = settings.report_to if self.ranks.lead else ""
-        with open_trackers(names, self.run, self.plan, self.steps_done) as self.trackers:
+        with self.open_trackers() as self.trackers:
             self.announce()
             self.engine.train()
             while self.steps_done < settings.steps:
                 step = self.step()
                 is_last = self.steps_done == settings.steps
                 figures = self.evaluate() if self.heldout and (is_last or self.steps_done % every == 0) else {}
-                self.report(figures | self.monitor(is_last))
+                self.report(figures | self.measure(is_last))
                 if is_last or step.stop or (settings.save_every and self.steps_done % settings.save_every == 0):
                     self.save()
                 if step.stop and not is_last:
@@ -145,6 +146,13 @@ class Trainer:
             if self.ranks.lead:
                 self.summarise(step)
         return 0
+
+    def open_trackers(self) -> AbstractContextManager[list[Log]]:
+        if not (self.settings.report_to and self.ranks.lead):
+            return nullcontext([])
+        from recipes.trackers import open_trackers
+
+        return open_trackers(self.settings.report_to, self.run, self.plan, self.steps_done)
 
     def step(self) -> Step:
         """Take one step of the optimiser and record it."""
@@ -190,20 +198,18 @@ class Trainer:
         *sums, weight = engine.sum(*totals, weight / self.ranks.shared)
         return {f"heldout_{name}": value / weight for name, value in zip(names, sums, strict=True)}
 
-    def monitor(self, is_last: bool) -> dict[str, float]:
-        """Numbers of the evaluators in `evaluate.during` that are due; writes its samples and pictures."""
-        if self.monitors is None:
-            return {}
-        findings, step = self.monitors.measure(self.engine, self.steps_done, last=is_last), self.steps_done
-        if findings.samples:
-            self.run.write_samples(step, findings.page())
-            self.trackers.log_text("samples", findings.page(), step)
-            self.print(f"step {step} writes: {findings.samples[0].line()}")
-        for picture in findings.pictures:
-            path = self.run.write_picture(step, picture)
-            self.trackers.log_picture("samples", path, step)
-            self.print(f"step {step} draws {path}")
-        return findings.numbers
+    def measure(self, is_last: bool) -> dict[str, float]:
+        """Scores of the evaluators in `evaluate.during` that are due, by rank 0, of what would be exported now."""
+        from recipes.during import scores
+
+        due = [evaluator for every, evaluator in self.evaluators if self.steps_done % every == 0 or is_last]
+        figures: dict[str, float] = {}
+        if due:
+            if model := self.engine.exported_model():
+                for evaluator in due:
+                    figures |= scores(evaluator, model)
+            self.engine.barrier()
+        return figures
 
     def save(self) -> None:
         """Write a checkpoint and remove those beyond `train.keep`."""
@@ -221,7 +227,8 @@ class Trainer:
     def record(self, values: dict[str, Any]) -> None:
         if self.ranks.lead:
             self.run.log(values)
-            self.trackers.log(values)
+            for log in self.trackers:
+                log({name: value for name, value in values.items() if name != "step"}, values["step"])
 
     def report(self, figures: dict[str, float]) -> None:
         if figures:
@@ -383,7 +390,10 @@ def train_command(
         from recipes.deepspeed_json import load_deepspeed_json
 
         user_config = load_deepspeed_json(deepspeed_config)
-    find_trackers(changed.train.report_to)
+    if changed.train.report_to:
+        from recipes.trackers import find_trackers
+
+        find_trackers(changed.train.report_to)
     if calibrate and world is not None:
         raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
     if calibrate or not dry_run:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from modalities.text import MODALITY, CausalLM
 from recipes import engine, find_recipe
 from recipes.config import ConfigError, resolve
-from recipes.during import Findings, Sample
 from recipes.runs import RunFolder, load_run, newest_model, own_run
 from recipes.train import main
 from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
@@ -405,22 +404,6 @@ def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
             assert last[f"perplexity/{score.column}@{row['length']}"] == row[score.column]
 
 
-def test_samples_are_written_on_the_way_and_training_does_not_move(whole, tmp_path):
-    folder = tmp_path / "run"
-    settings = during(generate={"every": 2, "prompts": ["the "], "max_new_tokens": 6}), "train.ema=0.5"
-    assert run(folder, *settings) == 0
-    assert curve(folder)[::2] == curve(whole)[::2]
-    pages = {path.name: path.read_text() for path in (folder / "samples").iterdir()}
-    assert sorted(pages) == ["step_00000002.txt", "step_00000004.txt"]
-    model = CausalLM.from_pretrained(folder / "model").eval()  # the averaged weights
-    text = "".join(model.stream_text("the ", max_new_tokens=6, temperature=0.8, top_p=0.95, seed=0))
-    assert pages["step_00000004.txt"] == Findings(samples=[Sample("the ", text)]).page()
-    shutil.rmtree(folder / "checkpoints/step_00000004")
-    (folder / "samples/step_00000009.txt").write_text("of a step that is gone")
-    assert run(folder, *settings, resume="auto") == 0
-    assert {path.name: path.read_text() for path in (folder / "samples").iterdir()} == pages
-
-
 @pytest.mark.parametrize(
     ("evaluators", "words"),
     [
@@ -431,7 +414,6 @@ def test_samples_are_written_on_the_way_and_training_does_not_move(whole, tmp_pa
         ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
         ({"passkey": {"every": 2, "lengths": "96,1x"}}, ["'1x'"]),
         ({"passkey": {"every": 2, "samples": "two"}}, ["passkey", "two"]),
-        ({"generate": {"every": 2, "top_p": 0}}, ["top_p"]),
     ],
 )
 def test_what_cannot_be_measured_on_the_way_stops_before_training(evaluators, words, tmp_path, capsys):

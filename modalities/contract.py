@@ -24,8 +24,6 @@ from zoo.registry import load_modality
 from zoo.registry import modality_names as modality_names
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from modalities.evaluation import Evaluator
 
 Data = TypeVar("Data", default=Any)  # a recipe's data section
@@ -151,10 +149,6 @@ class Modality(Generic[Data, Model]):
         evaluators: by name.
         baselines: by name, (train_context) → a module that evaluators measure next to models, such as a Markov chain.
         outside: by prefix, models that are not the zoo's.
-        example: (model, data config, samples) → a random batch of the shapes that training has, for timing without data.
-        prompts: (data config, count) → what `Writer.stream_text` continues, of the first held-out samples.
-        draw: (model, data config, count) → a matplotlib figure of the first held-out samples with what the model makes of them;
-            raises ValueError for data that it does not show.
         metrics: what `loss` measures besides the loss.
         recipes: dotted name of the module whose RECIPES are its named recipes.
         task: the hub's name for what its models do (`pipeline_tag` of a model card); empty: none.
@@ -173,9 +167,6 @@ class Modality(Generic[Data, Model]):
     evaluators: Mapping[str, type[Evaluator]]
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     outside: Mapping[str, Outside] = field(default_factory=dict)
-    example: Callable[[Model, Data, int], Batch] | None = None
-    prompts: Callable[[Data, int], list[str]] | None = None
-    draw: Callable[[Model, Data, int], Figure] | None = None
     metrics: tuple[str, ...] = ()
     recipes: str = ""
     task: str = ""

@@ -1,17 +1,14 @@
-"""What training asks of every modality whose models are causal decoders: one tokenizer, weight, cost, random rows."""
+"""What training asks of every modality whose models are causal decoders: one tokenizer, weight, cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from modalities.contract import Cost
 from modalities.decoder.model import LOGIT_BYTES, Decoder, target_weights
-
-PROMPT_TOKENS = 32
 
 
 class RowData(Protocol):
@@ -19,9 +16,6 @@ class RowData(Protocol):
 
     @property
     def context(self) -> int: ...
-
-
-D = TypeVar("D", bound=RowData)
 
 
 def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
@@ -34,32 +28,6 @@ def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
     """(Σ of the weights of a batch's targets, by which its mean loss is weighted; number of targets that count)."""
     weights = target_weights(batch)
     return float(weights.sum()), int((weights > 0).sum())
-
-
-def random_rows(ids: int, context: int, rows: int) -> dict[str, Tensor]:
-    """A packed batch of `rows` documents, as long as a row each, of ids below `ids`."""
-    tokens = torch.randint(ids, (rows, context + 1))
-    return {"tokens": tokens, "segments": torch.zeros_like(tokens)}
-
-
-def heldout_prompts(
-    heldout: Callable[..., Iterable[Mapping[str, Tensor]]],
-    decoder: Callable[[D], Callable[[list[int]], str]],
-    data: D,
-    count: int,
-) -> list[str]:
-    """The beginnings of the first `count` held-out rows, a quarter of the context and at most `PROMPT_TOKENS` each.
-
-    decoder: data config → ids to text, or bases.
-    """
-    decode, most = decoder(data), max(1, min(PROMPT_TOKENS, data.context // 4))
-    prompts: list[str] = []
-    for batch in heldout(data, samples=count, rank=0, world=1, micro_batch=count):
-        for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
-            document = tokens[(segments == segments[0]) & (segments >= 0)]  # the first of a row; padding has none
-            text = decode(document[:most].tolist()).strip("\ufffd")  # characters that the cut goes through
-            prompts += [text] if text else []
-    return prompts[:count]
 
 
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:

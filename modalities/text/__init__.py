@@ -12,7 +12,7 @@ from torch import nn
 from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import causal_lm_loss
 from modalities.decoder.tokenizers import open_tokenizer, spells
-from modalities.decoder.training import check_tokenizer, decoder_cost, heldout_prompts, random_rows, target_weight
+from modalities.decoder.training import check_tokenizer, decoder_cost, target_weight
 from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
@@ -54,8 +54,6 @@ def _claim_outside(name: str) -> float:
     return 0.5 if spells(open_tokenizer(name), "The pass key is 48213. Remember it.") else 0.0
 
 
-_heldout = partial(first_heldout, build_loader)
-
 MODALITY = Modality(
     name="text",
     unit="tokens",
@@ -63,12 +61,10 @@ MODALITY = Modality(
     config=TextDataConfig,
     build=build,
     loader=build_loader,
-    heldout=_heldout,
+    heldout=partial(first_heldout, build_loader),
     loss=causal_lm_loss,
     weight=target_weight,
     cost=decoder_cost,
-    example=lambda model, data, rows: random_rows(model.config.vocab_size, data.context, rows),
-    prompts=partial(heldout_prompts, _heldout, lambda data: load_tokenizer(data.tokenizer).decode),
     evaluators=Evaluators("modalities.text.evaluators"),
     outside={"hf": Outside(_open_outside, _claim_outside)},
     recipes="recipes.text",

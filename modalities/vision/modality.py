@@ -1,11 +1,10 @@
-"""Vision as the rest of the project knows it: building a model, its loss and cost, pictures of what it predicts.
+"""Vision as the rest of the project knows it: building a model, its loss and cost.
 
 Importing it registers the models with timm.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from torch import Tensor
 
 import modalities.vision.registry  # noqa: F401  registers the models with timm
 from modalities.contract import Cost, Evaluators, Modality
-from modalities.figures import panels
 from modalities.loading import first_heldout
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader
@@ -28,10 +26,9 @@ from zoo.model import ZooModel
 from zoo.registry import create_model
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 MAP_WEIGHT = 4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
-COLUMNS = 4  # of pictures in a figure
 
 
 def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
@@ -93,14 +90,6 @@ def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
     return float(count), count
 
 
-def example(model: VisionTransformer, data: VisionDataConfig, images: int) -> dict[str, Tensor]:
-    """A random batch of the largest training shape, with a label, a map or both, as `data.target` says."""
-    shape = max(data.train_shapes, key=lambda sides: sides[0] * sides[1])
-    labels, maps = (torch.randint(model.config.num_classes, size) for size in ((images,), (images, *shape)))
-    batch = {"images": torch.randn(images, 3, *shape), "targets": maps if data.target == "map" else labels}
-    return batch | ({"maps": maps} if data.target.endswith("+map") else {})
-
-
 def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a (query, key) pair and layer:
     attention's two products are 4·C forward and 8·C backward, all T² pairs are visible. Activations, in numbers of `width`
@@ -118,31 +107,6 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     return Cost(1, flops, max(counts) * width * config.num_layers * per_layer)
 
 
-@torch.no_grad()
-def draw_predictions(model: VisionTransformer, data: VisionDataConfig, count: int) -> Figure:
-    """The first `count` held-out images, as the model is given them: above each its likeliest class with the probability, green
-    where it is right, and red with the true one where it is not. Raises ValueError for other targets than labels."""
-    if data.target != "label":
-        raise ValueError(f"pictures show classes of whole images, and data.target is {data.target!r}; expected 'label'")
-    batches = list(first_heldout(build_loader, data, samples=count, rank=0, world=1, micro_batch=count))
-    images, targets = (torch.cat([batch[name] for batch in batches]) for name in ("images", "targets"))
-    images, labels = images[targets >= 0][:count], targets[targets >= 0][:count].tolist()
-    chances, guesses = model(images.to(next(model.parameters()).device)).float().softmax(-1).max(-1)
-    names = class_names(data.source)
-    names = names if len(names) == model.num_classes else tuple(map(str, range(model.num_classes)))
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (data.mean, data.std))
-    columns = min(COLUMNS, len(images))
-    figure, axes = panels(math.ceil(len(images) / columns), columns, width=1.9, height=2.1)
-    for axis in axes:
-        axis.axis("off")
-    answers = zip(labels, guesses.tolist(), chances.tolist(), strict=True)
-    for axis, image, (label, guess, chance) in zip(axes, images, answers, strict=False):
-        axis.imshow((image * std + mean).clamp(0, 1).permute(1, 2, 0).numpy())
-        title = f"{names[guess]} {chance:.0%}" + ("" if guess == label else f"\nis {names[label]}")
-        axis.set_title(title, fontsize=9, color="tab:green" if guess == label else "tab:red")
-    return figure
-
-
 MODALITY = Modality(
     name="vision",
     unit="images",
@@ -154,8 +118,6 @@ MODALITY = Modality(
     loss=loss,
     weight=weight,
     cost=cost,
-    example=example,
-    draw=draw_predictions,
     evaluators=Evaluators("modalities.vision.evaluators"),
     outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),

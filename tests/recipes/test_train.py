@@ -279,6 +279,15 @@ def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     assert (folder / "metrics.jsonl").read_text() == before
 
 
+def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--calibrate", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the median of 2 after 2" in printed and "without evaluation" in printed and "FLOP/s a rank" in printed
+    assert main([*SMALL, "--calibrate", "1", "--world", "2"]) == 2 and "without --world" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 # ------------------------------------------------------------------------------------------------ launches
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes import list_recipes
+from priorzoo.__main__ import main
+from recipes import list_recipes, train
 from tests.launching import command
 from zoo import list_models
 
@@ -85,6 +86,27 @@ def test_commands_name_files_recipes_and_models_that_exist() -> None:
                 continue
             wrong += [] if known else [f"{line}: {word}"]
     assert not wrong
+
+
+@pytest.mark.slow
+def test_options_of_commands_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "run", train.main)
+    helps: dict[str, str] = {}
+    wrong = []
+    for line in commands():
+        name, _, rest = re.sub(r"^.*--module priorzoo\.", "priorzoo ", line).removeprefix("priorzoo ").partition(" ")
+        if line.startswith("python ") or name in ("lm-eval", "COMMAND") or "…" in line or " repeat " in line:
+            continue  # `repeat`: an example's own evaluator
+        words = [(name, word) for word in shlex.split(rest)]
+        words += [("evaluate", word) for _, quoted in words if " " in quoted for word in quoted.split()]
+        for called, option in words:
+            if not re.fullmatch(r"--[a-z][\w-]*", option):
+                continue
+            if called not in helps:
+                assert main([called, "--help"]) == 0, line
+                helps[called] = " ".join(capsys.readouterr().out.replace(",", " ").split())
+            wrong += [] if f" {option} " in helps[called] else [f"{line}: {option}"]
+    assert not wrong and len(helps) > 8
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from modalities.contract import find_modality
 from priorzoo.__main__ import main
 from recipes import list_recipes, train
 from tests.launching import command
@@ -32,6 +33,7 @@ SHORTER = {  # of the guides, for the test
 COMMANDS = """
 import json, sys
 from pathlib import Path
+from modalities.contract import find_modality
 from priorzoo.__main__ import main
 from recipes import train
 train.run = train.main
@@ -86,6 +88,14 @@ def test_commands_name_files_recipes_and_models_that_exist() -> None:
                 continue
             wrong += [] if known else [f"{line}: {word}"]
     assert not wrong
+
+
+def test_every_evaluator_has_a_row() -> None:
+    rows = re.findall(
+        r"^\| (`\w+`.*?) \|", PAGES[ROOT / "docs/COMMANDS.md"].partition("### Evaluators")[2], flags=re.MULTILINE
+    )
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {name for modality in ("text", "vision", "dna") for name in find_modality(modality).evaluators}
 
 
 @pytest.mark.slow

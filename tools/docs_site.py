@@ -87,3 +87,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         return f"[{link[1]}]({os.path.relpath(place(path), here)}{link[3] or ''})"
 
     return LINK.sub(rewrite, markdown)
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
+    """Figures open at full size."""
+    return re.sub(r'<img [^>]*?src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

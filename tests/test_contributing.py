@@ -75,7 +75,7 @@ def test_a_prior_and_a_kernel(project: Path) -> None:
 
 
 def test_a_prior_from_outside_an_evaluator_and_a_recipe(project: Path) -> None:
-    (_, hyperbola), (_, commands), _ = section("A prior from outside")
+    (_, hyperbola), (_, commands) = section("A prior from outside")
     files = [write(project, source) for source in (hyperbola, section("Adding an evaluator")[0][1])]
     [(_, recipe)] = section("Adding a recipe")
     with open(project / "recipes" / "text.py", "a") as file:

@@ -48,10 +48,12 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     output is gone. Of ranks that a launcher started, one per machine prints.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(app.info.no_args_is_help)
-    code = 2
+    code, verbose = 2, "--verbose" in words
     try:
         command = typer.main.get_command(app)
-        _offer_verbose(command)
+        own = any("--verbose" in option.opts for option in command.params)
+        if not own and not any(one.ignore_unknown_options for one in getattr(command, "commands", {}).values()):
+            words = [word for word in words if word != "--verbose"]
         return command.main(words, prog, standalone_mode=False) or 0
     except typer.Exit as leave:
         return leave.exit_code
@@ -64,7 +66,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     except _USAGE_ERROR as error:  # type: ignore[misc]
         message = error.format_message()
     except Exception as error:
-        if "--verbose" in words:
+        if verbose:
             traceback.print_exc()
         message = one_line(error)
         if not from_outside(error):
@@ -72,24 +74,6 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     if message and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code
-
-
-def _offer_verbose(command: Any) -> None:
-    """Add --verbose to a command's options, and to those of its subcommands that parse their own; `call` reads it."""
-    for inner in getattr(command, "commands", {}).values():
-        if not inner.ignore_unknown_options:
-            _offer_verbose(inner)
-    if not any("--verbose" in option.opts for option in command.params):
-        command.params.append(_verbose_option())
-
-
-def _verbose_option() -> Any:
-    """The option as typer makes it; its value is passed to no function."""
-    app = typer.Typer(add_completion=False)
-    app.command()(lambda verbose=typer.Option(False, "--verbose", help="show the trace of an error"): None)
-    (option,) = (option for option in typer.main.get_command(app).params if "--verbose" in option.opts)
-    option.expose_value = False
-    return option
 
 
 @app.command("list")
@@ -187,14 +171,14 @@ def _show_model(title: str, model: ZooModel) -> None:
 
 
 def _lanes(attention: Attention) -> str:
-    """How many lanes the prior has, where, and of a sum which part has how many."""
+    """How many lanes the prior has, and where; of a sum which part has how many."""
     from zoo.priors import Compose
 
     prior = attention.prior
-    parts = {name: part.num_lanes for name, part in prior.named_children() if part in prior.parts()}
-    named = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+    parts = prior.named_children() if isinstance(prior, Compose) else ()
+    named = ", ".join(f"{name} {part.num_lanes}" for name, part in parts if part.num_lanes)
     beside = " beside the head" if attention.lanes == "beside" and prior.num_lanes else ""
-    return f"{prior.num_lanes}{beside}" + (f" ({named})" if named and isinstance(prior, Compose) else "")
+    return f"{prior.num_lanes}{beside}" + (f" ({named})" if named else "")
 
 
 def _by_layer(texts: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
 from zoo.naming import Options, check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.priors import Prior, broken_prior, create_prior, known_priors, on_grid
+from zoo.priors import PRIORS, Prior, create_prior, on_grid
 
 __all__ = [
     "Position",
@@ -70,7 +70,7 @@ class Method:
 
     @property
     def make(self) -> Callable[..., nn.Module]:
-        return known_priors()[self.of] if isinstance(self.of, str) else self.of
+        return PRIORS[self.of] if isinstance(self.of, str) else self.of
 
     def takes(self, option: str) -> bool:
         """Whether `make` has a parameter of that name."""
@@ -114,14 +114,14 @@ GRID_SUPPLIED = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 
 def line_methods() -> dict[str, Method]:
     """Every method of a line by name, registered priors included."""
-    names = [name for name in known_priors() if not on_grid(name)]
+    names = [name for name in PRIORS if not on_grid(name)]
     return {"nope" if name == "uniform" else name: Method("prior", name) for name in names} | ENCODINGS
 
 
 def grid_methods() -> dict[str, Method]:
     """Every method of a grid by name, registered priors included."""
     methods = {"nope": Method("prior", "uniform")}
-    for name in known_priors():
+    for name in PRIORS:
         if on_grid(name):
             names = GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}})
             methods |= {method: Method("prior", name, fixed) for method, fixed in names.items()}
@@ -305,7 +305,7 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
             what = f"unknown position method {name!r}"
             what = f"unknown part {word!r} of the position method {name!r}" if _is_sum(name) else what
             raise ValueError(
-                f"{what}; {broken_prior(word)}{_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined "
+                f"{what}; {_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined "
                 "by '+'. A method from outside is known after the file that registers it is imported: --import FILE.py"
             )
         part = re.sub(r"2d(_.*)?$", "", method) if _is_sum(name) else name

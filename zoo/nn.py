@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import AttentionCall, Kernel
+from zoo.attention.base import AttentionCall, Kernel, visible
 from zoo.attention.dispatch import prior_attention
 from zoo.attention.reference import attend
 from zoo.layers import SSMax
 from zoo.methods import create_position
-from zoo.naming import Options, check_flags, check_whole
+from zoo.naming import Options, check_flags
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 
@@ -39,8 +40,8 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             see `train_context` keys.
 
     Raises:
-        ValueError: for sizes that do not divide, a dropout outside [0, 1), an unknown method, one that is added to the
-            embedding (`sinusoidal`, `learned`), `add_bias_kv` and `add_zero_attn`.
+        ValueError: for an unknown method, one that is added to the embedding (`sinusoidal`, `learned`), `add_bias_kv` and
+            `add_zero_attn`.
     """
 
     ssmax: SSMax | None
@@ -56,17 +57,11 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         ssmax: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_whole("embed_dim", embed_dim, 1)
-        check_whole("num_heads", num_heads, 1)
         check_flags(ssmax=ssmax)
-        if embed_dim % num_heads:
-            raise ValueError(f"heads must divide: {embed_dim=}, {num_heads=}")
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         if self.bias_k is not None or self.add_zero_attn:
             what = "add_zero_attn" if self.add_zero_attn else "add_bias_kv"
             raise ValueError(f"{what} adds a key without a position, which has no prior; use position='key_bias'")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
         # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
         self._qkv_same_embed_dim = False
         parts = create_position(
@@ -119,7 +114,7 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         *,
         kernel: str | Kernel = "auto",
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, and the weights or None; arguments, shapes and results as in torch.
+        """The output, and the weights or None; arguments, shapes and results as in torch, with a batch.
 
         Key j is at position j and query i at position i; causal attention is aligned to the end. `is_causal` needs no
         `attn_mask`, where torch's wants one. Float masks are added to the logits before SSMax's scale; a −∞ in them hides its
@@ -130,69 +125,63 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
                 input (`cable`) where keys are not the queries' own input, or not causal.
         """
         self._check(query, key, value)
-        batched = query.ndim == 3
         if self.prior.depends_on_content and query is not key:
             raise ValueError(f"{self.position!r} reads the layer's input: query and key must be the same tensor")
-        if not batched:
-            query, key, value = (x[None] for x in (query, key, value))
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-        elif not self.batch_first:
+        if not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        queries, keys = query.shape[1], key.shape[1]
-        if is_causal and queries > keys:
-            raise ValueError(f"causal attention of {queries} queries needs as many keys, got {keys}")
+        batch, queries, keys = len(query), query.shape[1], key.shape[1]
+        if queries != keys and ((is_causal and queries > keys) or (self.window is not None and not is_causal)):
+            raise ValueError(f"attention of {queries} queries needs as many keys, got {keys}")
         k_pos = Positions.line(keys)
         q_pos = k_pos.tail(queries) if is_causal else Positions.line(queries)
         terms = self.prior(q_pos, k_pos, causal=is_causal, x=key)
-        shape = (len(query), self.num_heads, queries, keys)
-        masks = _masks("key_padding_mask", key_padding_mask, [(len(query), keys)], shape)
-        masks += _masks("attn_mask", attn_mask, [(queries, keys), (shape[0] * shape[1], queries, keys)], shape)
         shown: Tensor | None = None
-        for visible, addend in masks:
-            shown = visible if shown is None else shown & visible
-            if addend is not None:
-                bias = addend.to(torch.promote_types(addend.dtype, torch.float32)).expand(-1, *shape[1:])
-                terms = terms + PriorTerms(bias=bias)
-        window = self.window
-        if window is not None and not is_causal and queries != keys:
-            # The call's own window has queries at the end of the keys.
-            near = self._near(q_pos, keys, False, query.device)[None, None]
-            shown, window = near if shown is None else shown & near, None
+        for name, mask, shapes in (
+            ("key_padding_mask", key_padding_mask, [(batch, keys)]),
+            ("attn_mask", attn_mask, [(queries, keys), (batch * self.num_heads, queries, keys)]),
+        ):
+            if mask is None:
+                continue
+            if not (mask.dtype == torch.bool or mask.is_floating_point()):
+                raise ValueError(f"{name} must be bool, True where a key is hidden, or float, got {mask.dtype}")
+            if tuple(mask.shape) not in shapes:
+                raise ValueError(f"{name} must be {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
+            mask = mask.view(batch, 1, 1, keys) if mask is key_padding_mask else mask.view(-1, queries, keys)
+            mask = mask[None] if len(mask) == 1 and mask.ndim == 3 else mask.reshape(batch, -1, *mask.shape[-2:])
+            # −∞ as a bool, since a row scale of 0 would make it NaN.
+            visible_keys = ~mask if mask.dtype == torch.bool else mask != -torch.inf
+            shown = visible_keys if shown is None else shown & visible_keys
+            if mask.is_floating_point():
+                bias = mask.masked_fill(~visible_keys, 0.0).to(torch.promote_types(mask.dtype, torch.float32))
+                terms = terms + PriorTerms(bias=bias.expand(-1, self.num_heads, queries, keys))
+        shown = None if shown is None else shown.expand(-1, -1, queries, keys)
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
-        oracle = _Oracle()
-        heads = prior_attention(
-            q,
-            k,
-            v,
-            terms,
-            causal=is_causal,
-            query_scale=self._row_scale(q_pos, keys, is_causal, shown),
-            window=window,
-            mask=None if shown is None else shown.expand(-1, -1, queries, keys),
-            dropout=self.dropout if self.training else 0.0,
-            kernel=oracle if need_weights else kernel,
-        )
+        call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown)
+        scale = None if self.ssmax is None else self._row_scale(call, q_pos)
+        options: Options = dict(causal=is_causal, query_scale=scale, window=self.window, mask=shown)
+        dropout, weights = self.dropout if self.training else 0.0, None
+        if need_weights:
+            heads, weights = attend(replace(call, query_scale=scale, dropout=dropout))
+        else:
+            heads = prior_attention(q, k, v, terms, dropout=dropout, kernel=kernel, **options)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
-        out = out[0] if not batched else out if self.batch_first else out.transpose(0, 1)
-        if not need_weights:
+        out = out if self.batch_first else out.transpose(0, 1)
+        if weights is None:
             return out, None
-        weights = oracle.weights.to(q.dtype)
-        weights = weights.mean(1) if average_attn_weights else weights
-        return out, weights if batched else weights[0]
+        weights = weights.to(q.dtype)
+        return out, weights.mean(1) if average_attn_weights else weights
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        if query.is_nested:
-            raise ValueError("nested tensors are not served; make TransformerEncoder with enable_nested_tensor=False")
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        if query.ndim not in (2, 3) or not query.ndim == key.ndim == value.ndim:
-            raise ValueError(f"query, key and value must all have 3 axes, or 2 unbatched, got {shapes}")
+        if query.is_nested or not query.ndim == key.ndim == value.ndim == 3:
+            raise ValueError(f"query, key and value must be dense and have 3 axes, got {shapes}")
         expected = [self.embed_dim, self.kdim, self.vdim]
         if [x.shape[-1] for x in (query, key, value)] != expected:
             raise ValueError(f"query, key and value must be {expected} wide, got {shapes}")
         batch = 0 if self.batch_first else 1
-        if key.shape[:-1] != value.shape[:-1] or (query.ndim == 3 and query.shape[batch] != key.shape[batch]):
+        if key.shape[:-1] != value.shape[:-1] or query.shape[batch] != key.shape[batch]:
             raise ValueError(f"query, key and value disagree: {shapes} with batch_first={self.batch_first}")
 
     def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -203,53 +192,11 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         projected = map(F.linear, inputs, weights, biases)
         return tuple(x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
 
-    def _near(self, q_pos: Positions, keys: int, causal: bool, device: torch.device) -> Tensor:
-        """(T, S) bool: keys inside the window, and not after the query of a causal call."""
-        distance = q_pos.row_index(device)[:, None] - torch.arange(keys, device=device)
-        near = (distance >= 0) | (not causal)
-        return near if self.window is None else near & (distance.abs() < self.window)
-
-    def _row_scale(self, q_pos: Positions, keys: int, causal: bool, shown: Tensor | None) -> Tensor | None:
+    def _row_scale(self, call: AttentionCall, q_pos: Positions) -> Tensor:
         """(1 or B, H, T): SSMax's scale, by the number of keys that a row sees."""
-        if self.ssmax is None:
-            return None
-        if shown is None and causal:
+        assert self.ssmax is not None
+        if call.mask is not None and (shown := visible(call)) is not None:
+            return self.ssmax.of_counts(shown.sum(-1).clamp(min=1).double())
+        if call.causal:
             return self.ssmax(q_pos, causal=True)
-        if shown is None:
-            return self.ssmax(Positions.line(keys), causal=False)[..., :1].expand(-1, -1, q_pos.length)
-        visible = shown & self._near(q_pos, keys, causal, shown.device)
-        return self.ssmax.of_counts(visible.sum(-1).clamp(min=1).double())
-
-
-def _masks(
-    name: str, mask: Tensor | None, shapes: list[tuple[int, ...]], call: tuple[int, int, int, int]
-) -> list[tuple[Tensor, Tensor | None]]:
-    """Keys shown (bool) and finite addends, (1 or B, 1 or H, 1 or T, S), of a mask of torch in a `call` (B, H, T, S)."""
-    if mask is None:
-        return []
-    if not (mask.dtype == torch.bool or mask.is_floating_point()):
-        raise ValueError(f"{name} must be bool, True where a key is hidden, or float, got {mask.dtype}")
-    if tuple(mask.shape) not in shapes:
-        raise ValueError(f"{name} must be {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
-    if name == "key_padding_mask":
-        mask = mask[:, None, None]
-    else:
-        mask = mask[None, None] if mask.ndim == 2 else mask.unflatten(0, call[:2])
-    if mask.dtype == torch.bool:
-        return [(~mask, None)]
-    # −∞ as a bool, since a row scale of 0 would make it NaN.
-    shown = mask != -torch.inf
-    return [(shown, mask.masked_fill(~shown, 0.0))]
-
-
-class _Oracle:
-    """The reference as a kernel that remembers its weights, which are then those of the output."""
-
-    weights: Tensor
-
-    def refuses(self, call: AttentionCall) -> str | None:
-        return None
-
-    def run(self, call: AttentionCall) -> Tensor:
-        out, self.weights = attend(call)
-        return out
+        return self.ssmax(Positions.line(call.num_keys), causal=False)[..., :1].expand(-1, -1, call.num_queries)

@@ -141,7 +141,7 @@ def _query_row(terms: PriorTerms, query: int, positions: Positions) -> Tensor:
 
 
 def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:
-    """Write one PNG: a panel of curves for each layer, and below them the parameters as layer × head tables.
+    """Write one PNG: a panel of curves for each layer.
 
     Raises:
         ValueError: see `layer_priors`; or for a length below 2.
@@ -149,12 +149,8 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     if length < 2:
         raise ValueError(f"a curve needs a length of at least 2, got {length}")
     priors = layer_priors(model)
-    with torch.no_grad():
-        tables = [{name: x.double().tolist() for name, x in prior.head_parameters().items()} for prior in priors]
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    columns = max(min(4, len(priors)), len(names))
-    rows = math.ceil(len(priors) / columns)
-    figure, axes = _subplots(rows + bool(names), columns, (3.4, 2.8))
+    columns = min(4, len(priors))
+    figure, axes = _subplots(math.ceil(len(priors) / columns), columns, (3.4, 2.8))
     distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
     for n, prior in enumerate(priors):
         axis = axes[n // columns][n % columns]
@@ -170,10 +166,6 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
         _mark_training(axis, model.config.train_context, length)
     for axis in axes.flat[len(priors) :]:
         axis.set_visible(False)
-    absent = [math.nan] * max(prior.num_heads for prior in priors)
-    for axis, name in zip(axes[-1], names, strict=False):
-        axis.set_visible(True)
-        _draw_table(axis, name, [table.get(name, absent) for table in tables])
     figure.suptitle(
         f"{title}: log-prior of every head against distance; thick: heads that look away from the query", fontsize=11
     )
@@ -279,14 +271,3 @@ def _mark_training(axis: Axes, train_context: int, length: int) -> None:
         axis.axvline(train_context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
         low = axis.get_ylim()[0]
         axis.annotate(f"trained at {train_context}", (train_context, low), rotation=90, ha="right", fontsize=7)
-
-
-def _draw_table(axis: Axes, name: str, rows: list[list[float]]) -> None:
-    """A parameter of each layer (rows) and head (columns), printed and shaded."""
-    largest = max((abs(v) for row in rows for v in row if not math.isnan(v)), default=1.0) or 1.0
-    axis.imshow(rows, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto", alpha=0.55)
-    for y, row in enumerate(rows):
-        for x, value in enumerate(row):
-            text = "–" if math.isnan(value) else f"{value:.2g}"
-            axis.text(x, y, text, ha="center", va="center", fontsize=8 if len(row) <= 8 else 5)
-    axis.set(title=name, xticks=range(len(rows[0])), yticks=range(len(rows)), xlabel="head", ylabel="layer")

@@ -22,7 +22,6 @@ from zoo import pretrained as weights
 from zoo.inputs import read_object
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean, nearest
-from zoo.priors import broken_prior
 
 __all__ = [
     "ModelEntry",
@@ -199,11 +198,8 @@ def model_entry(name: str) -> ModelEntry:
     entry = _find(base)
     if entry is None:
         names = _listed()
-        method = base.partition("_")[2]
-        starts = (method[:n] for n, letter in enumerate(method) if letter == "_")
-        hint = next(filter(None, map(broken_prior, starts)), "") + did_you_mean(base, names, most=3)
-        known = f"`python -m zoo list` prints all {len(names)}"
-        raise ValueError("; ".join([f"unknown model {base!r}", hint + known, *dict.fromkeys(missing)]))
+        known = f"{did_you_mean(base, names, most=3)}`python -m zoo list` prints all {len(names)}"
+        raise ValueError("; ".join([f"unknown model {base!r}", known, *dict.fromkeys(missing)]))
     return entry
 
 

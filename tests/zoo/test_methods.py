@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ from zoo.methods import (
     list_positions,
     pinned_context,
 )
-from zoo.priors import GridPrior, Prior, TablePrior, create_prior
+from zoo.priors import GridPrior, Prior, TablePrior
 from zoo.registry import model_entry
 
 LINE = dict(dim=64, num_heads=2, train_context=32)
@@ -207,7 +205,7 @@ class FadingGrid(GridPrior):
 @pytest.fixture
 def registry(monkeypatch):
     """Registrations end with the test."""
-    monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
+    monkeypatch.setattr(priors.PRIORS, "data", dict(priors.PRIORS.data))
 
 
 def test_a_registered_prior_has_models(registry, tmp_path) -> None:
@@ -263,24 +261,6 @@ def test_what_is_meant_by_names_of_no_method_is_said() -> None:
     for position in (["ggd_ssmax", "nope"], "ggd_ssmax+key_bias"):
         with pytest.raises(ValueError, match=r"expected 'ggd': '_ssmax' ends the name of a model, .*ssmax=True"):
             zoo.create_model("text_ggd_tiny", position=position)
-
-
-def test_priors_of_installed_packages_are_found(registry, monkeypatch) -> None:
-    points = [EntryPoint("fading", f"{__name__}:Fading", priors.GROUP), EntryPoint("broken", "nowhere:X", priors.GROUP)]
-    points.append(EntryPoint("ggd", f"{__name__}:Fading", priors.GROUP))
-    monkeypatch.setattr(priors, "entry_points", lambda group: points if group == priors.GROUP else [])
-    priors._load_entry_points.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match=r"prior 'ggd': the entry point .*Fading.*the name 'ggd' is taken"):
-            zoo.list_priors()
-        assert "fading" in zoo.list_priors() and isinstance(create_prior("fading", num_heads=2), Fading)
-        with pytest.raises(ValueError, match=r"entry point 'nowhere:X'.*ModuleNotFoundError"):
-            create_prior("broken", num_heads=2)
-        for name in ("text_broken_tiny", "dna_broken_ssmax_tiny", "text_ggd+broken_tiny"):
-            with pytest.raises(ValueError, match=r"entry point 'nowhere:X'.*ModuleNotFoundError"):
-                zoo.create_model(name)
-    finally:
-        priors._load_entry_points.cache_clear()
 
 
 def test_a_method_in_a_longer_model_is_as_it_was_trained():

@@ -50,8 +50,7 @@ class Case:
     """A call: 200 tokens leave a part of a tile of 64 at the end and whole tiles below the diagonal.
 
     `trained`: compare gradients of the prior's parameters too; `shape`: of a grid behind one prefix token; `groups`: key heads;
-    `scaled`: a row scale; `biased`: a dense bias; `documents`: where the second one begins (0: one alone); `gradients`: forward
-    and backward, or forward alone, which a decoding kernel serves.
+    `documents`: where the second one begins (0: one alone); `gradients`: or forward alone, which a decoding kernel serves.
     """
 
     prior: str = ""
@@ -98,38 +97,23 @@ _REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and d
 
 def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype, *, width: int = 64) -> Verdict:
     """Compare the kernel's outputs and gradients with float64, in each case that it serves if it is trusted."""
-    errors: dict[str, dict[str, float]] = {}
-    wrong = []
+    verdict = Verdict({}, [])
     for label, case in CASES.items():
         token = _CHECKING.set(True)
         try:
-            case_errors = _errors(kernel, case, device, dtype, width)
+            errors = _errors(kernel, case, device, dtype, width)
         except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
-            wrong.append(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300])
+            verdict.wrong.append(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300])
             continue
         finally:
             _CHECKING.reset(token)
-        if case_errors is None:
+        if errors is None:
             continue
-        errors[label] = case_errors
-        for tensor, share in case_errors.items():
-            factor = 1.0 if tensor in ("output", "q", "k", "v") else CANCELLING
-            if not share <= BOUNDS[dtype] * factor:
-                wrong.append(f"{label}: {tensor} is off by {share:.1g}")
-    return Verdict(errors, wrong)
-
-
-def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
-    """Relative errors by tensor; None where the kernel does not serve the case."""
-    with plain_call(device):
-        leaves, prior, direction = _inputs(case, dtype, width)
-        results = _run(kernel, case, {name: x.to(device) for name, x in leaves.items()}, prior.to(device), direction)
-        if results is None:
-            return None
-        wide = {name: x.double() for name, x in leaves.items()}
-        truth = _run(ReferenceKernel(), case, wide, copy.deepcopy(prior).cpu().double(), direction.double())
-    assert truth is not None
-    return {name: relative_error(results[name], exact) for name, exact in truth.items()}
+        verdict.errors[label] = errors
+        for tensor, share in errors.items():
+            if not share <= BOUNDS[dtype] * (1.0 if tensor in ("output", "q", "k", "v") else CANCELLING):
+                verdict.wrong.append(f"{label}: {tensor} is off by {share:.1g}")
+    return verdict
 
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
@@ -153,20 +137,29 @@ def plain_call(device: str) -> Iterator[None]:
         yield
 
 
-def _inputs(case: Case, dtype: torch.dtype, width: int) -> tuple[dict[str, Tensor], nn.Module, Tensor]:
-    """q, k, v (and row scale, bias) of two batch rows, rounded to `dtype`; the prior; and the gradient of the output."""
-    q_shape = (2, HEADS, case.queries, width)
-    shapes = {"q": q_shape, "k": (2, case.groups, case.keys, width), "v": (2, case.groups, case.keys, width)}
-    leaves = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
+    """Relative errors by tensor, of two batch rows; None where the kernel does not serve the case."""
+    q_shape, k_shape = (2, HEADS, case.queries, width), (2, case.groups, case.keys, width)
     wide = torch.promote_types(dtype, torch.float32)
-    if case.scaled:
-        leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
-    if case.biased:
-        leaves["bias"] = torch.randn(1, 1, case.queries, case.keys).to(wide)
-    prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()
-    for parameter in prior.parameters():  # which start alike in all heads, or at 0
-        parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
-    return leaves, prior.to(wide), torch.randn(q_shape).to(dtype)
+    with plain_call(device):
+        leaves = {
+            name: torch.randn(shape).to(dtype) for name, shape in (("q", q_shape), ("k", k_shape), ("v", k_shape))
+        }
+        if case.scaled:
+            leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
+        if case.biased:
+            leaves["bias"] = torch.randn(1, 1, case.queries, case.keys).to(wide)
+        prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()
+        for parameter in prior.parameters():  # which start alike in all heads, or at 0
+            parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
+        prior, direction = prior.to(wide), torch.randn(q_shape).to(dtype)
+        results = _run(kernel, case, {name: x.to(device) for name, x in leaves.items()}, prior.to(device), direction)
+        if results is None:
+            return None
+        exact = {name: x.double() for name, x in leaves.items()}
+        truth = _run(ReferenceKernel(), case, exact, copy.deepcopy(prior).cpu().double(), direction.double())
+    assert truth is not None
+    return {name: relative_error(results[name], value) for name, value in truth.items()}
 
 
 def _run(
@@ -185,9 +178,8 @@ def _run(
         if case.prior:  # x: a prior without parameters makes its numbers where the layer's input is
             terms = prior(q_pos, k_pos, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
-        call = AttentionCall(
-            q, leaves["k"], leaves["v"], terms, causal, None if scale is None else scale[None], segments
-        )
+        scale = None if scale is None else scale[None]
+        call = AttentionCall(q, leaves["k"], leaves["v"], terms, causal, scale, segments)
         if kernel.refuses(call):
             return None
         output = kernel.run(call)

@@ -1,17 +1,14 @@
 """Priors by name. A new one is its own file, a line in `SHIPPED`, and a row of tests/zoo/priors_table.py.
 
-Priors of other packages and files come by `register_prior`, or by the entry-point group `priorzoo.priors`.
+Priors of other packages and files come by `register_prior`.
 """
 
 from __future__ import annotations
 
 import re
-import warnings
 from collections import UserDict
-from collections.abc import Mapping, MutableMapping
-from functools import cache
+from collections.abc import MutableMapping
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from zoo.naming import check_options, did_you_mean
@@ -31,10 +28,8 @@ __all__ = [
     "RelativeTable",
     "Table",
     "TablePrior",
-    "broken_prior",
     "compose",
     "create_prior",
-    "known_priors",
     "list_priors",
     "on_grid",
     "register_prior",
@@ -87,7 +82,6 @@ class Priors(UserDict[str, Any]):
 
 PRIORS: MutableMapping[str, type[Prior]] = Priors(SHIPPED)
 
-GROUP = "priorzoo.priors"
 # Names that mean something else in names of models: methods that are no priors, sums with a name, and SSMax.
 RESERVED = frozenset(
     {
@@ -140,34 +134,9 @@ def register_prior(name: str, prior: type[Prior]) -> None:
     PRIORS[name] = prior
 
 
-@cache
-def _load_entry_points() -> dict[str, str]:
-    """Register the priors of installed packages, once; returns why one could not be, by name."""
-    failed = {}
-    for point in entry_points(group=GROUP):
-        try:
-            register_prior(point.name, point.load())
-        except Exception as error:  # one broken package must not hide the priors of all others
-            failed[point.name] = f"the entry point {point.value!r} of {GROUP} fails: {type(error).__name__}: {error}"
-            if point.name in PRIORS:  # which nobody will miss
-                warnings.warn(f"prior {point.name!r}: {failed[point.name]}", stacklevel=2)
-    return failed
-
-
-def broken_prior(name: str) -> str:
-    """Why the prior of an installed package could not be registered, and "; "; "" of other names."""
-    return f"{why}; " if name not in PRIORS and (why := _load_entry_points().get(name)) else ""
-
-
-def known_priors() -> Mapping[str, type[Prior]]:
-    """Every prior by name: those here, registered ones, and those of installed packages."""
-    _load_entry_points()
-    return PRIORS
-
-
 def list_priors() -> list[str]:
     """Names that `create_prior` knows."""
-    return sorted(known_priors())
+    return sorted(PRIORS)
 
 
 def create_prior(name: str, *, num_heads: int, **options) -> Prior:
@@ -176,9 +145,7 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
     Raises:
         ValueError: for an unknown name, an unknown option or a missing one; it names the nearest valid choice.
     """
-    if name not in PRIORS and name not in known_priors():
-        raise ValueError(
-            f"unknown prior {name!r}; {broken_prior(name)}{did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}"
-        )
+    if name not in PRIORS:
+        raise ValueError(f"unknown prior {name!r}; {did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}")
     check_options(f"prior {name!r}", PRIORS[name], options, fixed=("num_heads",))
     return PRIORS[name](num_heads, **options)

@@ -102,11 +102,6 @@ class PriorTerms:
         bias = None if self.bias is None else bias_of_heads(self.bias, heads)
         return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
 
-    def with_parametric(self, parametric: ParametricTable) -> PriorTerms:
-        """These terms, whose table is that function of a few parameters."""
-        assert self.table is not None
-        return replace(self, table=replace(self.table, parametric=parametric))
-
     def split(self, count: int, *, causal: bool) -> list[PriorTerms]:
         """The terms of each of `count` layers, of those of their heads together (`Prior.stack`)."""
 
@@ -331,6 +326,10 @@ class Prior(nn.Module):
         """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""
         return dict(options)
 
+    def parametric(self) -> ParametricTable | None:
+        """The table of a `TablePrior` or `GridPrior` as a function of a few parameters."""
+        return None
+
     def parts(self) -> list[Prior]:
         """The priors this one is composed of: summands, or one per axis of a grid. [] for one that is not composed."""
         return [part for part in self.children() if isinstance(part, Prior)]
@@ -397,6 +396,7 @@ class TablePrior(Prior):
     """A prior that is a function of distance. Subclasses implement `curve`; table and oracle follow from it."""
 
     is_relative = True
+    constant_from: int | None = None  # see `RelativeTable`
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) log-prior at distances d = i − j, in the dtype of `distance`."""
@@ -409,6 +409,7 @@ class TablePrior(Prior):
         device = x.device if x is not None else prior_device(self)
         curve = partial(self.curve, causal=causal)
         table = line_table(curve, q_pos, k_pos, device=device, dtype=prior_dtype(self))
+        table = replace(table, parametric=self.parametric(), constant_from=self.constant_from)
         return PriorTerms(table=table, causal=causal)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
@@ -437,7 +438,8 @@ class GridPrior(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         device = x.device if x is not None else prior_device(self)
-        return PriorTerms(table=grid_table(self.surface, q_pos, k_pos, device=device, dtype=prior_dtype(self)))
+        table = grid_table(self.surface, q_pos, k_pos, device=device, dtype=prior_dtype(self))
+        return PriorTerms(table=replace(table, parametric=self.parametric()))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         device = prior_device(self)

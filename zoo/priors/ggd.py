@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.naming import check_flags, nearest
-from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
-from zoo.priors.base import GridPrior, PriorTerms, TablePrior, patch_distance, prior_dtype
+from zoo.priors.base import GridPrior, TablePrior, patch_distance, prior_dtype
 from zoo.priors.tables import ParametricTable
 
 __all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
@@ -130,10 +129,8 @@ class Ggd(TablePrior):
         alpha, beta, mu = (p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu))
         return _curve(alpha, beta, (-distance - 2 * mu.sinh()).abs() + EPSILON)[0]
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of([self], ("d",)))
+    def parametric(self) -> GgdTable:
+        return GgdTable.of([self], ("d",))
 
     def head_parameters(self) -> dict[str, Tensor]:
         found = {"β = θβ": self.theta_beta, "α = exp θα": self.theta_alpha.exp()}
@@ -189,8 +186,5 @@ class Ggd2d(GridPrior):
         """One prior per axis: r, or y and x."""
         return [part for part in self.children() if isinstance(part, Ggd)]
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        axes = ("r",) if self.form == "isotropic" else ("y", "x")
-        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of(self.axes(), axes))
+    def parametric(self) -> GgdTable:
+        return GgdTable.of(self.axes(), ("r",) if self.form == "isotropic" else ("y", "x"))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from zoo.positions import Positions
-from zoo.priors.base import IsotropicPrior, PriorTerms, TablePrior, patch_distance, prior_dtype
+from zoo.priors.base import IsotropicPrior, TablePrior, patch_distance, prior_dtype
 from zoo.priors.tables import ParametricTable
 
 __all__ = ["Kerple", "Kerple2d", "KerpleTable"]
@@ -30,11 +29,6 @@ class KerpleTable(ParametricTable):
     @property
     def params(self) -> Tensor:
         return self.theta
-
-    @staticmethod
-    def of(prior: Kerple) -> KerpleTable:
-        r1, r2 = (r.to(prior_dtype(prior)).clamp(min=_MINIMUM) for r in (prior.r1, prior.r2))
-        return KerpleTable(torch.stack([r1.log(), r2]))
 
     def of_heads(self, heads: slice | Tensor) -> KerpleTable:
         return replace(self, theta=self.theta[:, heads])
@@ -69,10 +63,9 @@ class Kerple(TablePrior):
         r1, r2 = (r.to(distance.dtype).clamp(min=_MINIMUM).view(lead) for r in (self.r1, self.r2))
         return -r1 * torch.log1p(r2 * distance.abs())
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(KerpleTable.of(self))
+    def parametric(self) -> KerpleTable:
+        r1, r2 = (r.to(prior_dtype(self)).clamp(min=_MINIMUM) for r in (self.r1, self.r2))
+        return KerpleTable(torch.stack([r1.log(), r2]))
 
     def head_parameters(self) -> dict[str, Tensor]:
         return {"r1": self.r1, "r2": self.r2}
@@ -84,8 +77,3 @@ class Kerple2d(IsotropicPrior, Kerple):
     Args:
         num_heads: H.
     """
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(KerpleTable.of(self))

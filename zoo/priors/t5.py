@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from zoo.naming import check_grid, check_whole
-from zoo.positions import Positions
-from zoo.priors.base import GridPrior, PriorTerms, TablePrior
+from zoo.priors.base import GridPrior, TablePrior
 
 __all__ = ["T5", "T52d"]
 
@@ -36,7 +34,7 @@ class T5(TablePrior):
             raise ValueError(
                 f"t5 needs an even number of buckets >= 4 and max_distance > buckets/2, got {num_buckets}, {max_distance}"
             )
-        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.num_buckets, self.max_distance, self.constant_from = num_buckets, max_distance, max_distance
         self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets))
 
     def bucket(self, distance: Tensor, *, causal: bool) -> Tensor:
@@ -44,13 +42,6 @@ class T5(TablePrior):
         if causal:
             return one_sided_bucket(distance.clamp(min=0), self.num_buckets, self.max_distance)
         return two_sided_bucket(distance, self.num_buckets, self.max_distance)
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        terms = super().forward(q_pos, k_pos, causal=causal, x=x)
-        assert terms.table is not None
-        return replace(terms, table=replace(terms.table, constant_from=self.max_distance))
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         return self.bias.to(distance.dtype)[:, self.bucket(distance, causal=causal)]

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from zoo.positions import Positions
@@ -300,25 +301,14 @@ class _Windows(torch.autograd.Function):
         return place.write(source, source.new_empty(source.shape[0], place.stop - place.start, num_keys))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return _WindowSums.apply(grad, ctx.place), None
-
-
-class _WindowSums(torch.autograd.Function):
-    """The transpose of `_Windows`."""
-
-    @staticmethod
-    def forward(ctx, matrix: Tensor, place: _GridRows) -> Tensor:
-        ctx.place = place
+        place = ctx.place
         height, width = place.shape
-        sums = matrix.new_zeros(matrix.shape[0], width, 2 * height - 1, width)
-        for part, window in place.parts(matrix, sums):
+        sums = grad.new_zeros(grad.shape[0], width, 2 * height - 1, width)
+        for part, window in place.parts(grad, sums):
             window += part
-        return sums
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return _Windows.apply(grad, ctx.place), None
+        return sums, None
 
 
 def line_table(

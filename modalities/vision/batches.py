@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_on
-from modalities.vision.transforms import BICUBIC, LimitAspect, Shape, rand_augment
+from modalities.vision.transforms import BICUBIC, Shape, limit_aspect, rand_augment
 
 # First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
 _AUGMENT, _ERASE, _MIX, _SHAPE = 10, 11, 12, 13
@@ -52,7 +52,7 @@ def preserve_rng_state() -> Iterator[None]:
 def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
     """PIL -> PIL of `shape`, as `augment` says; of a window what is done to its pixels. Draws from the global generators."""
     if config.augment == "none":
-        return v2.Compose([LimitAspect(), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)])
+        return v2.Compose([v2.Lambda(limit_aspect), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)])
     steps: list[Callable[[Image.Image], Image.Image]] = []
     if config.augment != "window":
         # An aspect of 3:4 to 4:3, torchvision's, of the picture relative to the shape's own.

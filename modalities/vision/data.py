@@ -32,21 +32,20 @@ from modalities.vision.transforms import Shape
 
 DEFAULT_SOURCE = "glyphs"
 EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
-KEPT_BYTES = 512 * 2**20  # of decoded held-out images
 
 
 @overload
 def build_loader(
-    config: VisionDataConfig, *, split: Literal["heldout"], rank: int = 0, world: int = 1, micro_batch: int
+    config: VisionDataConfig, *, split: Literal["heldout"], micro_batch: int, **share: int
 ) -> IndexedLoader: ...
 @overload
 def build_loader(
-    config: VisionDataConfig, *, split: str = "train", rank: int = 0, world: int = 1, micro_batch: int
+    config: VisionDataConfig, *, split: str = "train", micro_batch: int, **share: int
 ) -> IndexedLoader | StreamLoader: ...
 def build_loader(
-    config: VisionDataConfig, *, split: str = "train", rank: int = 0, world: int = 1, micro_batch: int
+    config: VisionDataConfig, *, split: str = "train", micro_batch: int, **share: int
 ) -> IndexedLoader | StreamLoader:
-    """The loader of one split for one rank.
+    """The loader of one split for one rank. share: `rank` (0) of `world` (1).
 
     "train" is endless, shuffled and augmented; shards are streamed, everything else is read by index. "heldout" is one pass
     without augmentation in a shuffled order, the same for every seed, with equally many batches on every rank.
@@ -56,7 +55,7 @@ def build_loader(
     """
     if split not in ("train", "heldout"):
         raise ValueError(f"split {split!r}: expected 'train' or 'heldout'")
-    share: dict[str, Any] = {"rank": rank, "world": world, "num_workers": config.num_workers}
+    share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
     size = round(config.image_size * 4 / 3)
     if split == "heldout":
         return IndexedLoader(ImageSamples(_heldout(config, size=size), config, train=False), micro_batch, **share)
@@ -78,30 +77,25 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     elif config.target != "label":
         images = open_images(config.heldout_source, "all")
     else:
-        classes = _train_classes(config)
+        try:
+            shards = open_shard_source(config.source, "train")
+            classes = (shards or open_images(config.source, "train", hold_out=False)).classes
+        except FileNotFoundError:  # trained elsewhere
+            classes = None
         images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
-        pairs = zip_longest(classes or (), images.classes or ()) if classes and images.classes else ()
-        for label, (one, other) in enumerate(pairs):
-            if one != other:
-                raise ValueError(
-                    f"source {config.source!r} and heldout_source {config.heldout_source!r} must list the same classes in one "
-                    f"order: label {label} is {one!r} in training and {other!r} in held-out images"
-                )
+        if classes and images.classes and classes != images.classes:
+            pairs = enumerate(zip_longest(classes, images.classes))
+            label, (one, other) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
+            raise ValueError(
+                f"source {config.source!r} and heldout_source {config.heldout_source!r} must list the same classes in one "
+                f"order: label {label} is {one!r} in training and {other!r} in held-out images"
+            )
     _check_classes(config, images.classes)
     return images
 
 
 def _folders(config: VisionDataConfig) -> bool:
     return all((source or "").startswith("folder:") for source in (config.source, config.heldout_source))
-
-
-def _train_classes(config: VisionDataConfig) -> tuple[str, ...] | None:
-    """The training classes by label; None where unknown, or where the shards are not on this machine."""
-    try:
-        shards = open_shard_source(config.source, "train")
-    except FileNotFoundError:
-        return None
-    return (shards or open_images(config.source, "train", hold_out=False)).classes
 
 
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
@@ -117,7 +111,7 @@ def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) ->
 
 class HeldoutImages:
     """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at its stored size, label),
-    or with `objects` (RGB, `Objects`). The first that fit into KEPT_BYTES stay decoded.
+    or with `objects` (RGB, `Objects`).
 
     classes: names by label; numbers where the source has no names, empty where their number is unknown too.
     """
@@ -126,26 +120,16 @@ class HeldoutImages:
         self.images, self.objects = images, objects
         self.classes = list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
         self.order = np.random.default_rng(0).permutation(len(images))
-        self._decoded: dict[int, tuple[Image.Image, Any]] = {}
-        self._room = KEPT_BYTES
         self._sizes: dict[int, tuple[int, int] | None] = {}
-        self._unread = ""  # why the first image without a size has none
 
     def __len__(self) -> int:
         return len(self.order)
 
     def __getitem__(self, place: int) -> tuple[Image.Image, Any]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
-        if place not in self._decoded:
-            payload, label = self._stored(place)
-            listed, classes = self.images.classes is not None, len(self.classes) or None
-            image = checked_image(payload, label, self.name(place), [], num_classes=classes, listed=listed)
-            size = 3 * image.width * image.height
-            if size > self._room:
-                return image, label
-            self._decoded[place] = image, label
-            self._room -= size
-        return self._decoded[place]
+        payload, label = self._stored(place)
+        listed, classes = self.images.classes is not None, len(self.classes) or None
+        return checked_image(payload, label, self.name(place), [], num_classes=classes, listed=listed), label
 
     def _stored(self, place: int) -> tuple[bytes | Image.Image, Any]:
         index = int(self.order[place])
@@ -175,8 +159,9 @@ class HeldoutImages:
         that of the largest image. Raises ValueError where no header can be read."""
         sizes = [size for place in range(min(count or len(self), len(self))) if (size := self._size(place))]
         if not sizes:
-            first = f"; of {self.name(0)}: {self._unread}" if self._unread else ""
-            raise ValueError(f"source {self.images.spec!r}: none of its first held-out images can be read{first}")
+            raise ValueError(
+                f"source {self.images.spec!r}: none of its held-out images can be read, such as {self.name(0)}"
+            )
         sides = sorted((min(fitted(size, shape, fit)) for size in sizes), reverse=True)
         return sides[max(0, math.ceil(share * len(sides)) - 1)]
 
@@ -185,8 +170,8 @@ class HeldoutImages:
         if place not in self._sizes:
             try:
                 self._sizes[place] = upright_size(self._stored(place)[0])
-            except BadImage as error:
-                self._sizes[place], self._unread = None, self._unread or str(error)
+            except BadImage:
+                self._sizes[place] = None
         return self._sizes[place]
 
 

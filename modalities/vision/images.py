@@ -55,25 +55,22 @@ class BadImage(ValueError):
 
 
 class ImageReport:
-    """Counts, by reason, of what was skipped and converted, with the first names of each. The first of a reason is logged."""
+    """Counts, by reason, of what was skipped and converted, and the first name of each, which is logged."""
 
-    NAMES = 5
-    SHOWN = 60  # characters of a name in the table
+    SHOWN = 60  # characters of a name in the line
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
         self.converted: Counter[str] = Counter()
-        self.names: dict[str, list[str]] = {}
+        self.names: dict[str, str] = {}
 
     def extend(self, events: Iterable[Event]) -> None:
         """Count events, as workers hand them over."""
         for kind, reason, name in events:
             counts = self.skipped if kind == "skipped" else self.converted
             counts[reason] += 1
-            names = self.names.setdefault(reason, [])
-            if len(names) < self.NAMES and name not in names:
-                names.append(name)
             if counts[reason] == 1:
+                self.names[reason] = name
                 level = logging.WARNING if kind == "skipped" else logging.INFO
                 _log.log(level, "image %s (%s): %s; more of these are only counted", kind, reason, name)
 
@@ -81,8 +78,7 @@ class ImageReport:
         """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME); converted 4 × grey (such as NAME)"."""
         parts = []
         for kind, counts in (("skipped", self.skipped), ("converted", self.converted)):
-            names = {reason: self.names[reason][0] for reason in counts}
-            short = {r: name if len(name) <= self.SHOWN else "…" + name[1 - self.SHOWN :] for r, name in names.items()}
+            short = {r: n if len(n) <= self.SHOWN else "…" + n[1 - self.SHOWN :] for r, n in self.names.items()}
             lines = [f"{count} × {reason} (such as {short[reason]})" for reason, count in counts.most_common()]
             parts += [f"{kind} {', '.join(lines)}"] if lines else []
         return "; ".join(parts) or "every image was taken as it is"
@@ -183,8 +179,8 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
 class ImageSet:
     """Images by index.
 
-    classes: names by label; None where the source has no list of them.  fingerprint: of the content.
-    problems: events of listing the source.  among: images that the held-out tenth was chosen from by name; 0: all are here.
+    classes: names by label; None where the source has no list of them.  fingerprint: of the content.  problems: events of
+    listing the source.  among: images that the held-out tenth was chosen from by name; 0: all are here.
     """
 
     spec: str
@@ -222,10 +218,9 @@ def checked_image(
     num_classes: int | None = None,
     listed: bool = False,
 ) -> Image.Image:
-    """The RGB image; conversions are added to `events`. Raises BadImage.
+    """The RGB image; conversions are added to `events`. Raises BadImage, also where EXIF turns an image with objects.
 
-    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage; so is an
-    image with objects whose EXIF turns it.
+    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage.
     """
     if isinstance(label, int) and num_classes is not None and not 0 <= label < num_classes:
         if listed:

@@ -104,15 +104,9 @@ class ShardStream:
         self, slot: int, slots: int, done: int, events: list[Event]
     ) -> Iterator[tuple[tuple[int, int], Image.Image, int | Objects]]:
         """((epoch, number), image, label) of a slot after its first `done` samples."""
-        end = done
         for epoch, block, first in self._blocks(slot, slots, done):
-            end += len(block) - first
-            spare = None  # for every place of a block without a good image
             for place in range(first, len(block)):
-                sample = spare or self._good(block, place, events)
-                if sample is None:
-                    sample = spare = self._good_after(slot, slots, end, events)
-                yield (epoch, block[place][0]), *sample
+                yield (epoch, block[place][0]), *self._good(block, place, events)
             del block  # before the next one is read
 
     def _blocks(self, slot: int, slots: int, done: int) -> Iterator[tuple[int, Block, int]]:
@@ -148,8 +142,8 @@ class ShardStream:
                 yield from self.shards.read(shard, start, stop)
             at += self.shards.counts[shard]
 
-    def _good(self, block: Block, place: int, events: list[Event]) -> Sample | None:
-        """The first good image of a block from `place` on, wrapping around; None where there is none."""
+    def _good(self, block: Block, place: int, events: list[Event]) -> Sample:
+        """The first good image of a block from `place` on, wrapping around. Raises ValueError where there is none."""
         config, listed = self.config, self.shards.classes is not None
         for step in range(len(block)):
             sample = block[(place + step) % len(block)][1]
@@ -159,20 +153,7 @@ class ShardStream:
                 return _checked(sample_image(sample), label, config, name, listed, events), label
             except BadImage as error:
                 events.append(("skipped", error.reason, name))
-        return None
-
-    def _good_after(self, slot: int, slots: int, done: int, events: list[Event]) -> Sample:
-        """The next good image of a slot after its first `done` samples. Raises ValueError where an epoch's worth has none."""
-        tried = 0
-        for _, block, _ in self._blocks(slot, slots, done):
-            if sample := self._good(block, 0, events):
-                return sample
-            tried += len(block)
-            if tried >= len(self.shards):
-                break
-            del block
-        skipped = f"all of {tried} images in a row were skipped: {_reasons(events)}"
-        raise ValueError(f"source {self.shards.spec!r}: {skipped}")
+        raise ValueError(f"source {self.shards.spec!r}: all of {len(block)} images were skipped: {_reasons(events)}")
 
 
 def _checked(

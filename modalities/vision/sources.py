@@ -97,14 +97,12 @@ def open_images(
 
 
 def class_names(spec: str) -> tuple[str, ...]:
-    """The classes that a source's training images list, by label, read without its images; () where that cannot be told."""
+    """The classes that a source's training images list, by label, read without its images; () where that is unknown."""
     if spec in ("glyphs", "glyphs-builtin", "scenes", "scenes-count"):  # the same letters
         return tuple(_builtin()["classes"])
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()
-        for folder in (path / "train", path):
-            if _has_folders(folder):
-                return tuple(_class_folders(folder))
+        return tuple(_shown_folders(path / "train") or _shown_folders(path))
     return ()
 
 
@@ -142,56 +140,36 @@ class BuiltinImages(ImageSet):
 # ------------------------------------------------------------------------------------------------ folders
 
 
-def _folder(spec: str) -> Path:
-    path = Path(spec[len("folder:") :]).expanduser()
-    if not path.is_dir():
-        raise FileNotFoundError(f"source {spec!r}: no folder {path}")
-    return path
+def _shown_folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's checkpoints."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _has_folders(path: Path) -> bool:
-    return path.is_dir() and any(e.is_dir() and not e.name.startswith(".") for e in os.scandir(path))
-
-
-def _version(path: str | Path) -> tuple[int, int]:
-    """(size, time of the last change) of a file, which differ where it was written again; of none zeros."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a name that no file can have
-        return 0, 0
+def _version(path: str) -> tuple[int, int]:
+    """(size, time of the last change) of a file, which differ where it was written again."""
+    status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
-def _class_folders(folder: str | Path) -> list[str]:
-    """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's checkpoints.
-
-    Raises FileNotFoundError where there is none.
-    """
-    names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
-    if not names:
-        raise FileNotFoundError(f"no class folder in {folder}: expected {folder}/CLASS/IMAGE")
-    return names
-
-
-def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
-    """(folder, files) through links, without hidden names and without links to a folder that is being walked."""
-    for place, folders, files in os.walk(folder, followlinks=True):
-        above, shown = os.path.realpath(place) + os.sep, []
-        for name in folders:
-            path = os.path.join(place, name)
-            loop = os.path.islink(path) and above.startswith(os.path.realpath(path) + os.sep)
-            shown += [] if loop or name.startswith(".") else [name]
-        folders[:] = shown
-        yield place, sorted(name for name in files if not name.startswith("."))
+def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """(folder, folders, files) without hidden names, and not through links."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield place, folders, sorted(name for name in files if not name.startswith("."))
 
 
 def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], list[Event]]:
-    """(path, label) of the images of every class, sorted by class, folder and name; and the files left out."""
+    """(path, label) of the images of every class, sorted by class, folder and name; and what is left out."""
     samples, problems, seen = [], [], set()
     for name, label in sorted((name, label) for label, name in enumerate(classes)):
-        for folder, files in sorted(_walk(os.path.join(root, name))):
-            for path in (os.path.join(folder, file) for file in files):
-                target = os.path.realpath(path) if os.path.islink(path) or os.path.islink(folder) else path
+        top = os.path.join(root, name)
+        for place, folders, files in sorted(_walk(top)):
+            links = (path for path in (os.path.join(place, folder) for folder in folders) if os.path.islink(path))
+            problems += [("skipped", "linked folder in a class", path) for path in links]
+            for path in (os.path.join(place, file) for file in files):
+                target = os.path.realpath(path) if os.path.islink(path) or os.path.islink(top) else path
                 if not path.lower().endswith(EXTENSIONS):
                     problems.append(("skipped", "unknown extension", path))
                 elif target in seen:
@@ -204,12 +182,12 @@ def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, in
 
 def _names_of_content(root: Path, samples: Sequence[tuple[str, int]]) -> list[str]:
     """Names in `root`, of files with equal bytes the first one's: copies are held out together, or trained on together."""
-    sizes = Counter(_version(file)[0] for file, _ in samples)
+    sizes = Counter(os.path.getsize(file) for file, _ in samples)
     first: dict[bytes, str] = {}
     names = []
     for file, _ in samples:
         name = _relative(root, file)
-        if sizes[_version(file)[0]] > 1:
+        if sizes[os.path.getsize(file)] > 1:
             with open(file, "rb") as stream:
                 name = first.setdefault(hashlib.file_digest(stream, "sha256").digest(), name)
         names.append(name)
@@ -224,23 +202,23 @@ class FolderImages(ImageSet):
     """A folder of class folders. Labels are the places of the class names in alphabetical order, those of PATH/train."""
 
     def __init__(self, spec: str, split: str, *, hold_out: bool, classes: Sequence[str] | None = None) -> None:
-        path = _folder(spec)
+        path = Path(spec[len("folder:") :]).expanduser()
+        if not path.is_dir():
+            raise FileNotFoundError(f"source {spec!r}: no folder {path}")
         train, heldout = path / "train", next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
-        parts = _has_folders(train)  # else a class called "train"
-        folders = {child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
-        alone = heldout is not None and folders <= {*HELDOUT_NAMES}
+        parts, folders = _shown_folders(train), _shown_folders(path)  # without parts "train" is a class
+        alone = heldout is not None and {*folders} <= {*HELDOUT_NAMES}
         if alone and split == "train":
-            have = ", ".join(sorted(folders))
-            raise ValueError(f"source {spec!r} has {have} and no train: it is held out as a whole")
+            raise ValueError(f"source {spec!r} has {', '.join(folders)} and no train: it is held out as a whole")
         if parts and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
-        if parts and classes is None:
-            classes = _class_folders(train)
         root = train if parts else path
         if heldout is not None and (alone or (parts and split != "train")):
             root = heldout
-        names = _class_folders(root)
-        self.spec, self.classes = spec, tuple(names if classes is None else classes)
+        names = _shown_folders(root)
+        if not names:
+            raise FileNotFoundError(f"no class folder in {root}: expected {root}/CLASS/IMAGE")
+        self.spec, self.classes = spec, tuple((parts or names) if classes is None else classes)
         for name in names:
             if name not in self.classes:
                 hint = did_you_mean(name, self.classes)

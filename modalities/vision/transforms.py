@@ -22,15 +22,14 @@ BICUBIC = v2.InterpolationMode.BICUBIC
 Shape = tuple[int, int]  # (height, width)
 
 
-class LimitAspect(torch.nn.Module):
-    """PIL -> PIL, centre-cropped to an aspect of at most MAX_ASPECT : 1: 60000 × 2 pixels would else be resized to a shorter
-    side of S by a longer one of S·30000. The central square that is cut afterwards is the same."""
+MAX_ASPECT = 8
 
-    MAX_ASPECT = 8
 
-    def forward(self, image: Image.Image) -> Image.Image:
-        longest = self.MAX_ASPECT * min(image.size)
-        return image if max(image.size) <= longest else _centre(image, longest, longest)
+def limit_aspect(image: Image.Image) -> Image.Image:
+    """An image centre-cropped to an aspect of at most MAX_ASPECT : 1: else 60000 × 2 pixels would be resized to a shorter side
+    of S by a longer one of S·30000. The central square that is cut afterwards is the same."""
+    longest = MAX_ASPECT * min(image.size)
+    return image if max(image.size) <= longest else _centre(image, longest, longest)
 
 
 def _centre(image: Image.Image, height: int, width: int) -> Image.Image:

@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_left_out_and_counted(images):
     row = rows(Reader(), sizes=(16,))[16]
     assert (row["images"], row["skipped"], row["top1"], row["skipped_because"]) == (37, 3, 1.0, "3 truncated")
     images(broken=range(40))
-    with pytest.raises(ValueError, match=r"none of its first held-out images can be read; of .*: truncated"):
+    with pytest.raises(ValueError, match="none of its held-out images can be read"):
         rows(Reader())
     images(size=[(64, 64)] * 38 + [(64, 20)] * 2)  # large enough for 16 pixels, not for 32: the same images at both
     for mode, expected in (("native", (38, "2 too small")), ("resized", (40, ""))):

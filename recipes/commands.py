@@ -35,12 +35,18 @@ def replace_setting(recipe: object, key: str, value: Any, place: str) -> None:
     setattr(recipe, section, changed)
 
 
-def call(function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str) -> int:
-    """Call a typer function with the arguments in `argv` (None: the process's); the exit code as `zoo.cli.call` has it."""
+def call(
+    function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str, any_option: bool = False
+) -> int:
+    """Call a typer function with the arguments in `argv` (None: the process's); the exit code as `zoo.cli.call` has it.
+
+    any_option: ignore options that the function does not have.
+    """
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(help=_help(function))(function)
+    settings = {"ignore_unknown_options": True} if any_option else None
+    app.command(help=_help(function), context_settings=settings)(function)
     return call_app(app, argv, prog=prog)
 
 

@@ -1,27 +1,27 @@
-"""Measure models of the zoo, of run folders, or of other libraries, beside each other.
+"""Measure models of the zoo, of run folders, or of other libraries, and compare them.
 
-    python recipes/evaluate.py MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
-    python recipes/evaluate.py 'text_*_tiny.*' passkey,perplexity          every shipped tiny model, one figure
-    python recipes/evaluate.py 'vision_*.glyphs*' resolution --sizes 96,192,384
-    python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits              beside baselines
-    python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
-    python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     differences, document by document
-    python recipes/evaluate.py hf:FOLDER passkey,perplexity --lengths 512,4k        a causal LM of transformers, text or DNA
-    python recipes/evaluate.py timm:NAME@CHECKPOINT resolution --source folder:DIR  a classifier of timm
+    priorzoo evaluate MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
+    priorzoo evaluate --list                                                all evaluators and their options
+    priorzoo evaluate 'text_*_tiny.*' passkey,perplexity                    every shipped tiny model, one figure
+    priorzoo evaluate 'dna_*.genomes' 'markov-*' uniform bits               compared with baselines
+    priorzoo evaluate dna_goat_tiny.genomes score --fasta FILE              every record's log-likelihood, as TSV
+    priorzoo evaluate 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     paired differences
+    priorzoo evaluate hf:FOLDER passkey,perplexity --lengths 512,4k         a causal LM of transformers
+    priorzoo evaluate timm:NAME@CHECKPOINT resolution --source folder:DIR   a classifier of timm
 
 The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry
 names, patterns of names with weights, run or saved-model folders, baselines, or models of other libraries: hf:NAME, a
 folder or a name of the hub, whose tokenizer tells text from DNA (hf:text:NAME and hf:dna:NAME insist), and
-timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens, of DNA in bases;
-docs/TRANSFORMERS.md says what is measured. The options below are those of the evaluators of that modality; without
-models, of all. Written to --out: EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis),
-EVAL.png (all models in one figure), overview.png where several evaluators share an axis, and cells/, from which a run
-that was stopped continues and which runs at the same time share. Evaluators that list a file's entries write
-EVAL.MODEL.tsv and no CSV. Run folders whose recipe.json differ in the seeds alone, and shipped weights of the same
-recipe, are seeds of one set-up: tables and figures show their mean, files keep every model.
-With --against MODEL, which joins the models where it is not among them, EVAL.paired.csv has every other model's scores
-less that one's, with 95% intervals over what the held-out data varies by (documents, prompts, contigs). Exit codes: 0
-done, 2 the request cannot be served as written.
+timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens, of DNA in bases.
+
+The options of evaluators are below where a model is named: `priorzoo evaluate MODEL EVAL --help`.
+
+Written to --out: EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis), EVAL.png (all
+models in one figure), overview.png where several evaluators share an axis, and cells/, from which a run that was
+stopped continues and which runs at the same time share. Evaluators that list a file's entries write EVAL.MODEL.tsv and
+no CSV. Runs whose recipe.json differ only in seeds, and shipped weights of the same recipe, are seeds of one set-up:
+tables and figures show their mean. With --against MODEL, EVAL.paired.csv has every other model's scores minus that
+model's, with 95% intervals over documents, prompts or contigs. Exit codes: 0 done, 2 the request cannot be served.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ import typer
 from torch import nn
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import CellValue, Evaluator, Listing, ModelResult
+from modalities.evaluation import CellValue, Evaluator, Listing, ModelResult, Settings
 from modalities.figures import overview_figure
 from modalities.files import file_safe, write_table
 from recipes.commands import CommandError, call, option_name, with_options
-from recipes.console import CellProgress
+from recipes.console import CellProgress, facts_table
 from recipes.report import console, print_paired, print_plan, print_results, write_results
 from recipes.targets import (
     Target,
+    find_baselines,
     find_device,
     find_targets,
     modality_of,
@@ -303,8 +304,11 @@ def check_sources(measurements: Sequence[Measurement]) -> None:
 def evaluate_command(
     arguments: Annotated[
         list[str], typer.Argument(metavar="MODEL|RUN_DIR... EVAL", help="models, then the evaluators")
-    ],
+    ] = [],  # noqa: B006
     *,
+    list_: Annotated[
+        bool, typer.Option("--list", help="name every evaluator, what it measures and its options, and stop")
+    ] = False,
     out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path("results"),
     group_seeds: Annotated[
         bool | None,
@@ -324,8 +328,11 @@ def evaluate_command(
     ] = False,
     **options: Any,
 ) -> None:
+    if list_:
+        return list_evaluators()
     if len(arguments) < 2:
-        raise CommandError("name at least one model and, last, an evaluator, such as `text_ggd_ssmax_tiny passkey`")
+        example = "such as `text_ggd_ssmax_tiny.facts passkey`; `priorzoo evaluate --list` names the evaluators"
+        raise CommandError(f"expected MODEL... EVAL, at least one model and an evaluator, {example}")
     if dtype not in DTYPES:
         raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
     device = find_device(device)
@@ -403,19 +410,35 @@ def make_settings(kinds: Sequence[type[Evaluator]], options: Mapping[str, Any]) 
     return {kind: kind.settings_class(**{k: v for k, v in options.items() if k in fields[kind]}) for kind in kinds}
 
 
+def list_evaluators() -> None:
+    """A table for each modality: every evaluator, what it measures, and its options."""
+    for name in modality_names():
+        try:
+            kinds = find_modality(name).evaluators
+        except ImportError as error:  # its packages are not installed
+            console.print(f"{name}: {error}", soft_wrap=True)
+            continue
+        table = facts_table(name, {})
+        for kind in kinds.values():
+            options = " ".join(option_name(field.name) for field in dataclasses.fields(kind.settings_class))
+            table.add_row(kind.name, f"{kind.summary}\n{options}")
+        console.print(table)
+
+
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/evaluate.py") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
-    kinds: dict[str, type[Evaluator]] = {}
-    modalities: set[str | None] = set()
-    for part in (part for word in positional[:-1] for part in split_names(word)):
-        with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
-            modalities.add(modality_of(part))
-    for name in modalities - {None} or modality_names():
+    names = [part for word in words if not word.startswith("-") for part in split_names(word)]
+    modalities: dict[str, None] = {}  # of the models; evaluators of others are not imported
+    with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
+        modalities = dict.fromkeys(filter(None, map(modality_of, names)))
+        if not modalities and names:
+            modalities = dict.fromkeys(modality.name for modality, _ in find_baselines(names[0]).values())
+    settings: dict[str, type[Settings]] = {}
+    for name in modalities:
         with contextlib.suppress(ImportError, ValueError):  # its packages are not installed
-            kinds |= find_modality(str(name)).evaluators
-    command = with_options(evaluate_command, {name: kind.settings_class for name, kind in kinds.items()})
-    return call(command, words, prog=prog)
+            settings |= {kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()}
+    # The options of an unknown model's evaluators are unknown too; the model's name is the error.
+    return call(with_options(evaluate_command, settings), words, prog=prog, any_option=not modalities)
 
 
 if __name__ == "__main__":

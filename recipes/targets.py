@@ -196,7 +196,7 @@ def target_name(word: str) -> str:
 
 def find_baselines(pattern: str) -> dict[str, Baseline]:
     """The baselines of all modalities whose names match a shell pattern."""
-    if modality_of(pattern) or set(pattern) <= set("*?"):
+    if modality_of(pattern) or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
         return {}
     listed = [
         (name, (modality, make)) for modality in installed_modalities() for name, make in modality.baselines.items()
@@ -254,7 +254,9 @@ def _registered(name: str) -> Target:
     try:
         model_entry(name)
     except ValueError as error:
-        baselines = [known for modality in installed_modalities() for known in modality.baselines]
+        baselines: list[str] = []
+        if not did_you_mean(name, list_models()):
+            baselines = [known for modality in installed_modalities() for known in modality.baselines]
         if hint := did_you_mean(name, baselines):
             raise CommandError(f"no model or baseline {name!r}; {hint}baselines are {', '.join(baselines)}") from error
         raise CommandError(f"no folder {name!r} here; {error}") from error

@@ -29,6 +29,21 @@ def test_help_names_every_command(capsys):
     assert capsys.readouterr().out == f"priorzoo {zoo.__version__}\n"
 
 
+def test_evaluators_are_listed(capsys):
+    assert main(["evaluate", "--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"│ {name} " in printed for name in ("passkey", "resolution", "bits")) and "--sizes" in printed
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["evaluate", "--help"], ["evaluate", "txt_ggd_tiny", "passkey", "--lengths", "64"]]
+)
+def test_a_command_starts_without_what_it_does_not_need(words):
+    script = "import sys; from recipes.cli import main; main(sys.argv[1:]); print('loaded', *sys.modules)"
+    loaded = command([sys.executable, "-c", script, *words], folder=ROOT).stdout.rpartition("loaded ")[2].split()
+    assert "torch" in loaded and not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & set(loaded)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

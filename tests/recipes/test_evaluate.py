@@ -184,7 +184,7 @@ def test_all_names_every_evaluator(tmp_path, runs):
         (", passkey", ["','", "text_ggd_ssmax_tiny.facts"]),
         ("text_ggd_tiny perplexity --against text_ggd_tiny", ["'text_ggd_tiny'", "another"]),
         ("text_ggd_tiny perplexity --against text_ggd*_tiny.*", ["text_ggd_tiny.facts", "text_ggd_ssmax_tiny.facts"]),
-        ("--sizes 96 text_ggd_tiny passkey", ["--sizes", "passkey", "--lengths"]),
+        ("--sizes 96 text_ggd_tiny passkey", ["--sizes", "--samples"]),
         ("runs/none passkey", ["'runs/none'"]),
         ("text_rope_tiny passkey --set position_option.scaling=yarn", ["'position_options'"]),
         ("text_rope_tiny passkey --set dim=64", ["'dim': 64"]),

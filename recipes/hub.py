@@ -5,7 +5,8 @@
 
 The folder: config.json, model.safetensors and manifest.json (sizes and SHA-256) as `save_pretrained` writes them; README.md, a
 card with YAML front matter, data, measured tables and the lines that load it; of a run its recipe.json; .gitattributes.
-`zoo.load_model(FOLDER)` reads it. Needs `pip install 'priorzoo[hub]'`; --push also needs a login (`hf auth login`).
+A tokenizer of the user's is in it as tokenizer.json. `zoo.load_model(FOLDER)` and all commands read it. Needs
+`pip install 'priorzoo[hub]'`; --push also needs a login (`hf auth login`).
 """
 
 from __future__ import annotations
@@ -192,10 +193,6 @@ def _folder_card(folder: Path, model: ZooModel, recipe: dict[str, Any] | None, r
     tags = [position] if isinstance(position, str) else list(position)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     facts: dict[str, Any] = {"position": ", ".join(tags), "parameters": f"{parameters:,}"}
-    tokenizer = str(getattr(model.config, "tokenizer", ""))
-    if Path(tokenizer.partition("?")[0]).is_file():
-        file = Path(tokenizer).name
-        facts["tokenizer"] = f"{file}, a file that loading needs at {tokenizer}; it is not in this folder"
     title, label, source = folder.name, folder.name, ""
     if recipe is not None:
         title, label, source = recipe["name"], f"{recipe['name']} ({folder.name})", recipe["data"]["source"]

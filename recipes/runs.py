@@ -513,11 +513,12 @@ def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooMo
 
 
 def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
-    """(model with its newest weights, resolved recipe as a dict) of a run folder."""
+    """(model with its newest weights, resolved recipe as a dict) of a run folder, or of one that `priorzoo hub` made of it."""
     if not (Path(run_dir) / "recipe.json").exists():
         raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
     recipe = stored_recipe(run_dir)
-    return newest_model(run_dir, find_modality(recipe["modality"]).model.from_pretrained), recipe
+    read = find_modality(recipe["modality"]).model.from_pretrained
+    return read(run_dir) if (Path(run_dir) / "config.json").is_file() else newest_model(run_dir, read), recipe
 
 
 def stored_recipe(run_dir: str | Path) -> dict[str, Any]:

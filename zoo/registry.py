@@ -242,12 +242,14 @@ def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: 
 def load_model(folder: str | os.PathLike[str]) -> ZooModel:
     """The model in a folder written by `save_pretrained`, of the modality that its config.json names.
 
-    A folder that holds one as model/, such as a finished run or a checkpoint, stands for it.
+    A folder that holds one as model/, such as a finished run or a checkpoint, stands for it, and so does a name with weights.
 
     Raises:
         ValueError: where there is no config.json, or it is of no modality known here.
         FileNotFoundError, ImportError: see `ZooModel.from_pretrained` and `load_modality`.
     """
+    if not os.path.isdir(folder) and str(folder) in weights.list_weights():
+        return create_model(str(folder))
     inner = Path(folder) / "model"
     if not (Path(folder) / "config.json").is_file() and (inner / "config.json").is_file():
         folder = inner

@@ -446,7 +446,10 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
     kind, spec = type(config), (config.architecture or {})["tokenizer"]
     if not (folder / "tokenizer_config.json").exists():
         try:
-            kind.fast_tokenizer(spec).save_pretrained(folder)
+            here = Path(config.name_or_path or "")  # where the model was read from
+            moved = (here / "tokenizer_config.json").is_file()
+            tokenizer = AutoTokenizer.from_pretrained(here) if moved else kind.fast_tokenizer(spec)
+            tokenizer.save_pretrained(folder)
         except FileNotFoundError as error:
             logging.getLogger(__name__).warning("%s is saved without a tokenizer: %s", folder, error)
     card = folder / "README.md"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from modalities.decoder import fused_loss
 from modalities.decoder.generation import generate
+from modalities.decoder.tokenizers import save_copy, use_copy
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.decoding import Cache, KVCache
+from zoo.files import file_digests, write_json
 from zoo.layer_terms import layer_terms
 from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
@@ -28,7 +32,7 @@ from zoo.methods import (
     shared_embedding,
     stored_options,
 )
-from zoo.model import ZooModel
+from zoo.model import MANIFEST, SAVED, ZooModel
 from zoo.naming import nearest
 from zoo.offload import execution_device, is_offloaded, loaded
 from zoo.positions import Positions
@@ -105,6 +109,18 @@ class Decoder(ZooModel):
     config_class = DecoderConfig
     config: DecoderConfig
     position_embedding: nn.Module | None
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        """As `ZooModel.save_pretrained`, with a copy of the tokenizer's file where it is one of the user's."""
+        super().save_pretrained(folder, **options)
+        if copies := save_copy(self.config.tokenizer, Path(folder)):
+            write_json(Path(folder) / MANIFEST, file_digests(folder, [*SAVED, *copies]))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], **overrides: Any) -> Self:
+        model = super().from_pretrained(folder, **overrides)
+        use_copy(model.config.tokenizer, Path(folder))
+        return model
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

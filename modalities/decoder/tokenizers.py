@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zoo.errors import require
+from zoo.files import replacing
 from zoo.inputs import read_json
 from zoo.naming import did_you_mean
 
@@ -25,7 +26,40 @@ if TYPE_CHECKING:
 
 MOST_IDS = 2**24  # ids of a vocabulary
 _LARGEST = 1 << 28  # bytes of a file; the largest in use have some 30 million
+COPY = "tokenizer.json"  # in a saved model's folder
+_copies: dict[str, Path] = {}  # by the name in a spec
 _T = TypeVar("_T")
+
+
+def tokenizer_file(spec: str) -> Path | None:
+    """The file of a spec "FILE.json[?…]": the copy beside the model that was loaded, else FILE.json; None of other specs."""
+    name = spec.partition("?")[0]
+    return _copies.get(name, Path(name)) if name.endswith(".json") else None
+
+
+def save_copy(spec: str, folder: Path) -> list[str]:
+    """Copy a spec's file into a saved model's folder, so that it travels with the model; names of the files written."""
+    file = tokenizer_file(spec)
+    if file is None or not file.is_file():
+        return []
+    content = file.read_bytes()
+    with replacing(folder / COPY, "wb") as out:
+        out.write(content)
+    return [COPY]
+
+
+def use_copy(spec: str, folder: Path) -> None:
+    """Read the spec's file from a saved model's folder from now on, where it has one. ValueError where another model that was
+    loaded brought another file of this name."""
+    name, copy = spec.partition("?")[0], (folder / COPY).absolute()
+    if not name.endswith(".json") or not copy.is_file():
+        return
+    known = _copies.get(name, copy)
+    if known.is_file() and known.read_bytes() != copy.read_bytes():
+        raise ValueError(
+            f"{known} and {copy} differ and are both called {name!r}: read their models one after the other"
+        )
+    _copies[name] = copy
 
 
 def check_tokenizer_file(path: Path) -> dict[str, Any]:

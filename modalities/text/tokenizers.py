@@ -25,7 +25,14 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, open_tokenizer, read_backend, start_id
+from modalities.decoder.tokenizers import (
+    fingerprint_of_tokenizer,
+    no_panic,
+    open_tokenizer,
+    read_backend,
+    start_id,
+    tokenizer_file,
+)
 from modalities.files import data_folder, fetch_command, near_file
 from zoo.errors import require
 from zoo.naming import did_you_mean, nearest
@@ -170,8 +177,8 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     kind = spec.partition("?")[0]
     if kind == "gpt2" or kind.startswith("gpt2:"):
         return _load_gpt2(spec, kind, **_options(spec, ()))
-    if kind.endswith(".json"):
-        return _load_json(spec, Path(kind), **_options(spec, ("bos", "eos", "pad")))
+    if (file := tokenizer_file(spec)) is not None:
+        return _load_json(spec, file, **_options(spec, ("bos", "eos", "pad")))
     names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER", "hf:NAME"]
     hint = did_you_mean(spec, [*names, "tokenizer.json"], cutoff=0.3)
     expected = f"expected {', '.join(map(repr, names))} or 'FILE.json'; {hint}".rstrip("; ")
@@ -228,7 +235,7 @@ def _load_json(spec: str, path: Path, split_digits: bool = False, **special: str
     bos = _special_id(backend, spec, "bos", special.get("bos"), _BOS_NAMES)
     eos = _special_id(backend, spec, "eos", special.get("eos"), _EOS_NAMES, default=bos)
     pad = _special_id(backend, spec, "pad", special.get("pad"), _PAD_NAMES, default=eos)
-    return _finish(backend, path.stem, bos, eos, pad, split_digits)
+    return _finish(backend, Path(spec.partition("?")[0]).stem, bos, eos, pad, split_digits)
 
 
 def _special_id(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
 import zoo
+from modalities.decoder import tokenizers
 from recipes.cli import main
 from recipes.hub import dataset_name
+from tests.launching import ROOT, command
 from zoo.pretrained import manifest
 
 NAME = "text_ggd_tiny.facts"
@@ -105,3 +111,64 @@ def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
     title = next(line for line in card.splitlines() if line.startswith("# "))
     assert title == r"# a --- license: mit # &lt;img src=x onerror=y&gt;\|b[c]\(d)\x1b[31m"
     assert "license: mit" not in card.replace(title, "") and "license" not in front_matter(card)
+
+
+def test_the_user_s_tokenizer_travels(tmp_path, monkeypatch):
+    """Train, publish, move to where the tokenizer's file is not, and read back by every way in."""
+    transformers, hf = pytest.importorskip("transformers"), pytest.importorskip("modalities.text.hf")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "modalities/text/assets/bpe-1k.json", "mine.json")
+    settings = ("data.tokenizer=mine.json", "train.steps=2", "data.context=80", "train.batch=2", "evaluate.every=0")
+    words = ["text.ggd_tiny", "--run-dir", "run", *(word for one in settings for word in ("--set", one))]
+    done = command([sys.executable, str(ROOT / "recipes/train.py"), *words], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert main(["hub", "run", "--out", "hub"]) == 0
+    ids = torch.arange(20)[None]
+    expected = zoo.load_model("hub")(ids)
+    Path("mine.json").unlink()
+
+    def elsewhere() -> None:
+        monkeypatch.setattr(tokenizers, "_copies", {})  # as in a new process
+
+    def perplexity(name: str) -> list[float]:
+        elsewhere()
+        words = ["perplexity", "--lengths", "32", "--samples", "1", "--out", f"results of {name}"]
+        assert main(["evaluate", name, *words]) == 0
+        (result,) = Path(f"results of {name}", "perplexity").glob("*.json")
+        return [row["nll"] for row in json.loads(result.read_text())["rows"]]
+
+    nll = []
+    for name in ("hub", "run"):
+        folder = f"{name} moved"
+        shutil.move(name, folder)
+        elsewhere()
+        model = zoo.load_model(folder)
+        assert torch.equal(model(ids), expected) and next(model.stream_text("The people", max_new_tokens=2))
+        elsewhere()
+        assert main(["generate", folder, "The people", "--max-new-tokens", "2"]) == 0
+        nll.append(perplexity(folder))
+        elsewhere()
+        assert main(["hub", folder, "--out", f"again {name}"]) == 0 and Path(f"again {name}/tokenizer.json").exists()
+    if find_spec("lm_eval"):
+        from modalities.text.lm_eval import PriorzooLM
+
+        elsewhere()
+        assert torch.equal(PriorzooLM(folder, device="cpu").model.model(ids), expected)
+    hf.wrap(model).save_pretrained("hf")
+    elsewhere()
+    wrapped = transformers.AutoModelForCausalLM.from_pretrained("hf")
+    wrapped.save_pretrained("saved")
+    assert torch.equal(wrapped(ids).logits, expected) and Path("saved/tokenizer.json").exists()
+    assert nll[0] == nll[1] == pytest.approx(perplexity("hf:saved"))
+
+
+def test_two_tokenizers_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizers, "_copies", {})
+    for name, content in (("a", "{}"), ("b", "[]")):
+        zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="mine.json").save_pretrained(tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text(content)
+    zoo.load_model(tmp_path / "a")
+    with pytest.raises(
+        ValueError, match=r"a/tokenizer.json and .*b/tokenizer.json differ and are both called 'mine.json'"
+    ):
+        zoo.load_model(tmp_path / "b")

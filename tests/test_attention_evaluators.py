@@ -1,4 +1,4 @@
-"""`sinks` and `heads` of text and vision: against attention formed densely, and what they show of shipped weights."""
+"""`sinks` and `heads` of text: against attention formed densely, and what they show of shipped weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from zoo.analysis import analyse
 
 MODELS = {
     "text": ("text_ggd_ssmax_tiny.facts", {}),
-    "vision": ("vision_ggd2d_separable_ssmax_tiny_patch8.glyphs", {"source": "glyphs-builtin"}),
 }
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,6 @@ from modalities.vision.images import to_rgb
 from modalities.vision.model import VisionTransformer
 from modalities.vision.transforms import reduced, to_aspect
 from zoo.naming import nearest
-from zoo.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -42,10 +38,10 @@ class OutsideImageConfig:
 
 
 class OutsideClassifier(nn.Module):
-    """A classifier of timm with its own preparation of images, at any size that timm has a way for.
+    """A classifier of timm with its own preparation of images.
 
-    A model with `dynamic_img_size` resamples its positions at every call; one with `set_input_size` is copied and set to the
-    size; one whose configuration has no `fixed_input_size` takes every image. Of any other, another size is a ValueError.
+    A model with `dynamic_img_size` resamples its positions at every call; one whose configuration has no `fixed_input_size`
+    takes every image. Of any other, another size than that of training is a ValueError.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -55,7 +51,6 @@ class OutsideClassifier(nn.Module):
         self.data, cfg = resolve_model_data_config(classifier), classifier.pretrained_cfg
         if not classifier.num_classes:
             raise ValueError(f"timm:{name} has no classifier")
-        self.moves = bool(getattr(model, "dynamic_img_size", False)) or not cfg.get("fixed_input_size", False)
         self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
         self.config = OutsideImageConfig(
             name=name,
@@ -64,9 +59,8 @@ class OutsideClassifier(nn.Module):
             train_size=tuple(self.data["input_size"][1:]),
             patch_size=classifier.feature_info[-1]["reduction"],
             pad=getattr(model, "patch_embed", None) is None,
-            fixed=not self.moves and getattr(model, "set_input_size", None) is None,
+            fixed=not getattr(model, "dynamic_img_size", False) and bool(cfg.get("fixed_input_size", False)),
         )
-        self._at: dict[tuple[int, ...], nn.Module] = {}
 
     def pixels(
         self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
@@ -78,39 +72,17 @@ class OutsideClassifier(nn.Module):
             image = to_aspect(image, height / width, fit)
         if mode == "upsampled":
             image = reduced(image, min(self.config.train_size))
-        return self._transform(height, width)(image)
-
-    @lru_cache(maxsize=16)  # noqa: B019  a model lives as long as its measurement
-    def _transform(self, height: int, width: int) -> Callable[[Image.Image], Tensor]:
         names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
-        return create_transform((3, height, width), **{name: self.data[name] for name in names})
-
-    def positions(self, height: int, width: int) -> Positions:
-        """Always ValueError: evaluators of attention ask for them."""
-        why = "attention of timm's models cannot be seen; those of the zoo show theirs"
-        raise ValueError(f"timm:{self.config.name}: {why}")
+        return create_transform((3, height, width), **{name: self.data[name] for name in names})(image)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model cannot be given."""
-        return self._sized(tuple(images.shape[-2:]))(images.to(next(self.model.parameters()).dtype))
-
-    def _sized(self, shape: tuple[int, ...]) -> nn.Module:
-        config = self.config
-        if shape == config.train_size or self.moves:
-            return self.model
-        size, trained = f"{shape[0]}×{shape[1]}", f"{config.train_size[0]}×{config.train_size[1]}"
-        if config.fixed:
+        """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model does not take."""
+        config, shape = self.config, tuple(images.shape[-2:])
+        if config.fixed and shape != config.train_size:
+            size, trained = f"{shape[0]}×{shape[1]}", f"{config.train_size[0]}×{config.train_size[1]}"
             way_out = f"--sizes {min(config.train_size)}"
             raise ValueError(f"timm:{config.name} takes images of {trained} alone, not {size}: {way_out}")
-        if shape not in self._at:
-            self._at.clear()  # one at a time: every size has all weights
-            resized = copy.deepcopy(self.model)
-            try:
-                resized.set_input_size(img_size=shape)
-            except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-                raise ValueError(f"timm:{config.name} cannot be set to {size}: {_line(error)}") from error
-            self._at[shape] = resized.eval()
-        return self._at[shape]
+        return self.model(images.to(next(self.model.parameters()).dtype))
 
 
 def _load(word: str) -> tuple[nn.Module, bool]:

@@ -18,9 +18,7 @@ from zoo.registry import model_entry
 
 # timm's scripts pass these to every model.
 DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
-# timm's names of entries of the configuration, and what it calls that models of any size have.
-RENAMED = {"embed_dim": "dim", "depth": "num_layers", "mlp_ratio": "hidden_dim", "dynamic_img_pad": "pad"}
-ALWAYS = {"dynamic_img_size": True, "strict_img_size": False}
+ALWAYS = {"dynamic_img_size": True, "strict_img_size": False}  # what timm calls that models of any size have
 default_cfgs: dict[str, object] = {}  # timm looks for this name
 
 
@@ -47,9 +45,9 @@ def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, Any]:
 
 
 def _known(name: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords without those that are not set, and without those of timm's that say what these models are anyway.
+    """Keywords without those that are not set, and without those of timm's scripts that change nothing here.
 
-    Raises ValueError for a keyword of timm's that these models have under another name, or do not have.
+    Raises ValueError for those that would.
     """
     options = {key: value for key, value in keywords.items() if value is not None}
     for key in list(options):
@@ -57,11 +55,6 @@ def _known(name: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} has no {key}: of timm's dropouts it has drop_path_rate")
         if key in ALWAYS and bool(options.pop(key)) != ALWAYS[key]:
             raise ValueError(f"{key}={not ALWAYS[key]}: {name} takes images of any size at every call")
-        if key in RENAMED:
-            raise ValueError(f"{name} has no {key}: give {RENAMED[key]}, an entry of its configuration")
-    if options.get("feature_cls") == "fx":
-        why = "positions follow from the images of each call, which torch.fx does not trace"
-        raise ValueError(f"feature_cls='fx': {why}; leave it out, or use torch.export")
     return options
 
 

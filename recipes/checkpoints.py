@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recipes.config import ConfigError, Plan
+from zoo.errors import printable
 from zoo.files import file_digests, find_damage, remove_abandoned, sync, sync_tree, write_json, write_text
 from zoo.inputs import read_object
 
@@ -63,7 +64,7 @@ def complete_checkpoints(root: Path) -> list[Path]:
 
 
 def checkpoint_step(path: Path) -> int:
-    """The step in the name of a checkpoint, or of a file or folder that was made from one."""
+    """The step in the name of a checkpoint, or of a folder that was made from one."""
     return int(path.name.removeprefix("step_").partition(".")[0])
 
 
@@ -115,16 +116,14 @@ def prune(root: Path, keep: int) -> None:
 def tidy(root: Path, keep: int) -> None:
     """Remove what killed processes left: partial and surplus checkpoints, and a stale `latest`. Needs the run's lock."""
     complete = complete_checkpoints(root)
-    universal = remnants(root, ".universal")
-    orphans = [p for p in universal if p.with_name(p.name.removesuffix(".universal")) not in complete]
+    orphans = [
+        p for p in remnants(root, ".universal") if p.with_name(p.name.removesuffix(".universal")) not in complete
+    ]
     for path in [*remnants(root, ".partial"), *remnants(root, ".universal.partial"), *orphans]:
         shutil.rmtree(path)
     remove_abandoned(root / "latest", 0)
     prune(root, keep)
     if complete:
-        with contextlib.suppress(OSError, ValueError):
-            if (root / "latest").read_text() == complete[-1].name:
-                return
         write_text(root / "latest", complete[-1].name)
 
 
@@ -132,10 +131,8 @@ def tidy(root: Path, keep: int) -> None:
 def data_only(folder: Path) -> Iterator[None]:
     """Make `torch.load` read tensors, plain values and DeepSpeed's own classes, and never run code from a file.
 
-    DeepSpeed asks for unrestricted pickles in every place; torch's environment variable overrules it.
-
-    Raises:
-        ConfigError: where a file of the checkpoint `folder` holds anything else, or cannot be read.
+    DeepSpeed asks for unrestricted pickles in every place; torch's environment variable overrules it. ConfigError where a file
+    of the checkpoint `folder` holds anything else, or cannot be read.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -176,15 +173,12 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
         raise ConfigError(f"{folder} has no readable {COMPLETE}")
     train = plan.recipe.train
     anew = f"start a new run from its weights with --set model.init_from={folder / 'model'}"
-    if facts["precision"] != train.precision:
+    stages = (facts["zero_stage"], train.zero_stage)
+    if facts["precision"] != train.precision or all(stages) != any(stages):
+        written = f"train.precision={facts['precision']} --set train.zero_stage={stages[0]}"
         raise ConfigError(
-            f"{folder} was written with train.precision={facts['precision']} and cannot continue in {train.precision}: the "
-            f"optimiser's state differs. Resume with --set train.precision={facts['precision']}, or {anew}"
-        )
-    if (facts["zero_stage"] == 0) != (train.zero_stage == 0):
-        raise ConfigError(
-            f"{folder} was written with train.zero_stage={facts['zero_stage']} and cannot continue at {train.zero_stage}: "
-            f"stage 0 and stages 1–3 keep the optimiser in different forms. Resume with the same stage, or {anew}"
+            f"{folder}: the state of its optimiser is of another precision, or of stage 0 and not 1–3. Resume with "
+            f"--set {written}, or {anew}"
         )
     if train.zero_stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, train.zero_stage):
         return folder, False
@@ -195,7 +189,7 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     if plan.recipe.optim.name == "muon":
         raise ConfigError(f"{differs}, and DeepSpeed converts no state of Muon. Resume with the same ranks, or {anew}")
     universal = folder.with_name(folder.name + ".universal")
-    if ranks.lead and (not universal.exists() or damage(universal)):
+    if ranks.lead and damage(universal):
         shutil.rmtree(universal, ignore_errors=True)
         try:
             convert(folder, universal)
@@ -235,5 +229,5 @@ def convert(source: Path, universal: Path) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a message to standard error."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a line to standard error."""
+    print(printable(message), file=sys.stderr, flush=True)

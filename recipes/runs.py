@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -20,12 +19,11 @@ import re
 import shlex
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -120,7 +118,7 @@ class RunFolder:
         return f"{command_name('train').removeprefix('python ')} {shlex.join(words)}"
 
     def plot(self) -> Path | None:
-        """plots/loss.png from metrics.jsonl: training and held-out loss; gradient norm, learning rate and throughput."""
+        """plots/loss.png from metrics.jsonl: training and held-out loss, gradient norm, learning rate and throughput."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -131,27 +129,21 @@ class RunFolder:
         records = self.metrics()
         rate = next((key for r in records for key in r if key.endswith("_per_s")), "")
         titles = {"loss": "loss (nats)", "grad_norm": "gradient norm", "lr": "learning rate", rate: f"{rate[:-6]}/s"}
-        lines = {
+        points = {
             key: [(r["step"], r[key]) for r in records if r.get(key) is not None] for key in (*titles, "heldout_loss")
         }
-        if not lines["loss"]:
+        if not points["loss"]:
             return None
-        panels = [key for key in titles if lines[key] and key != "loss"]
-        layout: Any = [["loss"] * len(panels)] * 2 + [panels] if panels else [["loss"]]
-        figure, axes = pyplot.subplot_mosaic(layout, figsize=(8, 6.4 if panels else 4.2), layout="constrained")
-        for key, axis in axes.items():
-            steps, values = zip(*lines[key], strict=True)
-            axis.plot(steps, values, color="tab:blue", alpha=0.3, label="training")
-            axis.plot(steps, running_mean(values), color="tab:blue", label="training, running mean")
-            axis.set_title(self.path.name if key == "loss" else titles[key], fontsize=10)
-            axis.set_xlabel("step")
+        figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), layout="constrained")
+        figure.suptitle(self.path.name, fontsize=10)
+        for axis, (key, title) in zip(axes.flat, titles.items(), strict=True):
+            if points[key]:
+                axis.plot(*zip(*points[key], strict=True), label="training")
+            axis.set(title=title, xlabel="step")
             axis.grid(alpha=0.3)
-        if lines["heldout_loss"]:
-            axes["loss"].plot(*zip(*lines["heldout_loss"], strict=True), "o-", color="tab:orange", label="held out")
-        axes["loss"].set_ylabel(titles["loss"])
-        axes["loss"].legend()
-        if "grad_norm" in axes:
-            axes["grad_norm"].set_yscale("log")
+        if points["heldout_loss"]:
+            axes[0, 0].plot(*zip(*points["heldout_loss"], strict=True), "o-", label="held out")
+            axes[0, 0].legend()
         save_figure(figure, self.path / LOSS_CURVE)
         return self.path / LOSS_CURVE
 
@@ -161,25 +153,11 @@ def _line(record: dict[str, Any]) -> str:
     return json.dumps(without_nan(record), allow_nan=False) + "\n"
 
 
-def running_mean(values: Sequence[float]) -> list[float]:
-    """The mean of the values so far, weighted by 0.9 to the power of their age."""
-    mean, means = values[0], []
-    for value in values:
-        mean = 0.9 * mean + 0.1 * value
-        means.append(mean)
-    return means
-
-
 def environment() -> dict[str, Any]:
     """Versions, commit and hardware: what is needed to run this again."""
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "deepspeed", "numpy", "safetensors", "priorzoo"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+    packages = ("torch", "deepspeed", "numpy", "safetensors", "priorzoo")
     return {
-        "versions": versions,
+        "versions": {"python": platform.python_version(), **{package: _version(package) for package in packages}},
         "commit": git_commit(),
         "command": sys.argv,
         "platform": platform.platform(),
@@ -188,6 +166,13 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "started": utc_now(),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def git_commit() -> str:
@@ -218,27 +203,12 @@ class RunLock:
     open_files: ClassVar[set[int]] = set()
 
     def __init__(self, folder: Path):
-        self.path = folder / "run.lock"
-        for attempts_left in reversed(range(100)):
-            try:
-                make_folder(folder)
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-                self._file = os.open(self.path, flags, 0o666)
-            except (FileNotFoundError, FileExistsError):  # another run is removing its folder at this moment
-                if attempts_left and not folder.is_file():
-                    continue
-                raise
-            except OSError as error:
-                if error.errno == errno.ELOOP:
-                    raise ConfigError(f"{self.path} is a link, which is not followed: remove it") from error
-                raise
-            if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                os.close(self._file)
-                raise ConfigError(f"{self.path} is not a regular file: a run's lock is one; remove it")
-            self._lock(folder)
-            if self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._file)):
-                break
-            os.close(self._file)  # another run ended before its first step, and removed its folder meanwhile
+        path = folder / "run.lock"
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ConfigError(f"{path} is a link or no regular file, and is not followed: remove it")
+        make_folder(folder)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        self._lock(folder)
         RunLock.open_files.add(self._file)
         facts = {"host": socket.gethostname(), "pid": os.getpid(), "started": utc_now()}
         os.ftruncate(self._file, 0)
@@ -297,115 +267,74 @@ def own_run(
 
     resume=None starts anew and refuses a folder that already holds a run. "auto" takes the newest undamaged checkpoint of
     `run_dir` (or of this recipe's newest run), and starts anew where there is none. Otherwise it names a run folder or a
-    checkpoint. Damaged checkpoints are reported and quarantined. A run that fails before its first step leaves nothing.
+    checkpoint. Damaged checkpoints are reported and quarantined.
 
     Raises:
         ConfigError: where another process trains in the folder; where the run was made with another model or other data;
             where every checkpoint is damaged; and for an OSError from inside, with the checkpoint from which to go on.
     """
-    claim: _Claim | None = None
+    lock: RunLock | None = None
     answer: list[tuple[Path, Path | None] | ConfigError | None] = [None]
     if ranks.lead:
         try:
-            claim = _Claim(plan, run_dir, resume)
-            answer = [(claim.run.path, claim.checkpoint)]
+            folder, wanted = _find_folder(plan.recipe.name, run_dir, resume)
+            lock = RunLock(folder)
+            answer = [(folder, _choose(plan, RunFolder(folder), resume, wanted))]
         except Exception as error:  # the other ranks wait for this answer
             answer = [ConfigError(one_line(error))]
     if ranks.world > 1:
         torch.distributed.broadcast_object_list(answer)
-    if isinstance(answer[0], ConfigError):
-        raise answer[0]
-    assert answer[0] is not None
-    run, checkpoint = RunFolder(answer[0][0], words), answer[0][1]
     try:
-        yield run, checkpoint
-    except OSError as error:
-        if not ranks.lead:  # only the lead's error is shown
-            warn(f"rank {ranks.rank}: {error}")
-        newest = run.checkpoints()[-1:]
-        last = f"The last good checkpoint is {newest[0]}" if newest else "There is no checkpoint yet"
-        raise ConfigError(f"{error}. {last}; once that is fixed, continue with: {run.continuation()}") from error
-    finally:
-        if claim is not None:
-            claim.end()
-
-
-class _Claim:
-    """The run folder of this process, locked: a new one, described, or one with the checkpoint to continue from."""
-
-    def __init__(self, plan: Plan, run_dir: str | None, resume: str | None):
-        name = plan.recipe.name
-        folder, wanted = _find_folder(name, run_dir, resume)
-        place = folder or Path("runs") / name
-        existing = next(path for path in (place, *place.absolute().parents) if path.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK):
-            raise ConfigError(f"run folder {place}: {existing} is not a folder that can be written")
-        # What a run that cannot begin removes again, from the innermost folder on; and files that were there before.
-        self._new_folders = [path for path in (place, *place.absolute().parents) if not path.exists()]
-        if folder is None:
-            folder = new_run_dir(name)
-            self._new_folders.insert(0, folder)
-        self.run, self.checkpoint = RunFolder(folder), None
-        self._files_before = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        self._lock: RunLock | None = None
+        if isinstance(answer[0], ConfigError):
+            raise answer[0]
+        assert answer[0] is not None
+        run, checkpoint = RunFolder(answer[0][0], words), answer[0][1]
         try:
-            self._lock = RunLock(folder)
-            if not resume:
-                _check_new(folder)  # again: another process may have run here meanwhile
-            final = (folder / "model").resolve()  # of a link, what it points to is replaced
-            if final.exists() and not (final / "config.json").is_file():
-                raise ConfigError(f"{folder / 'model'} is no saved model: the final weights could not be written there")
-            self.checkpoint = self._choose(plan, wanted)
-        except BaseException:
-            self.end()
-            raise
-
-    def _choose(self, plan: Plan, wanted: Path | None) -> Path | None:
-        """The newest undamaged checkpoint, or `wanted` where it is undamaged; describes the run where there is none."""
-        run = self.run
-        complete = [wanted] if wanted else run.checkpoints()
-        if not complete and not remnants(run.checkpoint_root, ASIDE):
-            run.describe(plan)
-            return None
-        check_same(plan, run.path)
-        damaged: dict[Path, str] = {}
-        for path in reversed(complete):
-            if reason := damage(path):
-                damaged[path] = f"{path} is damaged: {reason}"
-                continue
-            for older, message in damaged.items():
-                warn(f"{message}; it is set aside as {quarantine(older).name}")
-            return path
-        hint = "--resume auto takes the newest whole one" if wanted else "Start anew with another --run-dir"
-        message = "; ".join(damaged.values()) or f"{run.checkpoint_root} holds checkpoints that were set aside alone"
-        raise ConfigError(f"{message}. {hint}")
-
-    def end(self) -> None:
-        """Release the lock; of a run that never began, remove what it made."""
-        folder = self.run.path
-        if not self.run.metrics_path.exists() and not self.run.checkpoint_root.exists() and folder.is_dir():
-            # Without the lock the files are another process's.
-            for name in (*DESCRIPTION, "run.lock") if self._lock else ():
-                if name not in self._files_before:
-                    (folder / name).unlink(missing_ok=True)
-            for path in self._new_folders:
-                try:
-                    path.rmdir()
-                except OSError:  # not empty: another process uses it
-                    break
-        if self._lock:
-            self._lock.release()
+            yield run, checkpoint
+        except OSError as error:
+            if not ranks.lead:  # only the lead's error is shown
+                warn(f"rank {ranks.rank}: {error}")
+            newest = run.checkpoints()[-1:]
+            last = f"The last good checkpoint is {newest[0]}" if newest else "There is no checkpoint yet"
+            raise ConfigError(f"{error}. {last}; once that is fixed, continue with: {run.continuation()}") from error
+    finally:
+        if lock is not None:
+            lock.release()
+            if run_dir is None and not (folder / "recipe.json").exists():  # a new folder, of a run that could not begin
+                with suppress(OSError):
+                    (folder / "run.lock").unlink()
+                    folder.rmdir()
 
 
-def _find_folder(name: str, run_dir: str | None, resume: str | None) -> tuple[Path | None, Path | None]:
-    """(run folder, or None for a new one; the checkpoint that `resume` names, or None)."""
-    folder = Path(run_dir) if run_dir else None
+def _choose(plan: Plan, run: RunFolder, resume: str | None, wanted: Path | None) -> Path | None:
+    """The newest undamaged checkpoint of a locked run, or `wanted` where it is undamaged; None to start anew."""
     if resume is None:
-        if folder:
-            _check_new(folder)
-        return folder, None
-    if resume == "auto":
-        return folder or newest_run_dir(name), None
+        _check_new(run.path)
+    final = (run.path / "model").resolve()  # of a link, what it points to is replaced
+    if final.exists() and not (final / "config.json").is_file():
+        raise ConfigError(f"{run.path / 'model'} is no saved model: the final weights could not be written there")
+    complete = [wanted] if wanted else run.checkpoints()
+    if not complete and not remnants(run.checkpoint_root, ASIDE):
+        return None
+    check_same(plan, run.path)
+    damaged: dict[Path, str] = {}
+    for path in reversed(complete):
+        if reason := damage(path):
+            damaged[path] = f"{path} is damaged: {reason}"
+            continue
+        for older, message in damaged.items():
+            warn(f"{message}; it is set aside as {quarantine(older).name}")
+        return path
+    hint = "--resume auto takes the newest whole one" if wanted else "Start anew with another --run-dir"
+    message = "; ".join(damaged.values()) or f"{run.checkpoint_root} holds checkpoints that were set aside alone"
+    raise ConfigError(f"{message}. {hint}")
+
+
+def _find_folder(name: str, run_dir: str | None, resume: str | None) -> tuple[Path, Path | None]:
+    """(run folder, which may be new; the checkpoint that `resume` names, or None)."""
+    if resume is None or resume == "auto":
+        newest = newest_run_dir(name) if resume else None
+        return Path(run_dir) if run_dir else newest or new_run_dir(name), None
     wanted = Path(resume)
     folder = wanted if (wanted / "recipe.json").exists() else wanted.absolute().parent.parent
     checkpoints = [path.resolve() for path in RunFolder(folder).checkpoints()]

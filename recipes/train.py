@@ -45,6 +45,7 @@ from recipes.console import Console, clock, facts_table, lasting_output, short
 from recipes.registry import list_recipes, recipe_named
 from recipes.runs import RunFolder, load_weights, own_run
 from zoo.cli import Import
+from zoo.errors import printable
 from zoo.files import sync
 from zoo.outside import import_named
 
@@ -115,8 +116,7 @@ class Trainer:
             self.loader.load_state_dict(rank_state(state["data"], ranks))
         self.batches = iter(self.loader)
         if ranks.lead:
-            if self.source:  # another number of steps, say, since it was begun
-                self.run.describe(self.plan)
+            self.run.describe(self.plan)
             self.run.rewind(self.steps_done, settings.keep)
 
     def fit(self) -> int:
@@ -200,11 +200,11 @@ class Trainer:
 
     def measure(self, is_last: bool) -> dict[str, float]:
         """Scores of the evaluators in `evaluate.during` that are due, by rank 0, of what would be exported now."""
-        from recipes.during import scores
-
         due = [evaluator for every, evaluator in self.evaluators if self.steps_done % every == 0 or is_last]
         figures: dict[str, float] = {}
         if due:
+            from recipes.during import scores
+
             if model := self.engine.exported_model():
                 for evaluator in due:
                     figures |= scores(evaluator, model)
@@ -239,7 +239,7 @@ class Trainer:
 
     def print(self, text: str) -> None:
         if self.ranks.lead:
-            print(text, flush=True)
+            print(printable(text), flush=True)
 
     def announce(self) -> None:
         recipe, settings, ranks = self.recipe, self.settings, self.ranks

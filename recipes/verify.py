@@ -23,9 +23,8 @@ import typer
 from recipes.checkpoints import COMPLETE, checkpoint_facts, damage
 from recipes.commands import CommandError, call
 from recipes.runs import RunFolder, RunLock
+from zoo.errors import printable
 from zoo.model import MANIFEST, saved_model_damage
-
-UNUSED = {".partial": "being written, or left over", ".aside": "set aside: not used"}
 
 
 def verify_command(
@@ -36,10 +35,9 @@ def verify_command(
         items = list(_items(folder))
         if not items:
             raise CommandError(f"{folder} is no run folder, checkpoint or saved model")
-        print(folder)
+        print(printable(str(folder)))
         for path, state in items:
-            size = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
-            print(f"  {path.name:28} {size / 1e6:10,.1f} MB  {state}")
+            print(f"  {printable(path.name):28} {state}")
             damaged |= state.startswith("damaged")
     return int(damaged)
 
@@ -51,13 +49,12 @@ def _items(folder: Path) -> Iterator[tuple[Path, str]]:
     elif (folder / "recipe.json").is_file():
         run = RunFolder(folder)
         for path in sorted(run.checkpoint_root.glob("step_*")):
-            yield path, _state(path) if path.suffix in ("", ".universal") else UNUSED.get(path.suffix, "")
+            yield path, _state(path) if path.suffix in ("", ".universal") else "not used"
         if (folder / "model").is_dir():
             yield folder / "model", _state(folder / "model")
-        if run.metrics_path.exists():
-            records, unreadable = run.read_metrics()
-            lines = f"{len(records):,} records"
-            yield run.metrics_path, f"damaged: {unreadable} unreadable of {lines}" if unreadable else lines
+        records, unreadable = run.read_metrics()
+        lines = f"{len(records):,} records" if run.metrics_path.exists() else "damaged: missing"
+        yield run.metrics_path, f"damaged: {unreadable} unreadable of {lines}" if unreadable else lines
         if holder := RunLock.holder(folder):
             yield folder / "run.lock", f"held: {holder} trains here"
 

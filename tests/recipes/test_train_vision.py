@@ -9,10 +9,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from modalities import contract
-from modalities.vision.config import VisionDataConfig
-from modalities.vision.modality import draw_predictions
-from modalities.vision.sources import class_names
 from recipes.optim import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
@@ -93,20 +89,3 @@ def test_the_average_follows_its_formula() -> None:
     with average.in_place(model):
         torch.testing.assert_close(model.weight.detach(), expected)
     assert torch.equal(model.weight.detach(), trained)
-
-
-def test_pictures_show_what_the_model_takes_held_out_images_for(whole, tmp_path) -> None:
-    folder = tmp_path / "run"
-    assert run(folder, 'evaluate.during={"predict": {"every": 4, "count": 5}}') == 0
-    assert [path.name for path in (folder / "samples").iterdir()] == ["step_00000004.png"]
-    losses = [[r["loss"] for r in RunFolder(path).metrics() if "loss" in r] for path in (folder, whole)]
-    assert losses[0] == losses[1]
-    model, recipe = load_run(folder)
-    data = VisionDataConfig(**recipe["data"])
-    titles = [axis.get_title() for axis in draw_predictions(model.eval(), data, 5).axes if axis.images]
-    (batch,) = contract.find_modality("vision").heldout(data, samples=5, rank=0, world=1, micro_batch=5)
-    guesses, names = model(batch["images"]).argmax(-1).tolist(), class_names(data.source)
-    for title, guess, label in zip(titles, guesses, batch["targets"].tolist(), strict=True):
-        assert title.startswith(f"{names[guess]} ") and (guess == label or title.endswith(f"is {names[label]}"))
-    with pytest.raises(ValueError, match=r"data\.target is 'count'"):
-        draw_predictions(nn.Identity(), VisionDataConfig(target="count", augment="window"), 2)

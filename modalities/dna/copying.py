@@ -1,21 +1,15 @@
 """A copy expert: what followed the same bases before, here or in training, as a prior on the logits of the next base.
 
     logits(x) = W h + Σ_e g_e log p_e(x),    p_e(x) = (n_e(x) + a_e) / (Σ_y n_e(y) + 4 a_e)
-
-n_e counts what followed the last k_e bases, on either strand: for each order k once in all that was
-read, the memory of training bases and the row so far, and once in the recent bases of the row alone, as many as a row of
-training has. Among these a match is rarely by chance; what lies further back counts as what lies in memory. The gates g_e
-depend on the decoder's features h, on how often and how clearly each expert has seen its context, and on how well it predicted
-the bases just read.
-
-Log-linear mixing of counters whose weights follow recent success is that of PAQ (Mahoney 2005), counters of several orders with
-inverted repeats those of GeCo (Pratas et al. 2016), copy experts of DNA those of XM (Cao et al. 2007), and a memory of training
-data beside the weights that of kNN-LM (arXiv 1911.00172).
-
     n_k(x) = #{j ≤ i : w_j = c x} + #{j ≤ i : rc(w_j) = c x},    c the k bases that end at i, w_j the k + 1 bases that end at j
 
-rc is the reverse complement, so the second sum finds inverted repeats. Nothing after i is counted. Bases are codes 0 to 3; any
-other number is unknown, and no word holds it.
+n_e is n_k of an order k, once in all that was read, the memory of training bases and the row so far, and once in the recent
+bases of the row alone, as many as a row of training has: among these a match is rarely by chance. rc is the reverse complement,
+so the second sum finds inverted repeats. Nothing after i is counted. The gates g_e depend on the decoder's features h, on how
+often and how clearly each expert has seen its context, and on how well it predicted the bases just read. Bases are codes 0 to
+3; any other number is unknown, and no word holds it.
+
+After PAQ (Mahoney 2005), GeCo (Pratas et al. 2016), XM (Cao et al. 2007) and kNN-LM (arXiv 1911.00172).
 """
 
 from __future__ import annotations
@@ -32,7 +26,6 @@ from torch import Tensor, nn
 __all__ = ["LONGEST", "RECENT", "CopyExpert", "Index", "counts_so_far", "known_run"]
 
 LONGEST = 24  # bases of a context; a word of one more is below 5²⁵ < 2⁶³
-MOST_DOCUMENTS = 1 << 14  # of a row: a context of 48 bits leaves 15, and the sign
 BLOCK = 1 << 14  # places whose words are made at a time: in a cache, and too few for torch to spread over threads
 RECENT = (8, 32)  # bases over which an expert's success is averaged
 GATE = 32  # hidden width of the gate
@@ -44,16 +37,9 @@ REFRESHED = 8  # times that the index is made anew while the memory doubles
 class CopyExpert(nn.Module):
     """Adds to the logits of the next base what followed its context before.
 
-    The memory is written while training reads (`remember`), and is part of the weights. Training sees it in steps: the first
-    m of n bases held, m the largest multiple of an eighth of the last power of 2. That depends on n alone, so a run that
-    is resumed sees what it would have.
-
-    Args:
-        dim: C, the width of features.
-        orders: k, ascending, 1 to LONGEST.
-        memory: bases of training rows that are kept, the start of a row counting as one, rounded up to a multiple of 3. What is
-            read when it is full is not kept.
-        recent: bases of the row that experts of the row alone look at.
+    `memory` bases of training rows are kept while training reads (`remember`), as part of the weights. Training sees them in
+    steps: the first m of n bases held, m the largest multiple of an eighth of the last power of 2. That depends on n alone, so
+    a run that is resumed sees what it would have. `recent`: bases of the row that experts of the row alone look at.
     """
 
     memory: Tensor  # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 none
@@ -75,10 +61,7 @@ class CopyExpert(nn.Module):
 
     def remember(self, tokens: Tensor, segments: Tensor) -> None:
         """Keep the bases of rows (B, L+1), if there is room for all. Ids above 3, as a row's start, and padding part them.
-
-        Raises:
-            ValueError: in a run of several processes, whose memories would differ.
-        """
+        ValueError in a run of several processes, whose memories would differ."""
         if not len(self.memory):
             return
         if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
@@ -117,13 +100,8 @@ class CopyExpert(nn.Module):
     # ---- the prior ----
 
     def forward(self, tokens: Tensor, features: Tensor, segments: Tensor | None = None) -> Tensor:
-        """(B, S, 4), in float32 or wider, Σ_e g_e log p_e up to a constant, of the base after each of the last S tokens.
-
-        Args:
-            tokens: (B, T) ids of all that was read; those above 3 are no bases.
-            features: (B, S, C) of the last S tokens.
-            segments: (B, T) document ids; nothing of another document counts.
-        """
+        """(B, S, 4), in float32 or wider, Σ_e g_e log p_e up to a constant, of the base after each of the last S of tokens
+        (B, T), whose features are (B, S, C). Nothing of another document, by segments (B, T), counts."""
         wide = torch.promote_types(features.dtype, torch.float32)
         with torch.no_grad():
             log_p, statistics = self._evidence(tokens, features.shape[1], segments, wide)
@@ -161,12 +139,9 @@ class CopyExpert(nn.Module):
         if segments is not None:
             changed[:, 1:] = segments[:, 1:] != segments[:, :-1]
         first = torch.where(changed, place, 0).cummax(1).values
-        found = []
-        for width in RECENT:
-            start = torch.maximum(first, place - width).clamp(min=0)
-            mean = (sums - sums.gather(1, start[..., None].expand_as(sums))) / width
-            found.append(mean.to(log_p.dtype))
-        return found
+        starts = [torch.maximum(first, place - width).clamp(min=0)[..., None].expand_as(sums) for width in RECENT]
+        means = [(sums - sums.gather(1, start)) / width for start, width in zip(starts, RECENT, strict=True)]
+        return [mean.to(log_p.dtype) for mean in means]
 
 
 # ------------------------------------------------------------------------------------------------ counts
@@ -195,13 +170,7 @@ def counts_so_far(
 
     Both (B, T, K, 4) int32, for every order k of `orders`, the same tensor where all of the row is recent; 0 where no k known
     bases end at a place. A stable sort by context keeps the words of a context in the order of reading; running sums over it
-    are the counts. Time grows as K·T·log T.
-
-    Args:
-        codes: (B, T) int64.
-        orders: ascending, from 1 to LONGEST.
-        recent: in how many of the last bases, the one at a place included, a word has to end; from 1.
-        segments: (B, T) document ids below MOST_DOCUMENTS; words of other documents do not count.
+    are the counts. codes and segments are (B, T) int64; there are fewer than 2¹⁴ documents in a row.
     """
     known, length = known_run(codes, segments), codes.shape[1]
     base = codes.clamp(0, 3)
@@ -224,9 +193,7 @@ def counts_so_far(
         one = F.one_hot(words.gather(1, order) + 1, 5)[..., 1:].to(torch.int32)
         sums = one.cumsum(1, dtype=torch.int32) - one  # of the entries before each
         new = F.pad(keys[:, 1:] != keys[:, :-1], (1, 0), value=True)
-        starts = [
-            torch.where(new, place, 0).cummax(1).values
-        ]  # the first entry of the context, and the first recent one
+        starts = [torch.where(new, place, 0).cummax(1).values]  # first entry of the context, and first recent one
         if recent < length:
             group = new.cumsum(1) * (2 * length)
             starts.append(torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0)))
@@ -241,20 +208,16 @@ class Index:
     """The words of sequences, sorted, for counts of any order up to LONGEST.
 
     A word is the LONGEST + 1 bases from a place on, as digits 1 to 4 in base 5, the first most significant; after the end of
-    a sequence, or at an unknown base, come zeros. All words that begin with some bases are neighbours.
-
-    Args:
-        codes: (N,) of all sequences; what is no base ends one.
+    a sequence, or at an unknown base, come zeros. All words that begin with some bases are neighbours. codes: (N,) of all
+    sequences; what is no base ends one.
     """
 
     def __init__(self, codes: Tensor) -> None:
         digits = torch.where((codes >= 0) & (codes < 4), codes + 1, 0).to(torch.int8)
         other = torch.where(digits > 0, 5 - digits, 0).flip(0)
         words = torch.cat([self._words(digits), self._words(other)])
-        if words.is_cpu:
-            self.words = torch.from_numpy(np.sort(words.numpy()))  # torch would keep the order, too
-        else:
-            self.words = words.sort().values
+        # torch would keep the order of equal words, too, which takes longer
+        self.words = torch.from_numpy(np.sort(words.numpy())) if words.is_cpu else words.sort().values
 
     @classmethod
     def _words(cls, digits: Tensor) -> Tensor:

@@ -63,15 +63,8 @@ class PriorzooDnaForCausalLM(PriorzooForCausalLM):
     config_class = PriorzooDnaConfig
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels (B, T) with −100 for unknown bases, start and padding.
-
-        Raises:
-            ValueError: for strands="both", whose loss is the mean over both strands of each window.
-        """
-        config = self.model.config
-        if config.strands == "both":
-            raise ValueError("the loss of strands='both' is the zoo's own (recipes/train.py); here set strands='one'")
-        return labels.masked_fill(labels >= config.num_targets, IGNORED)
+        """Labels (B, T) with −100 for unknown bases, start and padding."""
+        return labels.masked_fill(labels >= self.model.config.num_targets, IGNORED)
 
 
 register(PriorzooDnaConfig, PriorzooDnaModel, PriorzooDnaForCausalLM)

@@ -1,10 +1,4 @@
-"""The causal decoder on DNA: its vocabulary, and likelihoods that may average both strands.
-
-A causal decoder reads one strand from 5' to 3'; its likelihoods of a sequence and of the reverse complement are two estimates
-of one number. `strands="both"` makes their mean the model's likelihood, in training and in scoring: reverse-complement
-equivariance by averaging over the strands. (Tying the channels of embedding and head to those of the complement makes a
-bidirectional model equivariant; in a causal one it would equate a sequence with its complement read in the same direction.)
-"""
+"""The causal decoder on DNA: its vocabulary, its copy expert, and the loss in bits per base."""
 
 from __future__ import annotations
 
@@ -30,7 +24,7 @@ from zoo.decoding import Cache
 from zoo.model import ZooModel
 from zoo.registry import create_model
 
-__all__ = ["SIZES", "DnaConfig", "DnaDecoder", "both_strands", "build_model", "next_token_loss", "register_dna_models"]
+__all__ = ["SIZES", "DnaConfig", "DnaDecoder", "build_model", "next_token_loss", "register_dna_models"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class DnaConfig(DecoderConfig):
 
     Attributes:
         num_targets: ids below it can be predicted; those of unknown bases, start and padding are above.
-        strands: "one", or "both": likelihoods are means over a sequence and its reverse complement.
+        strands: what evaluators score by default: "one", or "both", the mean over a sequence and its reverse complement.
         copy_orders: of the copy expert, bases of the contexts that it looks for, ascending; none: no expert (`CopyExpert`).
             Its experts of the row alone see the last `train_context` bases.
         copy_memory: most bases of training rows that it keeps. It is meant for training that reads no base twice: rows that
@@ -165,53 +159,14 @@ class DnaDecoder(Decoder):
             self, ids, lambda new: decode(tokenizer.decode(new)), max_new_tokens=max_new_tokens, **sampling
         )
 
-    def read(self, bases: str) -> Tensor:
-        """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""
-        tokenizer = load_tokenizer(self.config.tokenizer)
-        ids = [tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]
-        return torch.tensor([ids], device=self.device)
-
-
-def both_strands(batch: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
-    """The rows of a batch followed by their reverse complements: start first, padding last, weights reversed too.
-
-    Args:
-        batch: tokens, segments (B, L+1), weights if any; a row is one window, with padding (segment −1) at its end.
-        tokenizer: the spec of a tokenizer whose tokens have reverse complements.
-
-    Raises:
-        ValueError: for a tokenizer without them (BPE).
-    """
-    complements = load_tokenizer(tokenizer).complements
-    if complements is None:
-        raise ValueError(
-            f"tokens of {tokenizer!r} have no reverse complements, which strands='both' needs; expected bases or kmer:K"
-        )
-    tokens, segments = batch["tokens"], batch["segments"]
-    place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    last = (segments >= 0).sum(1, keepdim=True) - 1  # the start at 0, the window's tokens from 1 to here
-    source = torch.where((place >= 1) & (place <= last), last + 1 - place, place)
-    other = torch.from_numpy(complements).to(tokens.device)
-    turned = {"tokens": other[tokens.gather(1, source)], "segments": segments}
-    if "weights" in batch:
-        turned["weights"] = batch["weights"].gather(1, source)
-    both: dict[str, Any] = {name: torch.cat([batch[name], rows]) for name, rows in turned.items()}
-    return both | ({"packed": batch["packed"]} if "packed" in batch else {})
-
 
 def next_token_loss(model: DnaDecoder, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so, and its bits per base.
-
-    bits_per_base is the loss in bits over the mean number of bases of a target. A copy expert in training then keeps the rows.
-    """
-    config, given = model.config, batch
-    if config.strands == "both":
-        batch = both_strands(batch, config.tokenizer)
+    """`causal_lm_loss` of a batch, and its bits per base: the loss in bits over the mean number of bases of a target. A copy
+    expert in training then keeps the rows."""
     loss, _ = causal_lm_loss(model, batch)
-    expert = model.copy_expert
-    if expert is not None and expert.training:
-        expert.remember(given["tokens"], given["segments"])
-    weights, widths = target_weights(batch), torch.from_numpy(load_tokenizer(config.tokenizer).widths)
+    if model.copy_expert is not None and model.copy_expert.training:
+        model.copy_expert.remember(batch["tokens"], batch["segments"])
+    weights, widths = target_weights(batch), torch.from_numpy(load_tokenizer(model.config.tokenizer).widths)
     bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 
@@ -222,6 +177,8 @@ def build_model(name: str, options: Mapping[str, Any], data: DnaDataConfig) -> Z
     Raises:
         ValueError: where options name another tokenizer than the data, or a setting that the model does not have.
     """
+    if options.get("strands") == "both":
+        raise ValueError("strands='both' cannot be trained: leave it out, and evaluate with --strands both")
     check_tokenizer(options, data.tokenizer)
     tokenizer = load_tokenizer(data.tokenizer)
     vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}

@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,8 @@ from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows", "tokens_of"]
+__all__ = ["BIT", "STRANDS", "Scores", "WindowScorer", "score_windows", "tokens_of"]
 
-BATCH_TOKENS = 16384
 BIT = math.log(2)  # nats
 STRANDS = ("one", "both")
 
@@ -40,7 +38,7 @@ class Scores:
         nll: (B, N) float64, nats of each counted token; 0 elsewhere.
         bases: (B, N) int64, bases of each counted token; 0 elsewhere.
         correct: (B, N) float64, 1 where the likeliest token is the true one (averaged over strands where both are read; the
-            probability of a hit where several tie); 0 elsewhere, NaN where nothing is predicted.
+            probability of a hit where several tie); 0 elsewhere.
         left_over: bases at the ends of windows that make no token.
     """
 
@@ -48,21 +46,6 @@ class Scores:
     bases: Tensor
     correct: Tensor
     left_over: int = 0
-
-    @property
-    def nats(self) -> Tensor:
-        """(B,) nats of a window."""
-        return self.nll.sum(1)
-
-    @property
-    def counted(self) -> Tensor:
-        """(B,) bases of a window that count."""
-        return self.bases.sum(1)
-
-    @property
-    def bits(self) -> Tensor:
-        """(B,) bits of a window, converted before they are summed: 2 for every base are exactly 2 a base."""
-        return (self.nll / BIT).sum(1)
 
 
 class WindowScorer(nn.Module, ABC):
@@ -79,8 +62,8 @@ def score_windows(
     model: ZooModel | WindowScorer,
     windows: np.ndarray,
     *,
-    strands: str | None = "one",
-    batch_tokens: int = BATCH_TOKENS,
+    strands: str = "one",
+    batch_tokens: int = 16384,
     by_base: bool = False,
     rest: bool = False,
     advance: Callable[[int], object] | None = None,
@@ -90,53 +73,37 @@ def score_windows(
     strands="both" is the mean over a window and its reverse complement, aligned base by base:
     nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2. The scores of reverse_complement(x) are those of x in reverse order, bit for bit.
     They are per token where every token has a reverse complement and they fill the window, else per base: bases share the
-    cost of their token evenly and count where they do on both strands. None: as the model's configuration has it.
+    cost of their token evenly and count where they do on both strands.
 
     by_base: per base in any case.
     rest: bases at the end that make no whole token count too, together −ln of the sum of p over the tokens that begin with
         them: windows of any length are compared like with like. It needs `by_base`.
     advance: called with bases as they are read, B·T in all.
-
-    Raises:
-        ValueError: for windows that are not a (B, T) array, another value of `strands`, or `rest` without `by_base`.
     """
-    windows = np.asarray(windows)
-    if rest and not by_base:
-        raise ValueError("rest=True scores bases and not tokens: it needs by_base=True")
-    if windows.ndim != 2:
-        raise ValueError(f"windows must be (B, T) base codes, got shape {windows.shape}")
-    strands = strands or model.config.strands
-    if strands not in STRANDS:
-        raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
-    size = max(1, batch_tokens // max(1, windows.shape[1]))
-    parts = [
-        _score(model, windows[part], strands == "both", by_base, rest, advance) for part in slices(len(windows), size)
-    ]
-    nothing = torch.zeros(0, 0, dtype=torch.float64)
-    return _joined(parts) if parts else Scores(nothing, nothing.long(), nothing)
+    both, length = strands == "both", windows.shape[1]
+    tokenizer = load_tokenizer(model.config.tokenizer)
+    by_base = by_base or (both and (tokenizer.complements is None or length % round(tokenizer.bases_per_token) != 0))
+
+    def one_strand(part: np.ndarray) -> Scores:
+        if isinstance(model, WindowScorer):
+            return model.score(part)
+        return _score_tokens(model, part, by_base, rest, part.size // (1 + both), advance)
+
+    parts = []
+    for part in slices(len(windows), max(1, batch_tokens // max(1, length))):
+        forth = one_strand(windows[part])
+        if both:
+            forth = _mean_of_strands(forth, one_strand(reverse_complement(windows[part])))
+        parts.append(forth)
+    longest = max(part.nll.shape[1] for part in parts)
+
+    def rows(name: str) -> Tensor:
+        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in parts])
+
+    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in parts))
 
 
-_DTYPES = (torch.float64, torch.int64, torch.float64)
-
-
-def _score(
-    model: ZooModel | WindowScorer,
-    windows: np.ndarray,
-    both: bool,
-    by_base: bool,
-    rest: bool,
-    advance: Callable[[int], object] | None,
-) -> Scores:
-    if isinstance(model, WindowScorer):
-        score = model.score
-    else:
-        by_base = by_base or (both and not _aligned(model.config.tokenizer, windows.shape[1]))
-        told = windows.size // (1 + both)
-        score = partial(_score_tokens, model, by_base=by_base, rest=rest, told=told, advance=advance)
-    forth = score(windows)
-    if not both:
-        return forth
-    back = score(reverse_complement(windows))
+def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
     counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
     nll, correct = (
         torch.where(counted, (a + b.flip(1)) / 2, 0.0)
@@ -145,21 +112,9 @@ def _score(
     return Scores(nll, torch.where(counted, forth.bases, 0), correct, forth.left_over + back.left_over)
 
 
-def _aligned(tokenizer: str, length: int) -> bool:
-    """Whether the tokens of a reverse complement are the reverse complements of the tokens, in reverse order."""
-    every = load_tokenizer(tokenizer)
-    return every.complements is not None and length % round(every.bases_per_token) == 0
-
-
 @torch.inference_mode()
 def _score_tokens(
-    model: Any,
-    windows: np.ndarray,
-    *,
-    by_base: bool = False,
-    rest: bool = False,
-    told: int = 0,
-    advance: Callable[[int], object] | None = None,
+    model: Any, windows: np.ndarray, by_base: bool, rest: bool, told: int, advance: Callable[[int], object] | None
 ) -> Scores:
     """Scores of one strand, per token or, sharing a token's cost evenly, per base.
 
@@ -167,8 +122,7 @@ def _score_tokens(
     """
     tokenizer = load_tokenizer(model.config.tokenizer)
     ids, spans, left_over = tokens_of(tokenizer, windows)
-    device = device_of(model)
-    targets = torch.as_tensor(ids, device=device)
+    targets = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
     rest = rest and left_over > 0
     with telling(model, told, advance):
@@ -183,9 +137,8 @@ def _score_tokens(
         nll[:, part] = (logits.logsumexp(-1) - picked).cpu()
         correct[:, part] = (logits.argmax(-1) == targets[:, part]).double().cpu()
     counts = counts.cpu()
-    scores = Scores(
-        nll.where(counts, 0.0), torch.from_numpy(spans).where(counts, 0), correct.where(counts, 0.0), left_over
-    )
+    bases = torch.from_numpy(spans).where(counts, 0)
+    scores = Scores(nll.where(counts, 0.0), bases, correct.where(counts, 0.0), left_over)
     if by_base:
         scores = _by_base(scores, spans, windows.shape[1])
     if behind is not None:
@@ -225,7 +178,9 @@ def tokens_of(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray,
 
 def _by_base(scores: Scores, spans: np.ndarray, length: int) -> Scores:
     """Token scores (B, N) as scores (B, length) of the bases that the tokens span."""
-    nll, bases, correct = (torch.zeros(len(spans), length, dtype=d) for d in _DTYPES)
+    nll, bases, correct = (
+        torch.zeros(len(spans), length, dtype=d) for d in (torch.float64, torch.int64, torch.float64)
+    )
     for n, row in enumerate(torch.from_numpy(spans)):
         token = torch.repeat_interleave(row)  # of each base
         part = slice(0, len(token))
@@ -233,13 +188,3 @@ def _by_base(scores: Scores, spans: np.ndarray, length: int) -> Scores:
         bases[n, part] = (scores.bases[n, token] > 0).long()
         correct[n, part] = scores.correct[n, token]
     return Scores(nll, bases, correct, scores.left_over)
-
-
-def _joined(parts: list[Scores]) -> Scores:
-    """Rows of all parts, the shorter ones ending in tokens that do not count."""
-    longest = max(part.nll.shape[1] for part in parts)
-
-    def rows(name: str) -> Tensor:
-        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in parts])
-
-    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in parts))

@@ -111,7 +111,7 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
         for n, stretch in enumerate(stretches):
             for k, length in enumerate(settings["lengths"]):
                 scores = score_windows(model, data.codes(stretch)[: size // length * length].reshape(-1, length))
-                sums[k, n] = scores.bits.sum(), scores.counted.sum()
+                sums[k, n] = scores.nll.sum() / math.log(2), scores.bases.sum()
         means.append(np.divide(*sums.sum(1).T))
         costs.append(np.divide(*np.moveaxis(sums, -1, 0)))
 

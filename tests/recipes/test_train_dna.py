@@ -1,4 +1,4 @@
-"""The same loop on DNA: bits per base on the way, tokenizers, both strands, resume."""
+"""The same loop on DNA: bits per base on the way, tokenizers, resume."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(folder, recipe="dna.ggd_ssmax_tiny", *settings, resume=None) -> int:
 @pytest.mark.parametrize(
     ("recipe", "settings", "bases"),
     [
-        ("dna.ggd_ssmax_tiny", ["data.tokenizer=kmer:3", "model.options.strands=both"], 3),
+        ("dna.ggd_ssmax_tiny", ["data.tokenizer=kmer:3"], 3),
         ("dna.ggd_ssmax_copy_tiny", ["model.options.copy_orders=[2, 4]"], 1),
     ],
 )

@@ -23,7 +23,7 @@ from zoo.slices import slices
 __all__ = ["Change", "Placed", "effect", "haplotypes", "normalize", "place", "score_haplotypes", "trimmed"]
 
 WindowCosts = tuple[np.ndarray, np.ndarray]  # of each base of a window: nats, and whether it counts
-UNEVEN = "unknown bases that do not count alike in the two windows"
+UNEVEN = "bases that do not count alike in the two windows: unknown ones, or k-mers cut at their ends"
 NOTHING_KNOWN = "no known base in its windows"
 
 
@@ -163,7 +163,7 @@ def score_haplotypes(
         alike = [window for window in windows if len(window) == length]
         for part in slices(len(alike), max(1, batch_tokens // length)):
             codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
-            scores = score_windows(model, codes, by_base=True, rest=True, batch_tokens=batch_tokens, **options)
+            scores = score_windows(model, codes, by_base=True, batch_tokens=batch_tokens, **options)
             costs |= dict(zip(alike[part], zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
     return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 

@@ -100,13 +100,8 @@ BASELINES: dict[str, Callable[[int], MarkovChain]] = {name: partial(create_basel
 
 @dataclass(frozen=True)
 class Markov:
-    """Counts and pseudo-counts of one training split.
-
-    Attributes:
-        tables: for k = 0 .. order, (4^k, 4) counts of each base after each context of k bases, the first base of a context
-            being the most significant digit.
-        taus: (order + 1,) pseudo-counts.
-    """
+    """Of one training split: for k = 0 .. order, (4^k, 4) counts of each base after each context of k bases, the first base
+    the most significant digit; and (order + 1,) pseudo-counts."""
 
     tables: tuple[np.ndarray, ...]
     taus: tuple[float, ...]

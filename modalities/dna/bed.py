@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,32 +38,52 @@ class BedRow:
 def bed_rows(path: Path, genome: Genome, *, others: bool = False, columns: str = "contig, start, stop") -> list[BedRow]:
     """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are ignored.
 
-    Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces.
-
-    Args:
-        others: ignore rows of contigs that the genome does not have.
-        columns: those that a row must have, named for errors.
-
-    Raises:
-        FileNotFoundError: for a missing file; it names the nearest.
-        ValueError: with file, line and reason for malformed rows, a contig that the genome lacks, or no row at all.
+    Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces. others: ignore rows of
+    contigs that the genome does not have. columns: those that a row must have. FileNotFoundError for a missing file;
+    ValueError with file, line and reason for malformed rows, a contig that the genome lacks, or no row at all.
     """
-    rows = []
-    for number, line in enumerate(_lines(path), start=1):
-        words = [word.strip() for word in line.rstrip().split("\t")] if "\t" in line.strip() else line.split()
-        if not words or words[0].startswith("#") or words[0].split()[:1] in (["track"], ["browser"]):
-            continue
-        if others and words[0] not in genome:
-            continue
-        try:
-            rows.append(_row(words, genome, columns, number))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        if len(rows) > _MOST_ROWS:
-            raise ValueError(f"{path}, line {number}: more than {_MOST_ROWS:,} rows, the most that are read")
+    if not path.is_file():
+        raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
+    rows, number = [], 0
+    with opened(path) as file:
+        while line := file.readline(_LONGEST_LINE):
+            number += 1
+            try:
+                row = _row(line, genome, others, columns, number)
+            except ValueError as error:
+                reason = "not plain text" if isinstance(error, UnicodeDecodeError) else error
+                raise ValueError(f"{path}, line {number}: {reason}") from error
+            if row is not None:
+                rows.append(row)
+            if len(rows) > _MOST_ROWS:
+                raise ValueError(f"{path}, line {number}: more than {_MOST_ROWS:,} rows, the most that are read")
     if not rows:
         raise ValueError(f"{path}: no row for any of the {len(genome.contigs)} contigs")
     return rows
+
+
+def _row(raw: bytes, genome: Genome, others: bool, columns: str, number: int) -> BedRow | None:
+    if len(raw) == _LONGEST_LINE:
+        raise ValueError(f"{_LONGEST_LINE:,} bytes or more; not BED")
+    line = raw.decode("utf-8-sig").strip()
+    words = [word.strip() for word in line.split("\t")] if "\t" in line else line.split()
+    if not words or words[0].startswith("#") or words[0].split()[:1] in (["track"], ["browser"]):
+        return None
+    if others and words[0] not in genome:
+        return None
+    least = columns.count(",") + 1
+    if len(words) < least:
+        raise ValueError(f"{len(words)} columns, expected {least}: {columns}")
+    name, *bounds = words[:3]
+    contig = genome[name]
+    if not all(bound.isascii() and bound.isdigit() and len(bound) <= 18 for bound in bounds):
+        raise ValueError(f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0")
+    start, stop = map(int, bounds)
+    if start >= stop:
+        raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
+    if stop > contig.length:
+        raise ValueError(f"stop {stop:,} is beyond the end of {name!r}, which has {contig.length:,} bases")
+    return BedRow(name, start, stop, tuple(words[3:4]), number, "-" if words[5:6] == ["-"] else "+")
 
 
 def whole_contigs(genome: Genome) -> list[BedRow]:
@@ -81,34 +101,3 @@ def merged(rows: Sequence[BedRow], genome: Genome) -> list[BedRow]:
         else:
             union.append(BedRow(row.contig, row.start, row.stop))
     return union
-
-
-def _lines(path: Path) -> Iterator[str]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
-    number = 0
-    with opened(path) as file:
-        while line := file.readline(_LONGEST_LINE + 1):
-            number += 1
-            if len(line) > _LONGEST_LINE:
-                raise ValueError(f"{path}, line {number}: more than {_LONGEST_LINE:,} bytes; not BED")
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, line {number}: invalid UTF-8: a BED file is plain text") from error
-
-
-def _row(words: list[str], genome: Genome, columns: str, line: int) -> BedRow:
-    least = columns.count(",") + 1
-    if len(words) < least:
-        raise ValueError(f"{len(words)} columns, expected {least}: {columns}")
-    name, *bounds = words[:3]
-    contig = genome[name]
-    if not all(bound.isascii() and bound.isdigit() and len(bound) <= 18 for bound in bounds):
-        raise ValueError(f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0")
-    start, stop = map(int, bounds)
-    if start >= stop:
-        raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
-    if stop > contig.length:
-        raise ValueError(f"stop {stop:,} is beyond the end of {name!r}, which has {contig.length:,} bases")
-    return BedRow(name, start, stop, tuple(words[3:4]), line, "-" if words[5:6] == ["-"] else "+")

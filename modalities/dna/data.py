@@ -30,8 +30,8 @@ def build_loader(
 ) -> IndexedLoader:
     """The loader of one split for one rank: iterable of {"tokens", "segments", "weights", "sample"}, (B, L+1) and (B,).
 
-    "train" is endless and shuffled. Each other one is one pass over that split ("heldout", or a name of the BED's) on the +
-    strand, shuffled by one seed, so that the first batches represent all regions and runs compare.
+    "train" is endless and shuffled; "heldout" one pass on the + strand, shuffled by one seed, so that the first batches
+    represent all regions and runs compare.
 
     Raises:
         ValueError: for an unknown split, and as `find_source`, `open_genome`, `load_regions` and `load_tokenizer` do.

@@ -31,28 +31,12 @@ from modalities.evaluation import (
     counts,
     option,
 )
-from modalities.heldout import Heldout, fingerprint_of
+from modalities.heldout import Heldout
 from modalities.results import compact
 from zoo.model import ZooModel
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = [
-    "BASES_LENGTH",
-    "DnaEvaluator",
-    "DnaLengthSettings",
-    "FileEvaluator",
-    "FileSettings",
-    "RegionSettings",
-    "StrandSettings",
-    "fingerprint_of_rows",
-    "strands_of",
-    "table",
-    "whole_kmers",
-    "window_of",
-]
-
 
 BASES_LENGTH = Axis("length", "length (bases, log₂)", compact)
 ENOUGH = 0.9  # share of the held-out bases whose contigs must have room for a default length
@@ -146,10 +130,6 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
         most = super().longest(model)
         return None if most is None else window_of(model, most)
 
-    def length_unit(self, model: ZooModel) -> dict[str, Any]:
-        """Of identities: cells of k-mers and BPE that were stored when lengths were in tokens are not those of now."""
-        return {} if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else {"lengths": "bases"}
-
     def with_room(self, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
         """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `beside` more."""
         most = self.heldout.items.reaching(ENOUGH) - beside
@@ -180,22 +160,12 @@ def whole_kmers(model: ZooModel, length: int) -> int:
 # ------------------------------------------------------------------------------------------------ entries of a file
 
 
-def one_count(text: str) -> int:
-    """ "4k" to 4096."""
-    numbers = counts(text)
-    if len(numbers) != 1:
-        raise ValueError(f"expected one number of bases, such as 4096 or 4k, got {text!r}")
-    return numbers[0]
-
-
 @dataclass(frozen=True)
 class FileSettings(DnaSettings, StrandSettings):
     """A file of sequences; the source is that which baselines are fitted to."""
 
     fasta: str | None = option(None, "file of sequences (FASTA or GenBank; also compressed)")
-    window: int | None = option(
-        None, "bases read at once, as 4096 or 4k; default: the evaluator's own", parse=one_count
-    )
+    window: int | None = option(None, "bases read at once; default: the evaluator's own", parse=int)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,14 +227,6 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "fitted_to": self.heldout.fingerprint if isinstance(model, MarkovChain) else None,
         }
-
-
-def fingerprint_of_rows(rows: Sequence[BedRow]) -> str:
-    """16 hex digits of places, names and, of those on the other strand, strands."""
-    turned = {"+": "", "-": "\t-"}
-    return fingerprint_of(
-        f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}{turned[row.strand]}\n".encode() for row in rows
-    )
 
 
 def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:

@@ -60,20 +60,22 @@ class Genome:
     """Contigs in the order of their files; `open_genome` makes one. Immutable.
 
     fingerprint: 16 hex digits; equal ones mean equal names, lengths, bases and soft masks, in whatever format.
-    files: absolute paths. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "".
+    files: absolute paths. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "". starts: where
+    each contig begins, and unknown: (n, 2) runs of UNKNOWN codes, with contigs laid one after the other.
     """
 
     def __init__(self, table: Table, files: tuple[str, ...], store: Path) -> None:
         self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
         self._path, self._store = store, np.asarray(np.memmap(store, np.uint8, mode="r"))
         starts = np.cumsum([0, *(length for _, length, _ in table["contigs"])])
-        unknown = _unknown_runs(self._store, starts)
-        first = np.searchsorted(unknown[:, 0], starts)  # run of each contig
+        self.unknown = _unknown_runs(self._store, starts)
+        first = np.searchsorted(self.unknown[:, 0], starts)  # run of each contig
         self.contigs = tuple(
-            Contig(name, length, files[file], unknown[first[n] : first[n + 1]] - starts[n])
+            Contig(name, length, files[file], self.unknown[first[n] : first[n + 1]] - starts[n])
             for n, (name, length, file) in enumerate(table["contigs"])
         )
-        self._places = {contig.name: (contig, int(at)) for contig, at in zip(self.contigs, starts, strict=False)}
+        self._by_name = {contig.name: contig for contig in self.contigs}
+        self.starts = {contig.name: int(at) for contig, at in zip(self.contigs, starts, strict=False)}
         self.bases = int(starts[-1])
         self.known = sum(contig.known for contig in self.contigs)
 
@@ -86,10 +88,14 @@ class Genome:
 
     def __getitem__(self, name: str) -> Contig:
         """ValueError for an unknown name; it names the nearest."""
-        return self._place(name)[0]
+        if name not in self._by_name:
+            names = list(self._by_name)
+            few = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+            raise ValueError(f"no contig {name!r}; {did_you_mean(str(name), names)}there are {len(names)}: {few}")
+        return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._by_name
 
     def codes(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Codes 0..4 of the bases [start, stop) of a contig, uint8, a fresh array. ValueError beyond its ends."""
@@ -100,18 +106,12 @@ class Genome:
         return self._read(name, start, stop) & SOFT != 0
 
     def _read(self, name: str, start: int, stop: int | None) -> np.ndarray:
-        contig, at = self._place(name)
+        contig = self[name]
+        at = self.starts[name]
         stop = contig.length if stop is None else stop
         if not 0 <= start <= stop <= contig.length:
             raise ValueError(f"bases [{start}, {stop}) are outside contig {name!r}, which has {contig.length:,}")
         return self._store[at + start : at + stop]
-
-    def _place(self, name: str) -> tuple[Contig, int]:
-        if name not in self._places:
-            names = list(self._places)
-            few = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
-            raise ValueError(f"no contig {name!r}; {did_you_mean(str(name), names)}there are {len(names)}: {few}")
-        return self._places[name]
 
 
 def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -147,13 +147,9 @@ class RunCounter:
 
 
 def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
-    """The genome of a source; opened again, it costs nothing.
+    """The genome of a source; opened again, it costs nothing. ValueError with file, place and reason for malformed files.
 
     cache_dir: folder of its store; None: a temporary one for files of 8 MiB or fewer, else <data folder>/cache.
-
-    Raises:
-        ValueError: with file, line and reason for malformed files, or more contigs than fit.
-        OSError: where the store cannot be written.
     """
     stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
     if cache_dir is None:

@@ -23,11 +23,8 @@ __all__ = ["PriorzooDnaConfig", "PriorzooDnaForCausalLM", "PriorzooDnaModel", "f
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a spec for `transformers`: letters in, the same ids out, behind the start token.
-
-    It cannot refuse a letter: one that is no nucleotide code, an error of `modalities.dna.bases`, is an unknown base here.
-    Errors as in `load_tokenizer`.
-    """
+    """The tokenizer of bases or k-mers for `transformers`: letters in, the same ids out, behind the start token. It cannot
+    refuse a letter: one that is no nucleotide code, an error of `modalities.dna.bases`, is an unknown base here."""
     tokenizer = load_tokenizer(spec)
     assert isinstance(tokenizer, KmerTokenizer)
     # Whole k-mers; what is left over at the end makes no token.

@@ -119,10 +119,7 @@ class DnaDecoder(Decoder):
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
-
-        Raises:
-            ValueError: with a copy expert, for embeddings instead of ids, and while the model is exported.
-        """
+        ValueError with a copy expert for embeddings instead of ids, and while the model is exported."""
         options: dict[str, Any] = dict(cache=cache, kernel=kernel, last=last, states=states)
         features = super().forward_features(tokens, segments=segments, **options)
         if self.copy_expert is None:
@@ -173,10 +170,7 @@ def next_token_loss(model: DnaDecoder, batch: Mapping[str, Any]) -> tuple[Tensor
 
 def build_model(name: str, options: Mapping[str, Any], data: DnaDataConfig) -> ZooModel:
     """A registered model with fresh weights at the data's context and tokenizer; `options` override its configuration.
-
-    Raises:
-        ValueError: where options name another tokenizer than the data, or a setting that the model does not have.
-    """
+    ValueError where options name another tokenizer than the data, or a setting that the model does not have."""
     if options.get("strands") == "both":
         raise ValueError("strands='both' cannot be trained: leave it out, and evaluate with --strands both")
     check_tokenizer(options, data.tokenizer)

@@ -19,7 +19,6 @@ from modalities.dna.bed import BedRow
 from modalities.dna.evaluation import (
     FileEvaluator,
     RegionSettings,
-    fingerprint_of_rows,
     strands_of,
     table,
 )
@@ -27,6 +26,7 @@ from modalities.dna.genome import Genome
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.evaluation import Cell, ModelResult
+from modalities.heldout import fingerprint_of
 from modalities.results import short_names
 from zoo.model import ZooModel
 
@@ -90,7 +90,9 @@ class RegionEvaluator(FileEvaluator[R]):
     window_step = 2
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
-        regions = None if self.settings.regions is None else fingerprint_of_rows(self.regions())
+        rows = self.regions() if self.settings.regions is not None else []
+        places = (f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\t{row.strand}\n".encode() for row in rows)
+        regions = fingerprint_of(places) if rows else None
         return {"bases": self.genome().fingerprint, "regions": regions} | super().identity(model)
 
     def both(self, model: ZooModel) -> bool:

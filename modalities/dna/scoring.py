@@ -1,8 +1,7 @@
 """The cost of DNA under a model: nats of each token of a window, and the bases it stands for.
 
 A window is T base codes, scored from its first base on, after BOS: in tokens of the model's tokenizer, or in single bases by
-a `WindowScorer`. Tokens with an unknown base are read, but not scored; nor are bases at the end that make no whole token,
-unless `rest` asks for them.
+a `WindowScorer`. Tokens with an unknown base are read, but not scored; nor are bases at the end that make no whole token.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modalities.decoder.scoring import device_of, logits_by_slice, telling
-from modalities.dna.bases import UNKNOWN, reverse_complement
+from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from zoo.model import ZooModel
 from zoo.slices import slices
@@ -65,7 +64,6 @@ def score_windows(
     strands: str = "one",
     batch_tokens: int = 16384,
     by_base: bool = False,
-    rest: bool = False,
     advance: Callable[[int], object] | None = None,
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
@@ -76,8 +74,6 @@ def score_windows(
     cost of their token evenly and count where they do on both strands.
 
     by_base: per base in any case.
-    rest: bases at the end that make no whole token count too, together −ln of the sum of p over the tokens that begin with
-        them: windows of any length are compared like with like. It needs `by_base`.
     advance: called with bases as they are read, B·T in all.
     """
     both, length = strands == "both", windows.shape[1]
@@ -87,7 +83,7 @@ def score_windows(
     def one_strand(part: np.ndarray) -> Scores:
         if isinstance(model, WindowScorer):
             return model.score(part)
-        return _score_tokens(model, part, by_base, rest, part.size // (1 + both), advance)
+        return _score_tokens(model, part, by_base, part.size // (1 + both), advance)
 
     parts = []
     for part in slices(len(windows), max(1, batch_tokens // max(1, length))):
@@ -114,21 +110,16 @@ def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
 
 @torch.inference_mode()
 def _score_tokens(
-    model: Any, windows: np.ndarray, by_base: bool, rest: bool, told: int, advance: Callable[[int], object] | None
+    model: Any, windows: np.ndarray, by_base: bool, told: int, advance: Callable[[int], object] | None
 ) -> Scores:
-    """Scores of one strand, per token or, sharing a token's cost evenly, per base.
-
-    The softmax is taken in float64 over the model's logits, for a slice of positions at a time. `advance` is told `told`.
-    """
+    """Scores of one strand, per token or, sharing a token's cost evenly, per base. The softmax is taken in float64 over the
+    model's logits, for a slice of positions at a time. `advance` is told `told`."""
     tokenizer = load_tokenizer(model.config.tokenizer)
     ids, spans, left_over = tokens_of(tokenizer, windows)
     targets = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
-    rest = rest and left_over > 0
     with telling(model, told, advance):
-        features = model.forward_features(inputs if rest else inputs[:, :-1])
-    behind = features[torch.arange(len(spans)), torch.as_tensor((spans > 0).sum(1))] if rest else None
-    features = features[:, : targets.shape[1]]
+        features = model.forward_features(inputs[:, :-1])
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
@@ -139,26 +130,7 @@ def _score_tokens(
     counts = counts.cpu()
     bases = torch.from_numpy(spans).where(counts, 0)
     scores = Scores(nll.where(counts, 0.0), bases, correct.where(counts, 0.0), left_over)
-    if by_base:
-        scores = _by_base(scores, spans, windows.shape[1])
-    if behind is not None:
-        _add_rest(model, tokenizer, scores, windows, spans.sum(1), behind)
-    return scores
-
-
-def _add_rest(
-    model: Any, tokenizer: DnaTokenizer, scores: Scores, windows: np.ndarray, read: np.ndarray, behind: Tensor
-) -> None:
-    """Score bases from `read` (B,) on by the features (B, C) of the last token before them; those with an unknown base do not
-    count."""
-    logits = torch.cat([logits for _, logits in logits_by_slice(model, behind[:, None])], dim=1)[:, 0]
-    for n, (window, done) in enumerate(zip(windows, read.tolist(), strict=True)):
-        bases = window[done:]
-        if len(bases) and (bases < UNKNOWN).all():
-            begin = torch.as_tensor(tokenizer.beginning_with(bases), device=logits.device)
-            nats = logits[n].logsumexp(-1) - logits[n, begin].logsumexp(-1)
-            scores.nll[n, done:] = nats.cpu() / len(bases)
-            scores.bases[n, done:] = 1
+    return _by_base(scores, spans, windows.shape[1]) if by_base else scores
 
 
 def tokens_of(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:

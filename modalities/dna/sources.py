@@ -29,8 +29,7 @@ class DnaSource:
     name: str  # in tables and files: "genomes", or "genome.fa split by genome.bed"
     files: tuple[Path, ...]
     bed: Path | None = None  # its split; None for whole contigs by rule
-    subset: bool = False  # rows of `bed` for other contigs are ignored
-    complete: bool = False  # `bed` must have a row for every contig
+    subset: bool = False  # rows of `bed` for contigs of other files are ignored
     whole: bool = False  # all is held out, as from a model that was not trained on it
 
 
@@ -43,8 +42,7 @@ def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None
     if spec == DEFAULT_SOURCE:
         return DnaSource(name, (ASSETS / "yeast_chr01.fa.gz",), bed or ASSETS / "yeast_chr01.bed")
     if spec == "genomes" or spec.startswith("genomes:"):
-        fetched = {} if bed else {"subset": ":" in spec, "complete": True}
-        return DnaSource(name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", **fetched)
+        return DnaSource(name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", subset=not bed)
     if Path(spec).is_file():  # a name may have a comma in it
         return DnaSource(name, (_sequence_file(spec, Path(spec)),), bed)
     parts = [part.strip() for part in spec.split(",")]

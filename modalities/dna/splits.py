@@ -3,8 +3,8 @@
     chr1    0    248956422    train
     chr20   0    64444167     heldout
 
-Bounds are 0-based and half-open. "valid", "validation", "val" and "test" are held out too, and are splits by name. Bases
-that no row covers are not used. Rows of different splits may not share a base.
+Bounds are 0-based and half-open. "valid", "validation", "val" and "test" mean heldout. Bases that no row covers are not used.
+Rows of different splits may not share a base.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +24,17 @@ from modalities.dna.sources import DnaSource
 from modalities.heldout import fingerprint_of
 from zoo.naming import did_you_mean
 
-HELDOUT = ("heldout", "valid", "validation", "val", "test")
 HELDOUT_FRACTION = 0.05
 HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
 MAX_UNKNOWN = 0.1  # of a stretch
 _MOST = 3  # a contig that would raise the held-out share above this many times HELDOUT_FRACTION stays in training
-_SPLITS = ("train", *HELDOUT)
+_SPLITS = ("train", "heldout", "valid", "validation", "val", "test")
 _SPLIT_KEY = b"priorzoo held-out contigs"  # fixed forever: shipped weights depend on it
 
 
 @dataclass(frozen=True)
 class Region:
-    """Bases [start, stop) of a contig, 0-based, and the split they are in."""
+    """Bases [start, stop) of a contig, 0-based, and the split they are in, "train" or "heldout"."""
 
     contig: str
     start: int
@@ -46,22 +46,12 @@ class Region:
 
 
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
-    """The regions of a source: of its BED file where it has one, all held out where it is `whole`, else of `split_contigs`.
-
-    FileNotFoundError for a missing BED; ValueError with file, line and reason for a malformed one, or one without a contig
-    that it must cover.
-    """
+    """The regions of a source: of its BED file where it has one, all held out where it is `whole`, else of `split_contigs`."""
     if source.whole:
         return tuple(Region(contig.name, 0, contig.length, "heldout") for contig in genome.contigs if contig.known)
     if source.bed is None:
         return split_contigs(genome.contigs)
-    regions = read_bed(source.bed, genome, others=source.subset)
-    covered = {region.contig for region in regions}
-    for contig in genome.contigs if source.complete else ():
-        if contig.name not in covered:
-            where = f"{source.bed}: no row for {contig.name!r} of {contig.file}"
-            raise ValueError(f"{where}; add one, or name another BED file")
-    return regions
+    return read_bed(source.bed, genome, others=source.subset)
 
 
 def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
@@ -95,15 +85,10 @@ def _rank(name: str) -> bytes:
 
 
 def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
-    """The regions of a split: "train"; "heldout", with all held out under another name; "all"; or another name of the BED.
-    ValueError where there is none; it lists the splits."""
-    regions = tuple(regions)
-    names = {"all": _SPLITS, "heldout": HELDOUT}.get(split, (split,))
-    selected = tuple(region for region in regions if region.split in names)
+    """The regions of a split, "train" or "heldout"; ValueError where there is none."""
+    selected = tuple(region for region in regions if region.split == split)
     if not selected:
-        there = list(dict.fromkeys(region.split for region in regions))
-        hint = did_you_mean(split, [*there, "all"]) if split not in _SPLITS else ""
-        raise ValueError(f"no region is in the split {split!r}; {hint}there are {', '.join(there) or 'none at all'}")
+        raise ValueError(f"no region is in the split {split!r}, of train and heldout")
     return selected
 
 
@@ -201,30 +186,16 @@ class GenomeSplit:
 def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:
     """The regions of a BED file whose fourth column is their split, in its order. others: as in `bed_rows`, which raises."""
     columns = f"contig, start, stop, split (such as {' '.join(_SPLITS)})"
-    rows = []
+    regions = []
     for row in bed_rows(path, genome, others=others, columns=columns):
         (split,) = row.more
         if split not in _SPLITS:
             hint = did_you_mean(split.lower(), _SPLITS)
             raise ValueError(f"{path}, line {row.line}: split {split!r}; {hint}expected one of {', '.join(_SPLITS)}")
-        rows.append((row.line, Region(row.contig, row.start, row.stop, split)))
-    _check_overlaps(path, rows)
-    return tuple(region for _, region in rows)
-
-
-def _check_overlaps(path: Path, rows: list[tuple[int, Region]]) -> None:
-    """No base may be in two splits: sweep each contig, keeping the farthest row of every split."""
-    farthest: dict[str, tuple[int, Region]] = {}
-    contig = None
-    for number, region in sorted(rows, key=lambda row: (row[1].contig, row[1].start)):
-        if region.contig != contig:
-            farthest, contig = {}, region.contig
-        for split, (other, before) in farthest.items():
-            if split != region.split and region.start < before.stop:
-                first, last = sorted((number, other))
-                raise ValueError(
-                    f"{path}, line {last}: overlaps line {first} on {contig!r} ({region.split} and {split} share bases "
-                    f"{region.start:,} to {min(region.stop, before.stop):,}): each base is in one split"
-                )
-        if region.split not in farthest or region.stop > farthest[region.split][1].stop:
-            farthest[region.split] = (number, region)
+        regions.append(Region(row.contig, row.start, row.stop, "train" if split == "train" else "heldout"))
+    parts = [part for name in ("train", "heldout") for part in joined([r for r in regions if r.split == name])]
+    for one, next_one in pairwise(sorted(parts, key=lambda part: (part.contig, part.start))):
+        if one.contig == next_one.contig and next_one.start < one.stop:
+            bases = f"{next_one.start:,} to {min(one.stop, next_one.stop):,} of {one.contig!r}"
+            raise ValueError(f"{path}: train and heldout share bases {bases}: each base is in one split")
+    return tuple(regions)

@@ -52,7 +52,7 @@ class DnaTokenizer(ABC):
         num_targets, unknown_id, bos_id, pad_id, vocab_size: T, T, T + 1, T + 2 and T + 3.
         widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.
         bases_per_token: mean number of bases a token.
-        complements: (vocab_size,) int64, the id of each token's reverse complement, where every token has one; else None.
+        complements: (vocab_size,) int64, the id of each token's reverse complement; None for tokenizers of others.
         fingerprint: hex; equal fingerprints give equal ids for every sequence.
     """
 
@@ -76,11 +76,6 @@ class DnaTokenizer(ABC):
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ValueError(f"ids {ids.min()}..{ids.max()} are outside 0..{self.vocab_size - 1} of {self.name!r}")
         return self._codes_of(ids[ids <= self.unknown_id])
-
-    def beginning_with(self, codes: np.ndarray) -> np.ndarray:
-        """(n,) int64, the targets whose bases begin with these."""
-        every = ((n, self._codes_of(np.array([n])).tobytes()) for n in range(self.num_targets))
-        return np.array([n for n, target in every if target.startswith(codes.tobytes())], np.int64)
 
     @abstractmethod
     def _codes_of(self, ids: np.ndarray) -> np.ndarray: ...
@@ -107,10 +102,6 @@ class KmerTokenizer(DnaTokenizer):
         ids = whole @ self._powers
         ids[(whole == UNKNOWN).any(1)] = self.unknown_id
         return Encoded(ids, np.full(count, self.k, np.int64), len(codes) - count * self.k)
-
-    def beginning_with(self, codes: np.ndarray) -> np.ndarray:
-        room = 4 ** (self.k - len(codes))  # they are consecutive
-        return int(codes @ self._powers[: len(codes)]) + np.arange(room)
 
     def _codes_of(self, ids: np.ndarray) -> np.ndarray:
         return self._table[ids].reshape(-1)
@@ -150,11 +141,6 @@ class OutsideTokenizer(DnaTokenizer):
         if not len(random_ids) or (random_ids == self.unknown_id).any():
             raise ValueError(f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens")
         self.bases_per_token = len(codes) / len(random_ids) if width is None else float(width)
-        if width is not None:
-            place = {entry: n for n, entry in enumerate(targets)}
-            turned = [place.get(entry.translate(str.maketrans(BASES, BASES[::-1]))[::-1]) for entry in targets]
-            if None not in turned:
-                self.complements = np.array([*turned, *range(len(targets), self.vocab_size)], np.int64)
 
     def encode(self, codes: np.ndarray) -> Encoded:
         with no_panic(self.name):

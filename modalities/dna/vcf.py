@@ -44,13 +44,8 @@ class Variant:
 
 
 def read_variants(path: str | Path) -> Iterator[Variant]:
-    """Every alternative allele of a VCF or BCF.
-
-    Raises:
-        FileNotFoundError: for a missing file.
-        ValueError: with file, place and reason: another format, no header, a file that is malformed or truncated.
-        ImportError: without pysam.
-    """
+    """Every alternative allele of a VCF or BCF. FileNotFoundError for a missing file; ValueError with file, place and reason
+    for another format and for a file that is malformed or truncated; ImportError without pysam."""
     with _opened(path) as file:
         for number, record in enumerate(_records(path, file), start=1):
             ref, place = (record.ref or "").upper(), f"record {number}"
@@ -128,9 +123,7 @@ class InfoField:
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[A-Za-z_][0-9A-Za-z_.]*", self.id):
-            raise ValueError(
-                f"INFO field {self.id!r}: expected letters, digits, _ and ., the first a letter, such as LLR"
-            )
+            raise ValueError(f"INFO field {self.id!r}: expected letters, digits, _ and ., such as LLR")
 
     @property
     def header(self) -> str:
@@ -170,16 +163,11 @@ def check_annotation(path: str | Path, fields: Iterable[InfoField]) -> pysam.Var
 def write_annotated(
     path: str | Path, out: Path, fields: Mapping[str, InfoField], rows: Iterable[Mapping[str, object]]
 ) -> None:
-    """A VCF or BCF as VCF text `out`, bgzipped if its name ends in .gz, with INFO fields behind those that records have.
+    """A VCF or BCF as VCF text `out`, bgzipped if its name ends in .gz, with INFO fields behind those that records have: by the
+    column of `rows` that has their values, NaN where there is none.
 
-    Every record and field is kept; numbers are written as htslib does ("9.50" as 9.5).
-
-    Args:
-        fields: by the column of `rows` that has their values; NaN is a missing one. A record whose alleles have none gets none.
-        rows: chrom, pos, ref, alt and those columns of every alternative allele, in the order of `read_variants`.
-
-    Raises:
-        ValueError: where the file is not the one that the rows are of, and as `read_variants` and `check_annotation` do.
+    Every record and field is kept; numbers are written as htslib does ("9.50" as 9.5). rows: chrom, pos, ref, alt and those
+    columns of every alternative allele, in the order of `read_variants`; a ValueError where they are of another file.
     """
     header = check_annotation(path, fields.values())
     rest = iter(rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ _MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in 
 _LOOKED_AT = 4096  # windows, in random order, of which the report counts those that are skipped
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Origin of a row: bases [start, stop) of the + strand, read forwards ("+") or as their reverse complement ("-")."""
 
     contig: str
@@ -74,12 +73,7 @@ class WindowDataset(Dataset):
         self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
         self.max_unknown, self.one_pass = max_unknown, one_pass
         self.window = max(1, round(context * tokenizer.bases_per_token))
-        names, lengths = zip(*((contig.name, contig.length) for contig in genome.contigs), strict=True)
-        # Unknown bases of all contigs, laid one after the other.
-        self._offsets = dict(zip(names, np.cumsum([0, *lengths]).tolist(), strict=False))
-        self._unknown = RunCounter(
-            np.concatenate([contig.unknown + self._offsets[contig.name] for contig in genome.contigs])
-        )
+        self._unknown = RunCounter(genome.unknown)
         self._lay_out()
         self.size = self.epoch_windows if one_pass else None
         if not self.one_pass:
@@ -195,7 +189,7 @@ class WindowDataset(Dataset):
         return stretch, start, np.minimum(start + self.window, self._stop[stretch])
 
     def _too_unknown(self, stretch: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        offset = np.array([self._offsets[self.regions[n].contig] for n in self._region[stretch]], np.int64)
+        offset = np.array([self.genome.starts[self.regions[n].contig] for n in self._region[stretch]], np.int64)
         return self._unknown.count(offset + start, offset + stop) > self.max_unknown * (stop - start)
 
     # ---- rows --------------------------------------------------------------------------------------------------------

@@ -1,21 +1,18 @@
-"""bits, contigs and strands: what they average over which bases, for models of any tokenizer and for baselines."""
+"""`bits`: what it averages over which bases, for models of any tokenizer and for baselines."""
 
 import csv
-import dataclasses
 import itertools
 import json
 import math
 
 import numpy as np
 import pytest
-import torch
 
 from modalities.dna import baselines as markov
 from modalities.dna.baselines import create_baseline
-from modalities.dna.bases import UNKNOWN, decode
+from modalities.dna.bases import decode
 from modalities.dna.data import open_heldout
-from modalities.dna.evaluators import EVALUATORS
-from modalities.dna.evaluators.bits import by_octave
+from modalities.dna.evaluators.bits import Bits, BitsSettings
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
@@ -49,22 +46,19 @@ def small_chains(monkeypatch):
     markov._fitted.cache_clear()
 
 
-def of(name, **options):
-    """An evaluator; options that it does not have are left out."""
-    kind = EVALUATORS[name]
-    known = {field.name for field in dataclasses.fields(kind.settings_class)}
-    return kind(kind.settings_class(**{key: value for key, value in options.items() if key in known}))
+def of(**options):
+    return Bits(BitsSettings(**options))
 
 
-def measure(name, model, settings, finished=None):
-    evaluator = of(name, **settings)
+def measure(model, settings, finished=None):
+    evaluator = of(**settings)
     values = dict(evaluator.run(model, finished))
     return evaluator.rows(json.loads(json.dumps(values))), values
 
 
 def test_uniform_is_exactly_two_bits_everywhere(source):
     settings = dict(lengths=(10, 48, 100), samples=5, **source)
-    for row in measure("bits", Composed(train_context=16), settings)[0]:
+    for row in measure(Composed(train_context=16), settings)[0]:
         assert row["bits_per_base"] == 2.0 and row["accuracy"] == 0.25
         assert row["nll"] == pytest.approx(2 * math.log(2), rel=1e-15)
 
@@ -73,7 +67,7 @@ def test_every_length_reads_the_same_bases(source):
     seen = {}
     for asked, context in (((16, 64, 256), 16), ((16,), 16), ((256, 1024), 64), ((2500,), 16)):  # with room for 2048
         model = Composed(train_context=context)
-        bits = of("bits", lengths=asked, samples=1, **source)
+        bits = of(lengths=asked, samples=1, **source)
         for cell in bits.cells(model):
             length = cell.data["facts"]["length"]
             windows = bits.windows(model, cell)
@@ -86,25 +80,25 @@ def test_every_length_reads_the_same_bases(source):
 
 def test_stretches_may_be_of_a_length_asked_for(source):
     model = Composed(train_context=16)
-    bits = of("bits", lengths=(16, 64), stretch=100, samples=2, **source)
+    bits = of(lengths=(16, 64), stretch=100, samples=2, **source)
     assert {s.stop - s.start for cell in bits.cells(model) for s in cell.data["stretches"]} == {100}
     with pytest.raises(ValueError, match="stretches of 50 bases hold no window of 64: at most --lengths 50"):
-        of("bits", lengths=(16, 64), stretch=50, **source).cells(model)
+        of(lengths=(16, 64), stretch=50, **source).cells(model)
     with pytest.raises(ValueError, match="--stretch 9000: the longest held-out region has"):
-        of("bits", lengths=(16,), stretch=9000, **source).cells(model)
+        of(lengths=(16,), stretch=9000, **source).cells(model)
     with pytest.raises(ValueError, match="stretch must be at least 2 bases, got 0"):
-        of("bits", stretch=0, **source)
+        of(stretch=0, **source)
     with pytest.raises(ValueError, match="lengths must be at least 2 bases"):
-        of("bits", lengths=(0,), **source)
+        of(lengths=(0,), **source)
 
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2"])
 def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
     model = tiny(tokenizer)
     settings = dict(lengths=(16, 40), samples=3, **source, batch_tokens=100)
-    rows, _ = measure("bits", model, settings)
+    rows, _ = measure(model, settings)
     data = open_heldout(find_source(*source.values())).items
-    size = of("bits", **settings).stretch(model)
+    size = of(**settings).stretch(model)
     means, costs = [], []  # by contig: bits per base at each length, and those of its stretches
     for stretches in data.stretches(size, 3, 42).values():
         sums = np.zeros((2, len(stretches), 2))  # length, stretch; bits, bases
@@ -115,9 +109,9 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
         means.append(np.divide(*sums.sum(1).T))
         costs.append(np.divide(*np.moveaxis(sums, -1, 0)))
 
-    def error(by_contig):
-        known = [values.var(ddof=1) for values in by_contig if len(values) > 1]
-        spread = [values.var(ddof=1) if len(values) > 1 else np.mean(known) for values in by_contig]  # of one stretch
+    def error(by_contig):  # a contig of one stretch varies as the others do
+        spread = [values.var(ddof=1) if len(values) > 1 else math.nan for values in by_contig]
+        spread = np.where(np.isnan(spread), np.nanmean(spread), spread)
         return math.sqrt(sum(s2 / len(v) for s2, v in zip(spread, by_contig, strict=True))) / len(by_contig)
 
     first, second = np.mean(means, axis=0)
@@ -128,7 +122,7 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
     assert rows[1]["change_standard_error"] == pytest.approx(error(changes), rel=1e-3)
     assert [row["left_over"] for row in rows] == [size % k * rows[0]["stretches"] for k in (16, 40)]
     assert rows[1]["window_bases"] == 40 and rows[1]["left_over"] > 0
-    assert ("accuracy" in rows[0]) == (tokenizer == "bases") and ("token_accuracy" in rows[0]) == (tokenizer != "bases")
+    assert ("accuracy" in rows[0]) == (tokenizer == "bases")
 
 
 @pytest.mark.parametrize("tokenizer", ["kmer:3", "bpe"])
@@ -136,77 +130,46 @@ def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
     """The same bases as single ones are read of, up to k-mers, and positions in bases."""
     tokenizer = bpe_tokenizer(tmp_path) if tokenizer == "bpe" else tokenizer
     model, single = tiny(tokenizer, train_context=20), tiny()
-    bits = of("bits", **source)
+    bits = of(**source)
     assert bits.trained_at(model) == round(20 * load_tokenizer(tokenizer).bases_per_token) > 25
     assert bits.points(model)[1] == 2 * bits.trained_at(model) and bits.axis.label == "length (bases, log₂)"
-    chosen = of("bits", lengths=(20, 64), samples=2, **source)
+    chosen = of(lengths=(20, 64), samples=2, **source)
     step = 3 if tokenizer == "kmer:3" else 1
     for mine, other in zip(chosen.cells(model), chosen.cells(single), strict=True):
         assert mine == other and mine.data["stretches"] == other.data["stretches"]
         length = mine.data["facts"]["length"]
         assert {w.shape[1] for w in chosen.windows(model, mine)} == {length // step * step}
-    assert chosen.identity(model)["lengths"] == "bases" and "lengths" not in chosen.identity(single)
-    windows = np.concatenate([w for cell in chosen.cells(model)[-2:] for w in chosen.windows(model, cell)])
-    windows = windows[(windows < UNKNOWN).all(1)]  # unknown bases are at positions, and do not count
-    assert len(windows) > 8
-    scores = score_windows(model, windows)
-    octaves = by_octave(load_tokenizer(tokenizer), windows, scores.nll.numpy(), scores.bases.numpy())
-    seen = np.zeros(8)
-    for row in windows:
-        before = 0
-        for span in load_tokenizer(tokenizer).encode(row).spans:
-            seen[0 if before == 0 else math.floor(math.log2(before)) + 1] += span
-            before += span
-    assert octaves[1].tolist() == seen[: len(octaves[1])].tolist() and not seen[len(octaves[1]) :].any()
-    assert octaves[0].sum() == pytest.approx(float(scores.nll.sum()))
-
-
-def test_bits_by_position_add_up(source):
-    model = tiny()
-    settings = dict(lengths=(100,), samples=2, **source)
-    (row,), cells = measure("bits", model, settings)
-    bits = of("bits", **settings)
-    assert row["position_to"] == [1, 2, 4, 8, 16, 32, 64, 128]
-    total = sum(sum(cell["bucket_bits"]) for cell in cells.values())
-    assert total == pytest.approx(sum(sum(cell["bits"]) for cell in cells.values()))
-    assert sum(sum(cell["bucket_bases"]) for cell in cells.values()) == row["bases"]
-    firsts = [
-        score_windows(model, windows).nll[:, 0] / math.log(2)
-        for cell in bits.cells(model)
-        for windows in bits.windows(model, cell)
-    ]
-    assert row["position_bits"][0] == pytest.approx(float(torch.cat(firsts).mean()), rel=1e-5)
 
 
 def test_default_lengths_end_where_heldout_contigs_do(source):
-    bits = of("bits", **source)
+    bits = of(**source)
     assert bits.points(Composed(train_context=16)) == (16, 32, 64, 128, 256, 512, 1024)
     assert bits.points(Composed(train_context=100)) == (100, 200, 400, 800, 1600)
     assert bits.points(tiny("kmer:4", train_context=100)) == (400, 800, 1600)
     with pytest.raises(ValueError, match="longest region has 6000"):
-        of("bits", lengths=(7000,), **source).cells(Composed(train_context=16))
+        of(lengths=(7000,), **source).cells(Composed(train_context=16))
     with pytest.raises(ValueError, match="longest region has 6000"):
         bits.cells(Composed(train_context=7000))
 
 
 def test_contigs_and_repeats_have_a_table(source, tmp_path):
     settings = dict(lengths=(64, 256), samples=5, repeats=True, **source)
-    rows, values = measure("bits", create_baseline("markov-1", 16), settings)
+    rows, values = measure(create_baseline("markov-1", 16), settings)
     result = ModelResult("markov-1", 16, rows, values)
-    of("bits", **settings).write([result], tmp_path)
+    of(**settings).write([result], tmp_path)
     with (tmp_path / "bits.contigs.csv").open() as file:
         table = {(row["length"], row["contig"], row["part"]): row for row in csv.DictReader(file)}
     truth = -(0.775 * math.log2(0.775) + 0.225 * math.log2(0.075))  # the entropy of the chain that made it
     assert float(table["256", "near", "all"]["bits_per_base"]) == pytest.approx(truth, abs=0.1)
     assert float(table["256", "far", "all"]["bits_per_base"]) > 2
     assert ("64", "near", "unique") not in table
-    parts = [row for (length, contig, part), row in table.items() if (length, contig) == ("256", "near")]
-    whole = next(row for row in parts if row["part"] == "all")
-    split = [row for row in parts if row["part"] in ("unique", "repeats")]
-    assert sum(int(row["bases"]) for row in split) == int(whole["bases"])
-    bits = sum(int(row["bases"]) * float(row["bits_per_base"]) for row in split)
-    assert bits == pytest.approx(int(whole["bases"]) * float(whole["bits_per_base"]))
-    zero = measure("bits", create_baseline("markov-0", 16), settings)[0][-1]
+    whole, *split = (
+        (int(row["bases"]), float(row["bits_per_base"]))
+        for row in (table["256", "near", part] for part in ("all", "unique", "repeats"))
+    )
+    assert sum(bases for bases, _ in split) == whole[0]
+    assert sum(bases * bits for bases, bits in split) == pytest.approx(whole[0] * whole[1])
+    zero = measure(create_baseline("markov-0", 16), settings)[0][-1]
     assert zero["bits_per_base"] == pytest.approx(2, abs=0.01)
 
 
@@ -214,17 +177,17 @@ def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monke
     monkeypatch.setattr("modalities.dna.evaluators.bits.CELL_BASES", 120)
     model = tiny()
     settings = dict(lengths=(20, 60), samples=5, **source)
-    rows, values = measure("bits", model, settings)
+    rows, values = measure(model, settings)
     half = dict(itertools.islice(values.items(), len(values) // 2))
     assert len(values) > len(half)
-    again, _ = measure("bits", model, settings, finished=half)
+    again, _ = measure(model, settings, finished=half)
     assert again == rows
     given = {"lengths": (20, 60), "samples": 5, **source}
     changes = ({}, {"seed": 1}, {"samples": 4}, {"lengths": (20, 2500)}, {"strands": "both"})
-    keys = [of("bits", **given | change).identity(model) for change in changes]
-    keys.append(of("bits", lengths=(20, 60), samples=5).identity(model))
+    keys = [of(**given | change).identity(model) for change in changes]
+    keys.append(of(lengths=(20, 60), samples=5).identity(model))
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
-    bits = of("bits", **given)
-    assert of("bits", **given | {"lengths": (60,)}).identity(model) == keys[0]
+    bits = of(**given)
+    assert of(**given | {"lengths": (60,)}).identity(model) == keys[0]
     assert bits.identity(tiny("kmer:2")) != keys[0]
     assert bits.identity(tiny(strands="both")) == keys[4]

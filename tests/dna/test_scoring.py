@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.dna.bases import UNKNOWN, decode, encode, reverse_complement
+from modalities.dna.bases import reverse_complement
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
 from tests.dna.models import bpe_tokenizer, tiny
@@ -78,38 +78,6 @@ def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
     forth, back = score_windows(model, codes), score_windows(model, turned)
     if tokenizer in ("bases", "kmer:2"):
         torch.testing.assert_close(scores.nll, (forth.nll + back.nll.flip(1)) / 2)
-
-
-@pytest.mark.parametrize("rest", [1, 2])
-def test_bases_behind_the_last_kmer_are_summed_over_its_completions(rest):
-    """p of a rest is Σ p over the k-mers that begin with it, so rests of one prefix have Σ p = 1; unknown ones do not count."""
-    model, prefix = tiny("kmer:3"), windows(1, 6, unknown=0)[0]
-    every = np.stack(np.meshgrid(*[np.arange(4)] * rest, indexing="ij"), -1).reshape(-1, rest)
-    rows = np.stack([np.concatenate([prefix, one]) for one in every]).astype(np.uint8)
-    scores = score_windows(model, rows, by_base=True, rest=True)
-    assert (scores.bases == 1).all()
-    assert float((-scores.nll[:, 6:].sum(1)).exp().sum()) == pytest.approx(1)
-    whole = score_windows(model, rows, by_base=True)
-    assert torch.equal(whole.nll[:, :6], scores.nll[:, :6]) and not whole.bases[:, 6:].any()
-    endings = np.stack(np.meshgrid(*[np.arange(4)] * (3 - rest), indexing="ij"), -1).reshape(-1, 3 - rest)
-    full = np.stack([np.concatenate([rows[1], one]) for one in endings]).astype(np.uint8)
-    expected = -float((-score_windows(model, full).nll.sum(1)).logsumexp(0))
-    assert float(scores.nll[1].sum()) == pytest.approx(expected, rel=1e-5)
-    unknown = rows[:1].copy()
-    unknown[0, -1] = UNKNOWN
-    assert score_windows(model, unknown, by_base=True, rest=True).bases[0].tolist() == [1] * 6 + [0] * rest
-    both = score_windows(model, rows[:2], strands="both", by_base=True, rest=True)
-    turned = score_windows(model, reverse_complement(rows[:2]), strands="both", by_base=True, rest=True)
-    assert torch.equal(both.nll, turned.nll.flip(1)) and (both.bases == 1).all()
-
-
-@pytest.mark.parametrize("kind", ["kmer:1", "kmer:4", "bpe"])
-def test_targets_that_begin_with_bases(kind, bpe):
-    tokenizer = load_tokenizer(bpe if kind == "bpe" else kind)
-    for text in ("A", "GT", "TTT")[: 1 if kind == "kmer:1" else 3]:
-        found = tokenizer.beginning_with(encode(text))
-        targets = [decode(tokenizer.decode([n])) for n in range(tokenizer.num_targets)]
-        assert found.tolist() == [n for n, target in enumerate(targets) if target.startswith(text)]
 
 
 def test_windows_without_a_token():

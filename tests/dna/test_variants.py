@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import ModelResult
-from tests.dna.models import COSTS, Composed, letters, tiny
+from tests.dna.models import COSTS, Composed, genome_of, letters, tiny
 
 HEADER = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
 
@@ -28,10 +29,10 @@ HEADER = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL
 def files(tmp_path):
     """Writes a reference and a file of variants, and makes settings of them."""
 
-    def write(contigs, text, name="v.vcf", **options):
+    def write(contigs, text, **options):
         (tmp_path / "ref.fa").write_text("".join(f">{name}\n{letters}\n" for name, letters in contigs.items()))
-        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        return VariantSettings(fasta=str(tmp_path / "ref.fa"), variants=str(tmp_path / name), **options)
+        (tmp_path / "v.vcf").write_text(text)
+        return VariantSettings(fasta=str(tmp_path / "ref.fa"), variants=str(tmp_path / "v.vcf"), **options)
 
     return write
 
@@ -44,28 +45,13 @@ def rows_of(model, chosen):
     return Variants(chosen).rows(json.loads(json.dumps(dict(Variants(chosen).run(model)))))
 
 
-# ------------------------------------------------------------------------------------------------------------ haplotypes
-
-
-def genome_of(tmp_path, **contigs):
-    (tmp_path / "g.fa").write_text("".join(f">{name}\n{text}\n" for name, text in contigs.items()))
-    return open_genome(find_source(str(tmp_path / "g.fa")))
-
-
-def applied(text, at, ref, alt):
-    assert text[at : at + len(ref)] == ref
-    return text[:at] + alt + text[at + len(ref) :]
-
-
-def spellings(text, haplotype, pad=3):
-    """Every (at, REF, ALT) that makes `haplotype` of `text`, with up to `pad` needless bases on either side."""
-    found = set()
+def spellings(text, haplotype):
+    """Every (at, REF, ALT) of up to 14 bases that makes `haplotype` of `text`."""
     for at in range(len(text)):
         for stop in range(at + 1, min(len(text), at + 14) + 1):
             alt = haplotype[at : len(haplotype) - (len(text) - stop)]
             if alt and haplotype == text[:at] + alt + text[stop:] and (alt != text[at:stop]):
-                found.add((at, text[at:stop], alt))
-    return sorted(found)
+                yield at, text[at:stop], alt
 
 
 @pytest.mark.parametrize(
@@ -82,36 +68,35 @@ def spellings(text, haplotype, pad=3):
         ("ANAAC", 2, "A", "AA", Change("c", 2, "", "A", 2)),  # an unknown base ends a repeat
     ],
 )
-def test_normal_form(tmp_path, text, at, ref, alt, expected):
-    assert normalize(genome_of(tmp_path, c=text), "c", at, ref, alt) == expected
+def test_normal_form(text, at, ref, alt, expected):
+    assert normalize(genome_of(c=text), "c", at, ref, alt) == expected
 
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_windows_share_both_ends_everywhere(step):
     """Every place, length of alleles, contig and window up to a size."""
     placed = without = 0
-    for length in (1, 5, 12, 30):
-        for window in (1, 4, 9, 16):
-            for ref, alt in ((1, 1), (0, 2), (2, 0), (4, 1), (1, 4), (4, 0), (0, 4)):
-                for shift in (0, 3) if not (ref and alt) else (0,):
-                    for at in range(length - ref - shift + 1):
-                        change = Change("c", at, "A" * ref, "C" * alt, shift)
-                        found = place(change, length, window, step)
-                        size = min(window, length + max(0, alt - ref)) // step * step
-                        if not isinstance(found, Placed):
-                            without += 1
-                            assert found == size and (size < change.longest or size - abs(ref - alt) < step)
-                            continue
-                        placed += 1
-                        assert (
-                            min(found.sizes) >= step
-                            and max(found.sizes) == size
-                            and found.sizes[1] - found.sizes[0] == alt - ref
-                        )
-                        assert found.start >= 0 and found.stop <= length and found.left >= 0 and found.right >= 0
-                        assert found.left + change.longest + found.right == size
-                        centred = found.left == (size - change.longest) // 2
-                        assert centred or found.start == 0 or found.stop == length
+    alleles = (
+        (1, 1, 0),
+        (4, 1, 0),
+        (1, 4, 0),
+        *((r, a, s) for r, a in ((0, 2), (2, 0), (4, 0), (0, 4)) for s in (0, 3)),
+    )
+    for length, window, (ref, alt, shift) in product((1, 5, 12, 30), (1, 4, 9, 16), alleles):
+        for at in range(length - ref - shift + 1):
+            change = Change("c", at, "A" * ref, "C" * alt, shift)
+            where, size = place(change, length, window, step), min(window, length + max(0, alt - ref)) // step * step
+            if not isinstance(where, Placed):
+                without += 1
+                assert where == size and (size < change.longest or size - abs(ref - alt) < step)
+                continue
+            placed += 1
+            assert (
+                min(where.sizes) >= step and max(where.sizes) == size and where.sizes[1] - where.sizes[0] == alt - ref
+            )
+            assert where.start >= 0 and where.stop <= length and where.left >= 0 and where.right >= 0
+            assert where.left + change.longest + where.right == size
+            assert where.left == (size - change.longest) // 2 or where.start == 0 or where.stop == length
     assert placed > 900 and without > 100
 
 
@@ -122,18 +107,13 @@ def test_windows_share_both_ends_everywhere(step):
         (21, "C", "CTT", ("AAAAAACGATTGCC", "AAAAAACTTGATTGCC")),
         (21, "CGA", "C", ("AAAAAACGATTGCCAT", "AAAAAACTTGCCAT")),
         (5, "AAA", "A", ("A" * 20 + "CGAT", "A" * 18 + "CGAT")),  # the whole repeat lies between the flanks
-        (20, "AC", "GT", ("AAAAAAAACGATTGCC", "AAAAAAAGTGATTGCC")),
-        (1, "A", "T", ("AAAAAAAAAAAAAAAA", "TAAAAAAAAAAAAAAA")),
         (41, "T", "G", ("GCCATAGGCTTAACGT", "GCCATAGGCTTAACGG")),
     ],
 )
-def test_windows_by_hand(tmp_path, pos, ref, alt, expected):
-    genome = genome_of(tmp_path, c="A" * 20 + "C" + "GATTGCCATAGGCTTAACGT")
+def test_windows_by_hand(pos, ref, alt, expected):
+    genome = genome_of(c="A" * 20 + "C" + "GATTGCCATAGGCTTAACGT")
     found = place(normalize(genome, "c", pos - 1, ref, alt), 41, 24 if pos == 5 else 16)
     assert tuple(map(decode, haplotypes(genome, found))) == expected
-
-
-# ---------------------------------------------------------------------------------------------------------------- ratios
 
 
 @pytest.mark.parametrize("strands", ["one", "both"])
@@ -150,19 +130,15 @@ def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files, strands
 def test_ratios_by_composition(files):
     """A substitution's ratio is the difference of two letters, an indel's that of the letters it has; flanks have none."""
     text = "A" * 20 + "C" + "G" * 20
-    chosen = files(
-        {"c": text}, vcf(("c", 21, "s", "C", "T"), ("c", 21, "i", "C", "CTT"), ("c", 21, "d", "CGG", "C")), window=30
-    )
+    lines = vcf(("c", 21, "s", "C", "T"), ("c", 21, "i", "C", "CTT"), ("c", 21, "d", "CGG", "C"))
+    chosen = files({"c": text}, lines, window=30)
     snv, insertion, deletion = rows_of(Composed(COSTS), chosen)
     assert snv["llr_nats"] == pytest.approx(2.0 - 0.5) and snv["llr_bits"] == pytest.approx(1.5 / math.log(2))
     assert insertion["llr_nats"] == pytest.approx(-2 * 0.5) and deletion["llr_nats"] == pytest.approx(2 * 3.0)
     assert [row["flank_llr_nats"] for row in (snv, insertion)] == pytest.approx([0, 0])
     assert math.isnan(deletion["flank_llr_nats"])  # its repeat ends the contig
-    assert [row["flank"] for row in (snv, insertion, deletion)] == [
-        29,
-        28,
-        10,
-    ]  # 20 G, any of which the deletion may be of
+    # 20 G, any of which the deletion may be of
+    assert [row["flank"] for row in (snv, insertion, deletion)] == [29, 28, 10]
     assert [row["kind"] for row in (snv, insertion, deletion)] == ["snv", "insertion", "deletion"]
     assert snv["window"] == 30 and snv["id"] == "s" and (snv["chrom"], snv["pos"]) == ("c", 21)
     assert rows_of(Composed(), chosen)[1]["llr_nats"] == pytest.approx(-2 * math.log(4))
@@ -175,7 +151,7 @@ def test_ratios_by_composition(files):
 )
 def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
     text = letters(300)
-    spots = [(8, 1, "T"), (100, 1, "TGT"), (101, 3, "G"), (200, 4, "AAAAA"), (290, 1, "AC")]
+    spots = [(8, 1, "T"), (100, 1, "TGT"), (101, 3, "G"), (150, 1, "GACT"), (200, 4, "AAAAA"), (290, 1, "AC")]
     lines = [("c", at + 1, f"v{at}", text[at : at + r], alt) for at, r, alt in spots if text[at : at + r] != alt]
     model = tiny(tokenizer)
     chosen = files({"c": text}, vcf(*lines), window=size + 1 if size == 18 else size, strands=strands, batch_tokens=40)
@@ -183,24 +159,22 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
     vocabulary, k = load_tokenizer(tokenizer), 3 if tokenizer == "kmer:3" else 1
 
     def by_base(codes):
-        """Nats of each base, by the chain rule over tokens; bases behind the last whole k-mer by summing over its rests."""
+        """Nats of each base, by the chain rule over tokens."""
         ids, nats = vocabulary.encode(codes).ids.tolist(), []
         logits = model(torch.tensor([[vocabulary.bos_id, *ids]]))[0].double().log_softmax(-1)
         for n, token in enumerate(ids):
             nats += [-float(logits[n, token]) / k] * k
-        if rest := len(codes) - len(nats):
-            begin = [t for t in range(4**k) if decode(vocabulary.decode([t])).startswith(decode(codes[-rest:]))]
-            nats += [-math.log(sum(float(logits[-1, t].exp()) for t in begin)) / rest] * rest
         return np.array(nats)
 
     for row in rows:
         change = normalize(genome, "c", row["pos"] - 1, row["ref"], row["alt"])
+        if change.growth % k:  # one of the windows is no whole number of k-mers
+            assert row["reason"] == UNEVEN and math.isnan(row["llr_nats"])
+            continue
         where = place(change, 300, size, k)
         windows = haplotypes(genome, where)
-        assert (
-            decode(windows[1])
-            == applied(text, row["pos"] - 1, row["ref"], row["alt"])[where.start :][: len(windows[1])]
-        )
+        haplotype = text[: row["pos"] - 1] + row["alt"] + text[row["pos"] - 1 + len(row["ref"]) :]
+        assert decode(windows[1]) == haplotype[where.start :][: len(windows[1])]
         nats = [by_base(codes) for codes in windows]
         if strands == "both":
             nats = [(a + by_base(reverse_complement(w))[::-1]) / 2 for a, w in zip(nats, windows, strict=True)]
@@ -211,29 +185,24 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
 
 
 def test_every_spelling_of_a_haplotype_has_one_score(files):
-    """100 insertions and deletions in repeats, each in all its spellings: equal to the bit within a cell, whose windows are
+    """60 insertions and deletions in repeats, each in all its spellings: equal to the bit within a cell, whose windows are
     read once, and to the rounding of a batch between cells."""
-    rng, text = np.random.default_rng(11), letters(50)
-    rows, haplotype_of, starts = [], [], []
-    for n in range(100):
-        unit = letters(int(rng.integers(1, 5)), 1000 + n)
+    rng, text, starts, rows = np.random.default_rng(11), letters(50), [], []
+    for n in range(60):
         starts.append(len(text) + 1)
-        text += unit * int(rng.integers(3, 6)) + letters(20, 2000 + n)
+        text += letters(int(rng.integers(1, 5)), 1000 + n) * int(rng.integers(3, 6)) + letters(20, 2000 + n)
     for n, at in enumerate(starts):
         local = text[at - 8 : at + 26]
         unit = text[at : at + int(rng.integers(1, 4))]
         haplotype = local[:9] + unit + local[9:] if n % 2 else local[:9] + local[9 + len(unit) :]
-        for place_, ref, alt in spellings(local, haplotype):
-            rows.append(("c", at - 8 + place_ + 1, f"v{n}", ref, alt))
-            haplotype_of.append(n)
-    chosen = files({"c": text}, vcf(*rows), window=48, strands="both")
+        rows += [("c", at - 7 + place_, n, ref, alt) for place_, ref, alt in spellings(local, haplotype)]
     scores = {}
-    for n, row in zip(haplotype_of, rows_of(tiny(), chosen), strict=True):
-        scores.setdefault(n, []).append((row["llr_nats"], row["flank_llr_nats"]))
+    for row in rows_of(tiny(), files({"c": text}, vcf(*rows), window=48, strands="both")):
+        scores.setdefault(row["id"], []).append((row["llr_nats"], row["flank_llr_nats"]))
     spread = [np.ptp(pairs, axis=0).max() for pairs in scores.values()]
-    assert len(rows) > 1000 and max(spread) < 1e-5
-    assert sum(one == 0 for one in spread) >= 100 - len(rows) // variants.LEAST_PART
-    assert len({pairs[0] for pairs in scores.values()}) > 95
+    assert len(rows) > 600 and max(spread) < 1e-5
+    assert sum(one == 0 for one in spread) >= 60 - len(rows) // variants.LEAST_PART
+    assert len({pairs[0] for pairs in scores.values()}) > 55
 
 
 def test_every_variant_is_listed_with_its_reason(files):
@@ -252,20 +221,18 @@ def test_every_variant_is_listed_with_its_reason(files):
         ("c", 60, "full", text[59], text[59] + other[text[60]] + "ACGTACGTACGTAC" + other[text[59]]),
     ]
     chosen = files({"c": text, "gap": "G" * 19 + "AC" + "G" * 5 + "N" * 30}, vcf(*rows), window=16)
-    found = {row["id"]: row for row in rows_of(Composed(), chosen)}
-    assert list(found) == [row[2] for row in rows]
-    assert not found["fine"]["reason"] and all(
-        math.isnan(row["llr_nats"]) == bool(row["reason"]) for row in found.values()
-    )
-    assert f"record 2: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in found["wrong"]["reason"]
-    assert "'chrC'" in found["where"]["reason"] and "c:100 of the reference has A" in found["beyond"]["reason"]
-    assert not found["end"]["reason"] and not found["uneven"]["reason"] and "symbolic" in found["none"]["reason"]
-    assert (
-        found["long"]["reason"].startswith(f"{variants.NO_ROOM}: the alleles") and "span 2" in found["long"]["reason"]
-    )
-    assert found["full"]["reason"].endswith("span 16 bases; the longer window has 16, the other 0")
+    reasons = {row["id"]: row["reason"] for row in rows_of(Composed(), chosen)}
+    assert list(reasons) == [row[2] for row in rows] and [n for n, r in reasons.items() if not r] == [
+        "fine",
+        "end",
+        "uneven",
+    ]
+    assert f"record 2: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in reasons["wrong"]
+    assert "'chrC'" in reasons["where"] and "c:100 of the reference has A" in reasons["beyond"]
+    assert "symbolic" in reasons["none"] and reasons["long"].startswith(f"{variants.NO_ROOM}: the alleles")
+    assert reasons["full"].endswith("span 16 bases; the longer window has 16, the other 0")
     kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
-    assert kmers["uneven"]["reason"] == UNEVEN  # the frame moves, and other k-mers have an unknown base
+    assert kmers["uneven"]["reason"] == UNEVEN and math.isnan(kmers["uneven"]["llr_nats"])  # the frame moves
 
 
 @pytest.mark.parametrize(

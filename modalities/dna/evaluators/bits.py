@@ -1,4 +1,4 @@
-"""Bits per base of held-out DNA against length, by position in a window, by contig, and in repeats."""
+"""Bits per base of held-out DNA against length, by contig, and in repeats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from modalities.decoder.scoring import position_buckets
 from modalities.dna.evaluation import (
     BASES_LENGTH,
     DnaEvaluator,
@@ -21,9 +20,9 @@ from modalities.dna.evaluation import (
 )
 from modalities.dna.genome import Genome
 from modalities.dna.repeats import repetitive
-from modalities.dna.scoring import BIT, Scores, score_windows, tokens_of
+from modalities.dna.scoring import BIT, Scores, score_windows
 from modalities.dna.splits import Region
-from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
+from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, option
 from modalities.files import write_table
 from zoo.model import ZooModel
@@ -35,7 +34,7 @@ CELL_BASES = 1 << 16  # in a cell, at least one stretch
 DEFAULT_BASES = 1 << 18  # read at each length
 DEFAULT_STRETCH = 1 << 16
 PARTS = ("unique", "repeats", "soft-masked")
-SUMS = ("bits", "bases", "correct", "tokens")  # of each stretch of a cell
+SUMS = ("bits", "bases", "correct")  # of each stretch of a cell
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class BitsSettings(DnaLengthSettings, StrandSettings):
 
 
 class Bits(DnaEvaluator[BitsSettings]):
-    """NLL, bits per base and next-base accuracy against length, and bits by position in windows of the longest length.
+    """NLL, bits per base and next-base accuracy against length.
 
     `samples` stretches of every held-out contig that has room are read, by default as many as have 2¹⁸ bases. A stretch has
     65,536 bases (less, a power of two, where contigs have no room), or `stretch`; without `stretch` a longer length alone makes
@@ -61,21 +60,18 @@ class Bits(DnaEvaluator[BitsSettings]):
 
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one. `change` is
     the difference to the next shorter length, and its standard error that of the mean of the stretches' own differences.
-    Positions count the start and the bases seen before a token, in octaves; they are left out for both strands, where a base is
-    at two positions. A tokenizer of more than single bases has a token accuracy instead.
+    A tokenizer of more than single bases has no accuracy.
 
     bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: bases in
     "repeats" (`modalities.dna.repeats`), the others, which are "unique", and those that the file has in lower case.
     """
 
     name = "bits"
-    version = 2  # of older ones some had stretches of the longest length, whatever it was
-    summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, by position and by contig"
+    version = 3  # 2 had other names in its cells
+    summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, and by contig"
     scores = (
         Score("bits_per_base", "bits per base", linear=True, title="bits per base, less is better", level=2.0),
         Score("accuracy", linear=True, title="next base predicted right", level=0.25),
-        Score("token_accuracy", linear=True),
-        Score("position_bits", "bits per base", level=2.0, by_position=True, tabled=False),
         Score("contigs_left_out", exception=True),
     )
     axis = BASES_LENGTH
@@ -108,7 +104,6 @@ class Bits(DnaEvaluator[BitsSettings]):
             "stretch": self.stretch(model),
             "samples": self.samples(model),
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
-            **self.length_unit(model),
             "strands": strands_of(model, self.settings),
             **({"repeats": True} if self.settings.repeats else {}),
         }
@@ -139,8 +134,7 @@ class Bits(DnaEvaluator[BitsSettings]):
         single = tokenizer.bases_per_token == 1
         parted = self.settings.repeats and cell.data["facts"]["length"] == self.points(model)[-1]
         by_stretch = self.windows(model, cell)
-        values: dict[str, list[float]] = {name: [] for name in SUMS}
-        by_position: list[np.ndarray] = []
+        values: CellValue = {name: [] for name in SUMS}
         left_over, parts = 0, []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
             options: dict[str, Any] = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
@@ -149,44 +143,50 @@ class Bits(DnaEvaluator[BitsSettings]):
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
             for name, value in (("bits", bits), ("bases", scores.bases), ("correct", scores.correct)):
                 values[name].append(value.sum().item())
-            values["tokens"].append(int((scores.bases > 0).sum()))
-            if strands == "one":
-                by_position.append(by_octave(tokenizer, windows, bits.numpy(), scores.bases.numpy()))
             if parted:
                 by_base = scores if single else score_windows(model, windows, by_base=True, **options)
                 parts.append(_sums_of_parts(by_base, self.heldout.items.genome, stretch, windows.shape))
-        buckets = np.sum(by_position, axis=0) if by_position else np.zeros((2, 0))
-        cell_value: CellValue = {
-            **cell.data["facts"],
-            "window": by_stretch[0].shape[1],
-            "score": "accuracy" if single else "token_accuracy",
-            **values,
-            "left_over": left_over,
-            "bucket_bits": buckets[0].tolist(),
-            "bucket_bases": buckets[1].tolist(),
-        }
-        return cell_value | ({"parts": dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))} if parts else {})
+        facts = {"window": by_stretch[0].shape[1], "single": single, "left_over": left_over}
+        if parts:
+            values["parts"] = dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))
+        return cell.data["facts"] | facts | values
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
-        """The contig of a cell: bits per base, and the accuracy where something is predicted."""
-        point, unit = cell["length"], cell["contig"]
-        yield Observed(point, unit, "bits_per_base", sum(cell["bits"]), sum(cell["bases"]))
-        if not math.isnan(correct := sum(cell["correct"])):
-            yield Observed(point, unit, cell["score"], correct, sum(cell["tokens"]))
+        """The contig of a cell: bits per base, and the accuracy of single bases."""
+        point, unit, bases = cell["length"], cell["contig"], sum(cell["bases"])
+        yield Observed(point, unit, "bits_per_base", sum(cell["bits"]), bases)
+        if cell["single"]:
+            yield Observed(point, unit, "accuracy", sum(cell["correct"]), bases)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        shorter: list[CellValue] = []
+        shorter: list[Contig] = []
         for length in sorted({cell["length"] for cell in cells.values()}):
             here = [cell for cell in cells.values() if cell["length"] == length]
-            row = {"length": length} | summary(here)
+            contigs = _contigs(here)
+            bits = float(np.mean([_bits(contig) for contig in contigs]))
+            row = {
+                "length": length,
+                "bits_per_base": bits,
+                "bits_per_base_standard_error": _standard_error([c["bits"] / c["bases"] for c in contigs]),
+                "nll": bits * BIT,
+            }
+            if here[0]["single"]:
+                row["accuracy"] = float(np.mean([c["correct"].sum() / c["bases"].sum() for c in contigs]))
+            row |= {
+                "bases": sum(int(contig["bases"].sum()) for contig in contigs),
+                "window_bases": max(cell["window"] for cell in here),
+                "stretches": sum(len(contig["bits"]) for contig in contigs),
+                "left_over": sum(cell["left_over"] for cell in here),
+                "contigs": len(contigs),
+                "contigs_left_out": here[0]["contigs_left_out"],
+            }
             if shorter:
-                row |= _change(here, shorter)
-            shorter = here
-            bits, bases = (np.sum([cell[name] for cell in here], axis=0) for name in ("bucket_bits", "bucket_bases"))
-            if len(bits):
-                row["position_to"] = [2**k for k in range(len(bits))]
-                row["position_bits"] = np.divide(bits, bases, out=np.full(len(bits), np.nan), where=bases > 0).tolist()
+                pairs = list(zip(contigs, shorter, strict=True))
+                row["change"] = float(np.mean([_bits(a) - _bits(b) for a, b in pairs]))
+                differences = [a["bits"] / a["bases"] - b["bits"] / b["bases"] for a, b in pairs]
+                row["change_standard_error"] = _standard_error(differences)
+            shorter = contigs
             rows.append(row)
         return rows
 
@@ -203,69 +203,25 @@ class Bits(DnaEvaluator[BitsSettings]):
                     key = result.label, cell["length"], cell["contig"], part
                     sums[key] = np.add(sums.get(key, [0.0, 0.0]), values).tolist()
         names = ("model", "length", "contig", "part", "bases", "bits_per_base")
-        rows = [
-            dict(zip(names, (*key, int(bases), bits / bases), strict=True))
-            for key, (bits, bases) in sums.items()
-            if bases
-        ]
-        if rows:
-            write_table(out / f"{self.name}.contigs.csv", rows)
+        rows = [(*key, int(bases), bits / bases) for key, (bits, bases) in sums.items() if bases]
+        write_table(out / f"{self.name}.contigs.csv", [dict(zip(names, row, strict=True)) for row in rows])
 
 
-def by_octave(tokenizer: DnaTokenizer, windows: np.ndarray, bits: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    """(2, octaves) bits and bases of token scores (B, N), summed by the octave of what a token's prediction sees: as
-    `position_buckets`, of n that is 1 and the bases before the token."""
-    spans, octaves = tokens_of(tokenizer, windows)[1], position_buckets(windows.shape[1])
-    octave = octaves[np.minimum(spans.cumsum(1) - spans, windows.shape[1] - 1)].ravel()
-    return np.stack([np.bincount(octave, values.ravel(), octaves[-1] + 1) for values in (bits, bases)])
+Contig = dict[str, np.ndarray]  # `SUMS` of every stretch
 
 
-# ------------------------------------------------------------------------------------------------ sums and means
-
-
-def summary(cells: Sequence[CellValue]) -> dict[str, Any]:
-    """Means over contigs of cells of one length, with their counts."""
-    contigs = [contig for contig in _contigs(cells) if contig["bases"].sum()]
-    bits = _mean([contig["bits"].sum() / contig["bases"].sum() for contig in contigs])
-    accuracy = _mean([contig["correct"].sum() / contig["tokens"].sum() for contig in contigs])
-    return {
-        "bits_per_base": bits,
-        "bits_per_base_standard_error": _standard_error(
-            [c["bits"][c["bases"] > 0] / c["bases"][c["bases"] > 0] for c in contigs]
-        ),
-        "nll": bits * BIT,
-        **({} if math.isnan(accuracy) else {cells[0]["score"]: accuracy}),
-        "bases": sum(int(contig["bases"].sum()) for contig in contigs),
-        "window_bases": max(cell["window"] for cell in cells),
-        "stretches": sum(len(contig["bits"]) for contig in contigs),
-        "left_over": sum(cell["left_over"] for cell in cells),
-        "contigs": len(contigs),
-        "contigs_left_out": cells[0]["contigs_left_out"],
-    }
-
-
-def _change(cells: Sequence[CellValue], shorter: Sequence[CellValue]) -> dict[str, float]:
-    """Bits per base less those at a shorter length, the mean over contigs, and the standard error by stretches."""
-    pairs = [
-        pair for pair in zip(_contigs(cells), _contigs(shorter), strict=True) if all(c["bases"].sum() for c in pair)
-    ]
-    means = [np.subtract(*(c["bits"].sum() / c["bases"].sum() for c in pair)) for pair in pairs]
-    read = [(a["bases"] > 0) & (b["bases"] > 0) for a, b in pairs]
-    differences = [
-        a["bits"][where] / a["bases"][where] - b["bits"][where] / b["bases"][where]
-        for (a, b), where in zip(pairs, read, strict=True)
-    ]
-    return {"change": _mean(means), "change_standard_error": _standard_error(differences)}
-
-
-def _contigs(cells: Sequence[CellValue]) -> list[dict[str, np.ndarray]]:
-    """`SUMS` of every stretch, contig by contig."""
+def _contigs(cells: Sequence[CellValue]) -> list[Contig]:
     values: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
         contig = values.setdefault(cell["contig"], {name: [] for name in SUMS})
         for name in SUMS:
             contig[name] += cell[name]
     return [{name: np.array(column, np.float64) for name, column in contig.items()} for contig in values.values()]
+
+
+def _bits(contig: Contig) -> float:
+    """Bits per base."""
+    return contig["bits"].sum() / contig["bases"].sum()
 
 
 def _standard_error(contigs: Sequence[np.ndarray]) -> float:
@@ -277,11 +233,6 @@ def _standard_error(contigs: Sequence[np.ndarray]) -> float:
     other = np.mean(known)
     variances = [values.var(ddof=1) if len(values) > 1 else other for values in contigs]
     return math.sqrt(sum(s2 / len(values) for s2, values in zip(variances, contigs, strict=True))) / len(contigs)
-
-
-def _mean(values: Sequence[float]) -> float:
-    """NaN of none."""
-    return float(np.mean(values)) if len(values) else math.nan
 
 
 def _sums_of_parts(scores: Scores, genome: Genome, stretch: Region, shape: tuple[int, ...]) -> np.ndarray:

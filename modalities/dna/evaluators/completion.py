@@ -90,7 +90,6 @@ class Completion(DnaEvaluator[CompletionSettings]):
             "longest": max(self.prompt_lengths(model)),
             "new_bases": self.settings.new_bases,
             "batch_tokens": self.settings.batch_tokens,
-            **self.length_unit(model),
         }
 
     def cells(self, model: ZooModel) -> list[Cell]:
@@ -201,11 +200,7 @@ def write_bases(
 
 @lru_cache(maxsize=8)
 def _places(source: DnaSource, prompt: int, new: int, count: int, seed: int) -> tuple[tuple[str, int], ...]:
-    """(contig, first base of a continuation) with `prompt` bases of the same held-out region before it; in random order.
-
-    Raises:
-        ValueError: where there is none.
-    """
+    """(contig, first base of a continuation) with `prompt` bases of the same held-out region before it; in random order."""
     data = open_heldout(source).items
     rng = np.random.default_rng([seed, prompt, new])
     by_contig: dict[str, np.ndarray] = {}

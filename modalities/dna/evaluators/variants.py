@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -62,15 +62,6 @@ class VariantSettings(FileSettings):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A variant, and where its windows are or why there are none."""
-
-    variant: Variant
-    placed: Placed | None = None
-    reason: str = ""
-
-
 class Variants(FileEvaluator[VariantSettings]):
     """Log-likelihood ratio of every variant, log p(alt window) − log p(ref window): below 0 the model prefers the reference.
 
@@ -82,11 +73,10 @@ class Variants(FileEvaluator[VariantSettings]):
 
     Variants that cannot be scored are listed with the reason: alleles, with all the bases that their repeat could move them
     over, longer than a window; alleles that are not sequences; contigs missing from the reference; REF that differs from it;
-    windows in which other unknown bases count.
+    windows in which other bases count, as where one of them has an unknown base, or, of k-mers, is no whole number of them.
 
     The column `pos` is VCF's POS, from 1. `window` is the length of the longer window (default: the training length), rounded
-    down to whole k-mers. Bases behind the last whole k-mer count as `score_windows` says under `rest`. `info` names fields that
-    the records get in variants.MODEL.vcf, or .vcf.gz where the file is compressed.
+    down to whole k-mers. `info` names fields that the records get in variants.MODEL.vcf, or .vcf.gz of a compressed file.
     """
 
     name = "variants"
@@ -128,12 +118,12 @@ class Variants(FileEvaluator[VariantSettings]):
         entries = _entries(self.path(), reference, digest, window, step)
         size = max(LEAST_PART, math.ceil(len(entries) / MOST_PARTS))
         parts = {n: entries[n : n + size] for n in range(0, len(entries), size)}
-        costs = {n: sum(sum(one.placed.sizes) for one in part if one.placed) for n, part in parts.items()}
+        costs = {n: sum(sum(placed.sizes) for _, placed in part if placed) for n, part in parts.items()}
         return [Cell(f"variants={n}", costs[n], {"entries": part}) for n, part in parts.items()]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         entries, strands = cell.data["entries"], strands_of(model, self.settings)
-        placed = [one.placed for one in entries if one.placed]
+        placed = [where for _, where in entries if where]
         options: dict[str, Any] = {
             "strands": strands,
             "batch_tokens": self.settings.batch_tokens,
@@ -141,12 +131,11 @@ class Variants(FileEvaluator[VariantSettings]):
         }
         costs = iter(score_haplotypes(model, self.genome(), placed, **options))
         rows = []
-        for entry in entries:
-            variant, where = entry.variant, entry.placed
+        for variant, where in entries:
             row = {name: getattr(variant, name) for name in ("chrom", "pos", "id", "ref", "alt")}
             row["kind"] = where.change.kind if where else ""
             numbers = effect(where, next(costs), both=strands == "both") if where else UNSCORED
-            rows.append(row | {"reason": entry.reason} | numbers)
+            rows.append(row | {"reason": variant.reason} | numbers)
         return {"rows": rows}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
@@ -179,42 +168,43 @@ class Variants(FileEvaluator[VariantSettings]):
             console.print(shown)
 
 
+Entry = tuple[Variant, Placed | None]  # with a reason where it has no place
+
+
 @lru_cache(maxsize=2)
 def _entries(path: str, reference: DnaSource, digest: str, window: int, step: int) -> tuple[Entry, ...]:
-    """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another one.
-
-    Raises:
-        ValueError: for no variants, or none that fits the reference.
-    """
+    """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another one. ValueError for no
+    variants, or none that fits the reference."""
     genome = open_genome(reference)
-    entries = tuple(_entry(genome, variant, path, window, step) for variant in read_variants(path))
+    entries = tuple(_placed(genome, variant, window, step) for variant in read_variants(path))
     if not entries:
         raise ValueError(f"{path} has no variants")
-    sequences = [one for one in entries if not one.variant.reason]
-    if sequences and all(one.reason.startswith((NO_CONTIG, MISMATCH)) for one in sequences):
+    other = [variant for variant, _ in entries if variant.reason.startswith((NO_CONTIG, MISMATCH))]
+    if other and not any(placed or variant.reason.startswith(NO_ROOM) for variant, placed in entries):
         names = [contig.name for contig in genome.contigs]
         raise ValueError(
-            f"none of the {len(sequences)} variants of {path} fits {reference.name}; the first has {sequences[0].reason}. "
-            f"{did_you_mean(sequences[0].variant.chrom, names)}contigs of the reference: {', '.join(names[:5])}; positions "
+            f"none of the {len(other)} variants of {path} fits {reference.name}; the first has {other[0].reason}. "
+            f"{did_you_mean(other[0].chrom, names)}contigs of the reference: {', '.join(names[:5])}; positions "
             "count from 1"
         )
     return entries
 
 
-def _entry(genome: Genome, variant: Variant, path: str, window: int, step: int) -> Entry:
+def _placed(genome: Genome, variant: Variant, window: int, step: int) -> Entry:
     if variant.reason:
-        return Entry(variant, reason=variant.reason)
+        return variant, None
     if variant.chrom not in genome:
-        return Entry(variant, reason=f"{NO_CONTIG}: {path} {variant.place}: {variant.chrom!r}")
+        return replace(variant, reason=f"{NO_CONTIG}: {variant.place}: {variant.chrom!r}"), None
     at, length = variant.pos - 1, genome[variant.chrom].length
     bases = decode(genome.codes(variant.chrom, min(at, length), min(at + len(variant.ref), length)))
     if bases != variant.ref:
-        where = f"{path} {variant.place}: REF is {variant.ref}, {variant.chrom}:{variant.pos} of the reference"
-        return Entry(variant, reason=f"{MISMATCH}: {where} {f'has {bases}' if bases else f'lies beyond its {length}'}")
+        there = f"has {bases}" if bases else f"lies beyond its {length}"
+        where = f"{variant.place}: REF is {variant.ref}, {variant.chrom}:{variant.pos} of the reference {there}"
+        return replace(variant, reason=f"{MISMATCH}: {where}"), None
     change = normalize(genome, variant.chrom, at, variant.ref, variant.alt)
     placed = place(change, length, window, step)
     if isinstance(placed, Placed):
-        return Entry(variant, placed)
+        return variant, placed
     alleles = f"the alleles, wherever their repeat can move them, span {change.longest:,} bases"
     sizes = f"the longer window has {placed:,}, the other {max(0, placed - abs(change.growth)):,}"
-    return Entry(variant, reason=f"{NO_ROOM}: {alleles}; {sizes}")
+    return replace(variant, reason=f"{NO_ROOM}: {alleles}; {sizes}"), None

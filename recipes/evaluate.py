@@ -51,11 +51,11 @@ import typer
 from torch import nn
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import CellValue, Evaluator, Listing, ModelResult, Settings
+from modalities.evaluation import Cell, CellValue, Evaluator, Listing, ModelResult, Settings
 from modalities.figures import overview_figure
 from modalities.files import file_safe, write_table
 from recipes.commands import CommandError, call, option_name, with_options
-from recipes.console import CellProgress, facts_table
+from recipes.console import CellProgress, clock, facts_table
 from recipes.report import console, print_paired, print_plan, print_results, write_results
 from recipes.targets import (
     Target,
@@ -276,6 +276,37 @@ class Measurement:
         return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), sum(todo)
 
 
+def expected_seconds(measurements: Sequence[Measurement], *, keep: bool) -> float:
+    """What the unfinished cells will take, by timing the cheapest cell at the two least places of each evaluator's first model.
+
+    Seconds a unit are fitted as a + b·x, where x is the length, or the square of an image's side. keep: store these cells.
+    """
+    rates: dict[str, tuple[float, float]] = {}
+    total = 0.0
+    for m in measurements:
+        evaluator, store = m.evaluator, m.store()
+        todo = [cell for cell in evaluator.cells(m.target.model) if cell.name not in store.finished]
+
+        def work(cell: Cell, evaluator: Evaluator = evaluator) -> float:
+            place = cell.data.get(evaluator.axis.column, 0)
+            return 0.0 if isinstance(place, str) else float(place) ** (2 if evaluator.unit == "images" else 1)
+
+        if todo and evaluator.name not in rates:
+            cheapest = {work(cell): cell for cell in sorted(todo, key=lambda cell: (-work(cell), -cell.cost))}
+            points = []
+            for x, cell in sorted(cheapest.items())[:2]:
+                started = time.perf_counter()
+                value = evaluator.measure(m.target.model, cell)
+                points.append((x, (time.perf_counter() - started) / cell.cost))
+                if keep:
+                    store.add(cell.name, value)
+            (x, rate), (further, slower) = points[0], points[-1]
+            slope = max(0.0, (slower - rate) / (further - x)) if further > x else 0.0
+            rates[evaluator.name] = max(0.0, rate - slope * x), slope
+        total += sum(cell.cost * (rates[evaluator.name][0] + rates[evaluator.name][1] * work(cell)) for cell in todo)
+    return total
+
+
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
     """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
     parts = [target_name(part) for part in split_names(name)]
@@ -324,7 +355,7 @@ def evaluate_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what would be measured, and measure nothing")
+        bool, typer.Option("--dry-run", help="print what would be measured and how long it takes; write nothing")
     ] = False,
     **options: Any,
 ) -> None:
@@ -361,6 +392,10 @@ def evaluate_command(
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", soft_wrap=True)
     print_plan([m.planned() for m in measurements], f"device {device}, files to {out}")
+    with contextlib.suppress(MemoryError, RuntimeError):  # which the measurement itself reports
+        console.print(
+            f"expected: {clock(expected_seconds(measurements, keep=not dry_run))}, by two cells of each evaluator"
+        )
     if dry_run:
         return
     started = time.time()

@@ -112,6 +112,7 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
 
 def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
     """What it stored before it was interrupted is not measured again; the files are those of a whole run."""
+    monkeypatch.setattr(command, "expected_seconds", lambda *_, **__: 0.0)
     request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
     measured, measure, failures = [], Passkey.measure, [KeyboardInterrupt(), RuntimeError("can't allocate memory")]
@@ -442,3 +443,12 @@ def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
     assert result.exit_code == 0, result.stderr
     assert "\x1b" not in result.output
     assert len(contents(out, "perplexity")) == 4
+
+
+def test_the_time_is_said_before_it_is_spent(tmp_path):
+    """By two timed cells of each evaluator, which a dry run does not store and a measurement goes on from."""
+    words = [saved_run(tmp_path / "run"), "perplexity", "--lengths", "32,64", "--samples", 2, "--out", tmp_path / "out"]
+    done = invoke(*words, "--dry-run")
+    assert done.exit_code == 0 and re.search(r"expected: \d+:\d\d, by two cells", done.output)
+    assert not (tmp_path / "out").exists()
+    assert re.search(r"expected: \d+:\d\d", invoke(*words).output)

@@ -14,7 +14,7 @@ from zoo.attention.dispatch import prior_attention
 from zoo.attention.reference import attend
 from zoo.layers import SSMax
 from zoo.methods import create_position
-from zoo.naming import Options, check_flags
+from zoo.naming import Options, check_flags, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 
@@ -58,10 +58,16 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         **kwargs: Any,
     ) -> None:
         check_flags(ssmax=ssmax)
+        check_whole("embed_dim", embed_dim, 1)
+        check_whole("num_heads", num_heads, 1)
+        if embed_dim % num_heads:
+            raise ValueError(f"heads must divide: {embed_dim=}, {num_heads=}")
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         if self.bias_k is not None or self.add_zero_attn:
             what = "add_zero_attn" if self.add_zero_attn else "add_bias_kv"
             raise ValueError(f"{what} adds a key without a position, which has no prior; use position='key_bias'")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
         # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
         self._qkv_same_embed_dim = False
         parts = create_position(

@@ -177,15 +177,6 @@ def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
     assert model.training is False
 
 
-def test_documents_of_a_batch_are_analysed_apart() -> None:
-    model, data = model_and_input("text_goat_tiny")
-    segments = (torch.arange(40) >= 17).long().expand(2, -1)
-    together = analyse(model, data, segments=segments)[1]
-    alone = analyse(model, data[:, 17:])[1]
-    torch.testing.assert_close(together.margin[:, :, 17:], alone.margin, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(together.entropy[:, :, 17:], alone.entropy, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

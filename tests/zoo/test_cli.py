@@ -89,21 +89,6 @@ def test_curve_is_the_prior_against_distance():
     assert prior.head_parameters()["α = exp θα"].tolist() == pytest.approx([0.25, 1.0])
 
 
-def test_curve_needs_no_square_of_the_length():
-    """A million tokens: a T × S matrix would be 8 TB."""
-    prior = create_prior("alibi", num_heads=1)
-    curve = log_prior_curve(prior, 1 << 20)
-    assert curve.shape == (1, 1 << 20)
-    assert float(curve[0, -1]) == pytest.approx(-((1 << 20) - 1) * 2.0**-8)
-
-
-def test_composed_priors_show_the_parameters_of_their_parts():
-    model = create_model("text_goat_tiny")
-    parameters = layer_priors(model)[0].head_parameters()
-    assert set(parameters) == {"slope", "bump at key 0", "amplitude √Σ(α²+β²)"}
-    assert parameters["slope"].tolist() == pytest.approx([0.25, 0.0625, 0.015625, 0.00390625], rel=1e-4)
-
-
 def test_curves_and_names_of_heads_follow_the_sign_of_ssmax():
     """s·ln n·K, not K: of the shipped model four heads have s < 0."""
     model = create_model("text_ggd_ssmax_tiny.facts")
@@ -168,12 +153,6 @@ def test_the_centre_row_is_the_oracles(position, num_prefix):
     torch.testing.assert_close(torch.cat([prefix, patches.flatten(1)], -1), row - highest, atol=1e-5, rtol=1e-5)
 
 
-def test_a_large_grid_costs_a_row_and_not_a_matrix():
-    """128 × 128 patches: the matrix of one head would be 2 GB in float64."""
-    patches, _ = centre_log_prior(create_prior("alibi2d", num_heads=1), Positions.grid(128, 128))
-    assert float(patches[0, 64, 0]) == pytest.approx(-64 * 2.0**-8)
-
-
 @pytest.mark.slow
 def test_text_needs_no_vision_package() -> None:
     """Without timm, text models are made and listed, and what vision lacks is said."""
@@ -205,14 +184,6 @@ def test_show_counts_content_columns_and_lanes():
     ]:
         lines = [" ".join(line.split()) for line in invoke("show", name).output.splitlines()]
         assert f"content columns per head {columns}" in lines and f"lanes {lanes}" in lines
-
-
-def test_show_of_a_saved_model_whose_layers_differ(tmp_path):
-    model = create_model("text_ggd_tiny", num_layers=2, position=["ggd", "alibi+key_bias"], lanes="beside")
-    model.save_pretrained(tmp_path / "saved")
-    shown = " ".join(invoke("show", tmp_path / "saved").output.split())
-    assert "content columns per head 32 of 32" in shown
-    assert "lanes layer 0: 0; layer 1: 10 beside the head (alibi 5, key_bias 5)" in shown
 
 
 def test_names_in_figures_are_no_formulas(tmp_path):

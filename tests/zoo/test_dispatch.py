@@ -102,27 +102,6 @@ def test_choices_on_cuda() -> None:
             assert choose_kernel(call, kernels_on(missing=None)) == with_package, options
 
 
-def test_what_flash_refuses(claimed, monkeypatch) -> None:
-    half = torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16)
-    table = PriorTerms(table=RelativeTable.line(torch.zeros(2, 15), *(Positions.line(8),) * 2, center=7))
-    ids = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 2]])
-
-    def refusal(missing=MISSING, **options):
-        with pytest.raises(ValueError) as raised:
-            prior_attention(*options.pop("heads", (half,) * 3), causal=True, kernel=flash(missing), **options)
-        return str(raised.value)
-
-    assert "kernel='triton'" in refusal(terms=table)
-    assert "torch.float32" in refusal(heads=(half.float(),) * 3)
-    assert "torch.bfloat16, torch.float16" in refusal(heads=(half, half, half.half()))
-    assert "264" in refusal(heads=(torch.zeros(1, 2, 8, 264, dtype=torch.bfloat16),) * 3)
-    for needs in ({"window": 3}, {"segments": ids}):
-        assert MISSING in refusal(**needs) and "kernel='triton'" in refusal(**needs)
-    assert "recurs" in refusal(None, segments=ids)
-    monkeypatch.setattr(AttentionCall, "on_cuda", False)
-    assert "the queries are on cpu" in refusal()
-
-
 def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
     """flash_attn_func as its documentation has it: (B, length, heads, width), masks aligned to the last query and key."""
     assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0

@@ -92,14 +92,6 @@ def test_every_entry_is_that_of_its_rows_and_columns(name: str, options: dict) -
     torch.testing.assert_close(prior(POS, POS, causal=False).dense()[0], truth, atol=1e-12, rtol=0)
 
 
-def test_fire2d_is_that_of_training_until_an_image_is_larger() -> None:
-    prior = create_prior("fire2d", num_heads=2, train_grid=(5, 5)).double()
-    near = (torch.tensor([1.0]), torch.tensor([2.0]))
-    trained = prior.surface(*near, grid=(5, 5))
-    assert torch.equal(prior.surface(*near, grid=(2, 3)), trained)
-    assert not torch.equal(prior.surface(*near, grid=(5, 6)), trained)
-
-
 def test_t5_2d_has_no_bucket_that_training_never_saw() -> None:
     """Far displacements of a larger image read the bucket of the training grid's farthest ones."""
     for side in (1, 2, 4, 6, 14, 24):
@@ -121,18 +113,6 @@ def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
     # The slowest cosine falls over the whole of an image three times as wide, and a cast of the model leaves it alone.
     slowest = (torch.arange(18.0) * wide.bfloat16().x.omega[-1]).cos()
     assert (slowest.diff() < 0).all() and wide.x.omega.dtype == torch.float64
-
-
-def test_bad_options_are_named() -> None:
-    for name, options, message in [
-        ("spectral2d", {"reach": 0.0}, "reach of spectral2d must be a finite number above 0, got 0"),
-        ("goat2d", {"top": 4.0}, "top=4.0"),
-        ("t5_2d", {"num_buckets": 5}, "even number"),
-        ("t5_2d", {"max_distance": 0}, "max_distance of t5_2d must be a whole number of 1 or more, got 0"),
-        ("alibi2d", {"slopes": 1}, "no option 'slopes'"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            create_prior(name, num_heads=2, **options)
 
 
 def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
@@ -176,24 +156,6 @@ def test_sinusoidal2d_is_that_of_each_axis() -> None:
         angles = [c * omega for c in (y, x) for omega in (1.0, 0.01)]
         wanted = [f(a) for pair in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for a in pair]
         assert added[0, n].tolist() == pytest.approx(wanted, abs=1e-12)
-
-
-def test_impossible_encodings_are_named() -> None:
-    for make_encoding in [
-        lambda: Rotary2d(6, num_heads=1),
-        lambda: Sinusoidal2d(6),
-        lambda: Rotary2d(8, num_heads=1, form="x"),
-    ]:
-        with pytest.raises(ValueError, match=r"multiple of 4|known: axial, mixed"):
-            make_encoding()
-
-
-def test_rotary2d_keeps_the_dtype_and_refuses_a_line() -> None:
-    for encoding in [Rotary2d(8, num_heads=2), Rotary2d(8, num_heads=2, form="mixed")]:
-        x = torch.randn(2, 2, POS.length, 8, dtype=torch.bfloat16)
-        assert encoding.bfloat16()(x, POS).dtype == torch.bfloat16
-        with pytest.raises(ValueError, match="no grid"):
-            encoding(x, Positions.line(POS.length))
 
 
 def lookhere_by_hand(height: int, width: int, heads: int, fov: int, layer_slope: float) -> torch.Tensor:
@@ -241,17 +203,6 @@ def test_lookhere_against_its_released_fields_and_slopes(fov: int, heads: int) -
     assert ends == [1.5, 0.5] and create_prior("lookhere2d", num_heads=heads).layer_slope == 1.0
 
 
-def test_lookhere_refuses_what_it_does_not_have() -> None:
-    for options, message in [
-        ({"fov": 60}, "fov=60"),
-        ({"layer_slopes": (1.0,)}, "layer_slopes="),
-        ({"layer_slopes": (1.0, -1.0)}, "layer_slopes="),
-        ({"depth": (4, 4)}, "expected a layer from 0 to 3"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            create_prior("lookhere2d", num_heads=4, **options)
-
-
 def axial_by_hand(
     x: torch.Tensor, places: list[tuple[float, float]], omega: tuple[list[float], list[float]]
 ) -> torch.Tensor:
@@ -282,18 +233,6 @@ def test_scalings_of_axial_rope_pair_by_pair(scaling: str, factor: float | None)
     torch.testing.assert_close(rotary(x, POS)[0, 0], axial_by_hand(x[0, 0], places, omega), atol=1e-12, rtol=0)
 
 
-def test_scalings_that_2d_rope_does_not_have() -> None:
-    for options, message in [
-        ({"scaling": "yarn"}, "scaling='yarn'"),
-        ({"scaling": "linear"}, "needs a factor, or train_grid"),
-        ({"scaling": "linear", "factor": 0.5}, "factor"),
-        ({"factor": 2.0}, "expected none without scaling"),
-        ({"scaling": "ntk", "factor": 2.0, "form": "mixed"}, "expected form='axial'"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Rotary2d(8, num_heads=1, **options)
-
-
 def test_normalised_rope_pair_by_pair_and_as_timm_has_it() -> None:
     rotary = NormalisedRotary2d(12).eval()
     x = torch.randn(1, 1, POS.length, 12, dtype=torch.float64)
@@ -306,29 +245,6 @@ def test_normalised_rope_pair_by_pair_and_as_timm_has_it() -> None:
     patches = x[0, 0, PREFIX:]
     halves = torch.cat([-patches[:, 6:], patches[:, :6]], dim=-1)
     torch.testing.assert_close(turned[PREFIX:], patches * cos + halves * sin, atol=1e-5, rtol=0)
-
-
-def test_normalised_rope_draws_its_box_in_training_alone() -> None:
-    rotary = NormalisedRotary2d(8, shift=0.25, jitter=1.5, rescale=2.0)
-    still = rotary.coordinates(POS)
-    assert rotary.eval().box() is None and NormalisedRotary2d(8, rescale=1.0).train().box() is None
-    rotary.train()
-    torch.manual_seed(3)
-    first = rotary.box()
-    torch.manual_seed(3)
-    assert all(torch.equal(a, b) for a, b in zip(rotary.box(), first, strict=True))
-    scales, moved = [], []
-    for _ in range(300):
-        drawn = rotary.coordinates(POS, box=rotary.box())
-        grown = [(d.max() - d.min()) / (s.max() - s.min()) for d, s in zip(drawn, still, strict=True)]
-        scales.append([float(g) for g in grown])
-        moved += [float(d.mean() / g) for d, g in zip(drawn, grown, strict=True)]
-    scales = torch.tensor(scales)
-    ratio = (scales[:, 0] / scales[:, 1]).log()  # of two jitters: the rescaling is of both axes
-    assert 1 / 3 <= scales.min() < 0.5 and 2 < scales.max() <= 3
-    assert 0.6 < ratio.abs().max() / math.log(1.5) <= 2 and -0.25 <= min(moved) < -0.2 and 0.2 < max(moved) <= 0.25
-    with pytest.raises(ValueError, match="rescale"):
-        NormalisedRotary2d(8, rescale=0.5)
 
 
 @pytest.mark.parametrize("name", [name for name in list_grid_positions() if name.startswith("rope")])

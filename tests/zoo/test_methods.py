@@ -20,7 +20,6 @@ from zoo.methods import (
     pinned_context,
 )
 from zoo.priors import GridPrior, Prior, TablePrior
-from zoo.registry import model_entry
 
 LINE = dict(dim=64, num_heads=2, train_context=32)
 GRID = dict(dim=64, num_heads=2, train_grid=(3, 4))
@@ -126,16 +125,6 @@ def test_every_grid_sum_of_two_runs() -> None:
     for name in {"alibi", *GRID_PARTS, *grid_methods()} - {"t5"}:
         position = create_grid_position(f"{name}+t5", **GRID | {"dim": 160})
         assert position.prior(pos, pos, causal=False).dense().shape[-2:] == (13, 13)
-
-
-def test_names_of_sums_name_models_and_nothing_else() -> None:
-    assert model_entry("text_alibi+spectral_ssmax_small").config["ssmax"] is True
-    with pytest.raises(ValueError, match=r"unknown part 'alibbi'.*did you mean 'alibi'"):
-        create_model("text_alibbi+ggd_tiny")
-    with pytest.raises(ValueError, match="did you mean 'text_ggd_goat_tiny'"):
-        create_model("text_ggd_gaot_tiny")
-    with pytest.raises(ValueError, match="unknown model"):
-        create_model("text_ggd+alibi_tny")
 
 
 # ------------------------------------------------------------------------------------------------ a method per layer
@@ -282,18 +271,6 @@ def test_what_ends_at_its_context_cannot_be_pinned():
     for name in ("learned", "local"):
         with pytest.raises(ValueError, match=f"'{name}'"):
             pinned_context(name, 64)
-
-
-def test_a_bias_that_depends_on_the_input_is_not_cached():
-    class Content(Prior):
-        depends_on_content = True
-
-        def forward(self, q_pos, k_pos, *, causal, x=None, carry=None):
-            return priors.PriorTerms(bias=torch.zeros(1, self.num_heads, q_pos.length, k_pos.length))
-
-    line = Positions.line(4)
-    with pytest.raises(ValueError, match="Content depends on the layer's input and has no lanes"):
-        Content(2).dense_bias(line, line, causal=True)
 
 
 def test_the_window_of_local_follows_its_option():

@@ -106,14 +106,3 @@ def test_no_earlier_row_changes_by_a_later_key(kernel: str, call: str, bad: floa
         dirty[1][:, :, column, 2] = bad
         rows, expected = (attend(x, kernel, **options)[:, :column] for x in (dirty, clean))
         torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-def test_rows_that_see_nothing_are_zero_beside_a_row_of_nan(kernel: str) -> None:
-    q, k, v = heads(6)
-    q[:, :, 1] = math.nan
-    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
-    mask[:, :, 2:4] = False
-    out = prior_attention(q, k, v, causal=False, mask=mask, kernel=kernel)[0]
-    assert out[:, 1].isnan().all() and not out[:, [0, 2, 3, 4, 5]].isnan().any()
-    assert not out[:, 2:4].any() and out[:, 4:].all()

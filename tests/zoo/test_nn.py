@@ -181,17 +181,6 @@ def test_a_uniform_prior_is_torchs_module(name: str, layout: str) -> None:
         torch.testing.assert_close(*grads, rtol=20 * tolerance, atol=20 * tolerance)
 
 
-def test_dropout_is_of_training_calls() -> None:
-    module = create("ggd", dropout=0.5)
-    x = inputs(module, 9, 9)[0].detach()
-    plain = module.eval()(x, x, x)[0]
-    assert torch.equal(plain, module(x, x, x)[0])
-    module.train()
-    for need_weights in (True, False):
-        many = torch.stack([module(x, x, x, need_weights=need_weights)[0] for _ in range(150)])
-        assert ((many.mean(0) - plain).abs() / (many.var(0) / 150).sqrt()).max() < 6
-
-
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_torchs_encoder_layer_with_the_module_in_its_place(norm_first: bool) -> None:
     """In evaluation torch computes a whole layer from its weights, and would leave out the prior: it must not here."""

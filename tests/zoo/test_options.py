@@ -123,22 +123,3 @@ def test_what_is_wrong_is_named() -> None:
     ]:
         with pytest.raises(ValueError, match=words):
             call()
-
-
-@pytest.mark.slow
-def test_an_adapted_model_takes_no_nonsense() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
-    config = transformers.LlamaConfig(**dict.fromkeys(sizes, 8), num_hidden_layers=1, num_attention_heads=1)
-    model = transformers.LlamaForCausalLM(config)
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"ssmax": "no"}, "ssmax must be True or False, got 'no'"),
-        ({"keep_rope": 0}, "keep_rope must be True or False, got 0"),
-        ({"options": "x"}, "options must be given by name, got 'x'"),
-        ({"options": {"init": 3}}, "unknown init 3 of a ggd prior"),
-    ]
-    wrong += [({"train_context": n}, "train_context must be a whole number") for n in (0, 2.5, math.nan, True, "x")]
-    for options, words in wrong:
-        with pytest.raises(ValueError, match=words):
-            adapt(model, "ggd", **options)
-    assert not any("prior" in name for name, _ in model.named_modules())

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tests.zoo.priors_table import make
 from zoo import Positions, RelativeTable, compose, create_prior
-from zoo.decoding.cache import KVCache
 from zoo.priors import Prior
 
 HEADS = 3
@@ -74,38 +73,6 @@ def test_jacobians_sum_to_every_parameters_gradient(case: str) -> None:
         # Sums of a few hundred float64 products in another order.
         torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11, msg=name)
         assert bool((want.abs() > 1e-3).all())
-
-
-def test_a_centre_that_is_not_trained_still_counts() -> None:
-    """θμ moved, then frozen: no number, but the other jacobian are about the moved centre."""
-    prior, _ = build(*CASES["line-mu"])
-    prior.get_parameter("theta_mu").requires_grad_(False)
-    table = prior(LINE, LINE, causal=True).table
-    assert table is not None and table.parametric is not None and table.parametric.params.shape == (2, HEADS)
-    assert bool((prior.get_parameter("theta_mu").abs() > 1e-3).all())
-    grad = direction(table)
-    expected, got = (
-        gradients(prior, table.dense(), grad),
-        gradients(prior, table.parametric.params, by_jacobian(table, grad)),
-    )
-    for name, want in expected.items():
-        torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11)
-
-
-def test_a_table_read_elsewhere_stays_parametric() -> None:
-    """As a cache reads it: one query, a table that reaches further than the keys."""
-    prior, _ = build(*CASES["line-mu"])
-    cache = KVCache(1, capacity=64)
-    cache.advance(10)
-    table = cache.layers[0].table(prior, Positions.line(1, offset=10), LINE)
-    assert table is not None and table.parametric is not None and table.table.shape[1] > 11
-    grad = direction(table)
-    expected, got = (
-        gradients(prior, table.dense(), grad),
-        gradients(prior, table.parametric.params, by_jacobian(table, grad)),
-    )
-    for name, want in expected.items():
-        torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11)
 
 
 def test_a_sum_of_tables_is_not_parametric() -> None:

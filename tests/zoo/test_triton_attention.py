@@ -89,21 +89,6 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
 
 
 @pytest.mark.slow
-def test_a_flat_prior_has_no_gradient_but_rounding():
-    """θβ = 0 is the same for every key, so no θα is better than another: in bfloat16 too, or Adam would walk at random."""
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 40, 16, device=DEVICE).bfloat16() for _ in range(3))
-    prior = make("ggd", num_heads=2).to(DEVICE).float()
-    torch.nn.init.zeros_(prior.theta_beta)
-    line = Positions.line(40)
-    out = prior_attention(q, k, v, prior(line, line, causal=True), causal=True, kernel="triton")
-    alpha, beta = torch.autograd.grad(
-        (out.float() * torch.randn_like(out.float())).sum(), [prior.theta_alpha, prior.theta_beta]
-    )
-    assert alpha.abs().max() < 1e-5 * beta.abs().max()
-
-
-@pytest.mark.slow
 def test_rows_that_see_nothing_but_minus_infinity_are_zero_with_finite_gradients():
     """Keys nearer than 3 are −∞: the first rows of a causal call have no others. As with a mask that hides those keys."""
     line, near = Positions.line(21), 3

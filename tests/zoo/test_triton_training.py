@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from tests.device import DEVICE, some
 from tests.zoo.priors_table import make
 from tests.zoo.test_attention import Case
 from tests.zoo.test_triton_forward import call_of
 from zoo import Positions
-from zoo.attention import prior_attention, triton
+from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.priors.base import PriorTerms
 from zoo.registry import create_model
@@ -97,23 +95,6 @@ def test_decoding_compiles_in_one_graph() -> None:
     got = torch.compile(model, fullgraph=True, backend=backend)(tokens(5), kernel="triton")
     torch.testing.assert_close(got, model(tokens(5), kernel="triton"))
     assert any("attention_decode" in str(node.target) for node in graphs[-1].graph.nodes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "reentrant"), [("ggd", False)])
-def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant: bool) -> None:
-    """The prior's terms are made anew in the backward pass: by its parametric, and by its table."""
-    prior, line = make(name, num_heads=2).to(DEVICE).float(), Positions.line(20)
-    torch.manual_seed(1)
-    q = torch.randn(1, 2, 20, 16, device=DEVICE, requires_grad=True)
-
-    def attend(x: Tensor) -> Tensor:
-        return prior_attention(x, x, x, prior(line, line, causal=True), causal=True, kernel="triton")
-
-    leaves = [q, *prior.parameters()]
-    runs = (attend, partial(checkpoint, attend, use_reentrant=reentrant))
-    first, again = (torch.autograd.grad(run(q).sin().sum(), leaves) for run in runs)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.slow

@@ -377,8 +377,7 @@ class Learned2d(nn.Module):
         if positions.shape is None:
             raise ValueError("a learned grid needs the positions of a grid of patches")
         weight: Tensor = self.weight
-        # An exported graph serves every grid; on the training grid resizing gives the weights themselves.
-        if torch.compiler.is_exporting() or tuple(weight.shape[-2:]) != positions.shape:
+        if tuple(weight.shape[-2:]) != positions.shape:
             wide = torch.promote_types(weight.dtype, torch.float32)
             weight = F.interpolate(weight.to(wide), size=positions.shape, mode="bicubic", antialias=True)
         return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(like.dtype)

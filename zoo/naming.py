@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Options: TypeAlias = dict[str, Any]  # of methods, priors and models, by name
-# What a number may be; a symbol is one where torch.export or torch.compile traces.
+# What a number may be; a symbol is one where torch.compile traces.
 WHOLE = (int, np.integer, SymInt)
 REAL = (float, np.floating, SymFloat, *WHOLE)
 

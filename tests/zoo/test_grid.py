@@ -17,7 +17,7 @@ from zoo.priors import Prior
 HEIGHT, WIDTH, PREFIX = 3, 5, 2
 POS = Positions.grid(HEIGHT, WIDTH, num_prefix=PREFIX)
 PATCHES = [(y, x) for y in range(HEIGHT) for x in range(WIDTH)]
-VARIANTS = [(name, {}) for name in GRID] + [("ggd2d", {"form": "isotropic"}), ("goat2d", {"reach": 3.0, "top": 0.5})]
+VARIANTS = [(name, {}) for name in GRID] + [("ggd2d", {"form": "isotropic"}), ("goat2d", {"reach": 3.0})]
 
 
 def power(ggd, distance: float) -> torch.Tensor:
@@ -106,9 +106,9 @@ def test_t5_2d_has_no_bucket_that_training_never_saw() -> None:
 def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
     omega = create_prior("spectral2d", num_heads=1, rank=5, train_grid=(6, 4)).y.omega
     assert omega[0] == 1 and omega[-1].item() == pytest.approx(math.pi / 6)
-    wide = create_prior("goat2d", num_heads=1, rank=5, train_grid=(4, 6), reach=3.0, top=0.8).spectral
+    wide = create_prior("goat2d", num_heads=1, rank=5, train_grid=(4, 6), reach=3.0).spectral
     assert torch.equal(wide.y.omega, wide.x.omega)
-    assert wide.x.omega[0].item() == pytest.approx(0.8) and wide.x.omega[-1].item() == pytest.approx(math.pi / 18)
+    assert wide.x.omega[0].item() == pytest.approx(1.0) and wide.x.omega[-1].item() == pytest.approx(math.pi / 18)
     assert wide.x.omega.diff().max() < 0
     # The slowest cosine falls over the whole of an image three times as wide, and a cast of the model leaves it alone.
     slowest = (torch.arange(18.0) * wide.bfloat16().x.omega[-1]).cos()

@@ -183,7 +183,7 @@ class LayerPrior(nn.Module):
 
         While it is, every call checks it: fused optimisers and writes to `.data` change parameters without a new version.
         """
-        if self.ssmax is not None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        if self.ssmax is not None or torch.compiler.is_compiling():
             return False
         parameters = list(self.parameters())
         if any(p.is_inference() for p in parameters):

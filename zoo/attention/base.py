@@ -145,8 +145,8 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
     Lanes of a ramp are as large as the position, and cancel where they are summed before the content (`fold_lanes`). With a
     few rows or columns left over, matrix products of CPUs sum in another order, and 1e-3 of a weight is lost at 131,072.
     """
-    tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
-    if tracing or call.q.device.type != "cpu" or call.terms.q_lanes is None or not call.causal or call.num_queries == 1:
+    elsewhere = torch.compiler.is_compiling() or call.q.device.type != "cpu"
+    if elsewhere or call.terms.q_lanes is None or not call.causal or call.num_queries == 1:
         return call, slice(None)
     after = -call.num_keys % ALIGNMENT
     before = min(-(call.num_queries + after) % ALIGNMENT, call.offset)

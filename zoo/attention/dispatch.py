@@ -64,10 +64,8 @@ def choose_kernel(
     but no table `flash` (its package), then `triton`; with a table or a dense bias `triton`; else `sdpa` with a T × S mask
     and a `MaskWarning`. Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which
     long calls with lanes take too: it leaves out keys that a prior hides. What `toeplitz` refuses or torch.compile traces goes
-    to `sdpa`, which makes its mask a block at a time, and so does what torch.export traces, on every device.
+    to `sdpa`, which makes its mask a block at a time.
     """
-    if torch.compiler.is_exporting():
-        return "sdpa"
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
     if torch.compiler.is_compiling() or not has_values(call.q) or not (needs_mask(call) or TOEPLITZ.may_skip(call)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -37,7 +37,7 @@ FEWEST_KEYS = 16
 @dataclass(frozen=True)
 class SdpaKernel:
     """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window, a mask or a causal offset it
-    needs a T × S mask, made a block at a time (as a whole while torch.export traces, when lengths are symbols).
+    needs a T × S mask, made a block at a time.
 
     Attributes:
         mask_limit: logits per head of a block, of all heads where the bias is made by blocks: 64 MiB of float32.
@@ -66,9 +66,9 @@ class SdpaKernel:
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`run` of a call's queries, keys and values, which may be wider than its own."""
         num_heads, width = call.q.shape[1], call.v.shape[-1]
-        bad, exporting = bad_keys(call), torch.compiler.is_exporting()
+        bad = bad_keys(call)
         masked = bad is not None or needs_mask(call)
-        short = not exporting and k.shape[2] < FEWEST_KEYS and call.q.device.type == "cpu" and not call.dropout
+        short = k.shape[2] < FEWEST_KEYS and call.q.device.type == "cpu" and not call.dropout
         if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
             # One query: the heads of a group become rows that share its keys, which then need no copies.
             q, k, v = pad_heads(q, k, v)
@@ -91,7 +91,7 @@ class SdpaKernel:
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=shown, is_causal=is_causal, dropout_p=call.dropout, scale=1.0
         )
-        return (_of_one_layout(out) if exporting else out)[..., :width]
+        return out[..., :width]
 
     def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, bad: Tensor | None) -> Tensor:
         """Attention in blocks of queries and heads; without gradients only one block's mask is in memory.
@@ -102,11 +102,6 @@ class SdpaKernel:
         if call.table is not None or call.terms.bias is not None:
             # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
             wide = torch.promote_types(dtype, torch.float32)
-        if torch.compiler.is_exporting():
-            q, k, v = q.to(wide), k.to(wide), v.to(wide)
-            mask = _whole_mask(call)
-            whole = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, scale=1.0)
-            return _of_one_layout(whole.to(dtype))
         values = None if call.table is None else call.table.table
         tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale)
         space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
@@ -199,26 +194,6 @@ def _mask(
         column = torch.zeros_like(bad, dtype=torch.float32).masked_fill(bad, torch.nan)[:, heads, None, :last]
         bias = column if bias is None else bias + column
     assert bias is not None
-    if shown is not None:
-        bias = bias.masked_fill(~shown, -torch.inf)
-    return bias.to(torch.promote_types(call.q.dtype, torch.float32))
-
-
-def _of_one_layout(out: Tensor) -> Tensor:
-    """The output with (B, T, H, D) as its order in memory, which differs between torch's ways to compute it: a view that was
-    traced with one must hold with the others."""
-    return out.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-
-
-def _whole_mask(call: AttentionCall) -> Tensor | None:
-    """(1 or B, 1 or H, T, S): as `_mask` for all queries, heads and keys, without slices of the table."""
-    shown = visible(call)
-    terms = replace(call.terms, q_lanes=None, k_lanes=None)
-    if terms.table is None and terms.bias is None:
-        return shown
-    bias = terms.dense()
-    if call.query_scale is not None:
-        bias = bias * call.query_scale[..., None]
     if shown is not None:
         bias = bias.masked_fill(~shown, -torch.inf)
     return bias.to(torch.promote_types(call.q.dtype, torch.float32))

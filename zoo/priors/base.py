@@ -43,7 +43,6 @@ __all__ = [
     "grid_table",
     "line_table",
     "linear_in",
-    "patch_distance",
     "prior_device",
     "prior_dtype",
     "split_bf16",
@@ -449,11 +448,6 @@ class GridPrior(Prior):
         return F.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]
 
 
-def patch_distance(dy: Tensor, dx: Tensor) -> Tensor:
-    """√(dy² + dx²) in patches; by operations that ONNX has where torch.export traces."""
-    return (dy * dy + dx * dx).sqrt() if torch.compiler.is_exporting() else torch.hypot(dy, dx)
-
-
 class IsotropicPrior(GridPrior):
     """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it before that prior's class."""
 
@@ -462,4 +456,4 @@ class IsotropicPrior(GridPrior):
         return super().curve(distance, causal=causal)  # type: ignore[misc]
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        return self.curve(patch_distance(dy, dx), causal=False)
+        return self.curve(torch.hypot(dy, dx), causal=False)

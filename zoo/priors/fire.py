@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, patch_distance, prior_dtype, without_autocast
+from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype, without_autocast
 from zoo.priors.tables import BlockedBias, whole_bias
 
 __all__ = ["Fire", "Fire2d"]
@@ -137,11 +137,8 @@ class Fire2d(GridPrior, Fire):
         Fire.__init__(self, num_heads, train_context=1, hidden=hidden, init_scale=init_scale, length=longest)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        distance = patch_distance(dy, dx)
-        # math.hypot would make a constant of the symbols that a grid has while torch.export traces.
-        exporting = torch.compiler.is_exporting()
-        longest = distance.flatten().amax(0) if exporting else dy.new_full((), _diagonal(grid))
-        return self._curve(distance.dtype)(distance, longest).movedim(-1, 0)
+        distance = torch.hypot(dy, dx)
+        return self._curve(distance.dtype)(distance, dy.new_full((), _diagonal(grid))).movedim(-1, 0)
 
 
 def _diagonal(grid: tuple[int, int]) -> float:

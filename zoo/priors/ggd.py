@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.naming import check_flags, nearest
 from zoo.priors.alibi import alibi_slopes
-from zoo.priors.base import GridPrior, TablePrior, patch_distance, prior_dtype
+from zoo.priors.base import GridPrior, TablePrior, prior_dtype
 from zoo.priors.tables import ParametricTable
 
 __all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
@@ -178,7 +178,7 @@ class Ggd2d(GridPrior):
             self.add_module(axis, one)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        distances = (patch_distance(dy, dx),) if self.form == "isotropic" else (dy, dx)
+        distances = (torch.hypot(dy, dx),) if self.form == "isotropic" else (dy, dx)
         curves = [part.curve(distance, causal=False) for part, distance in zip(self.axes(), distances, strict=True)]
         return sum(curves[1:], curves[0])
 

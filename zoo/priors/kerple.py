@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from zoo.priors.base import IsotropicPrior, TablePrior, patch_distance, prior_dtype
+from zoo.priors.base import IsotropicPrior, TablePrior, prior_dtype
 from zoo.priors.tables import ParametricTable
 
 __all__ = ["Kerple", "Kerple2d", "KerpleTable"]
@@ -35,7 +35,7 @@ class KerpleTable(ParametricTable):
 
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
         line = "d" in displacements
-        distance = displacements["d"].abs() if line else patch_distance(displacements["y"], displacements["x"])
+        distance = displacements["d"].abs() if line else torch.hypot(displacements["y"], displacements["x"])
         log_r1, r2 = self.theta.detach()[..., None]
         along = r2 * distance
         return torch.stack([torch.log1p(along), distance / (1 + along)]) * -log_r1.exp()

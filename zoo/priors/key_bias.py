@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_number, check_whole
+from zoo.naming import check_whole
 from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
 from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, values_in, without_autocast
@@ -68,7 +68,7 @@ def _values(mlps: Mapping[str, Tensor], features: Tensor) -> Tensor:
 class KeyBias(_Sink):
     """K[h,i,j] = u_h(j) = g_h·MLP(z_j) + b_h·[j = 0] + slope_h·j, the last causal only.
 
-    z_j = (cos ω_m j, sin ω_m j for m = 1 … M; j/L_train; log1p(j)/log1p(L_train)), ω_m = base^(−(m−1)/max(M−1,1)); one MLP
+    z_j = (cos ω_m j, sin ω_m j for m = 1 … M; j/L_train; log1p(j)/log1p(L_train)), ω_m = 10000^(−(m−1)/max(M−1,1)); one MLP
     (2M+2) → 4 → 1 for all heads. Normalising by L_train and not by the present length keeps a prefix independent of what
     follows it. The bounded part is one lane, the slope its own.
 
@@ -76,7 +76,6 @@ class KeyBias(_Sink):
         num_heads: H.
         train_context: L_train, in tokens.
         rank: M.
-        base: the slowest frequency is 1/base radians a token.
         init: "seeded" starts slope = softplus(raw_slope) at the ALiBi slopes, "uniform" at (all but exactly) 0, where
             softplus has no gradient: it stays there.
     """
@@ -84,15 +83,12 @@ class KeyBias(_Sink):
     num_lanes = RAMP_LANES
     by_head = ("gain", "bump", "raw_slope")
 
-    def __init__(
-        self, num_heads: int, *, train_context: int, rank: int = 8, base: float = 10000.0, init: str = "seeded"
-    ) -> None:
+    def __init__(self, num_heads: int, *, train_context: int, rank: int = 8, init: str = "seeded") -> None:
         super().__init__(num_heads, rank)
         check_whole("train_context", train_context, 1)
-        check_number("base of a key bias", base, least=1)
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a key bias; known: uniform, seeded")
-        self.train_context, self.base = train_context, base
+        self.train_context = train_context
         seed = inverse_softplus(alibi_slopes(num_heads)) if init == "seeded" else torch.full((num_heads,), -40.0)
         self.raw_slope = nn.Parameter(seed.float())
 
@@ -103,7 +99,7 @@ class KeyBias(_Sink):
     def features(self, at: Tensor) -> Tensor:
         """(1 or B, S, 2M+2) float64 z_j at positions (1 or B, S)."""
         j = at.double()[..., None]
-        omega = self.base ** (torch.arange(self.rank, device=at.device, dtype=torch.float64) / -max(self.rank - 1, 1))
+        omega = 10000.0 ** (torch.arange(self.rank, device=at.device, dtype=torch.float64) / -max(self.rank - 1, 1))
         ramps, angle = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)], j * omega
         return torch.cat([angle.cos(), angle.sin(), *ramps], dim=-1)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zoo.naming import check_depth
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, PriorTerms, grid_table, patch_distance
+from zoo.priors.base import GridPrior, PriorTerms, grid_table
 
 __all__ = ["Lookhere2d"]
 
@@ -36,34 +36,21 @@ class Lookhere2d(GridPrior):
     Args:
         num_heads: H.
         fov: degrees: 180, 90 or 45.
-        layer_slopes: s_l of the first and the last layer, linear between them.
-        depth: (layer from 0, number of layers), which models give; None: the mean of the slopes.
+        depth: (layer from 0, number of layers), which models give: s_l falls from 1.5 to 0.5; None: it is 1.
 
     Raises:
-        ValueError: for another field of view, slopes that are not two numbers above 0, or a layer that there is not.
+        ValueError: for another field of view, or a layer that there is not.
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        *,
-        fov: int = 90,
-        layer_slopes: tuple[float, float] = (1.5, 0.5),
-        depth: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, num_heads: int, *, fov: int = 90, depth: tuple[int, int] | None = None) -> None:
         super().__init__(num_heads)
         self.head_slopes: Tensor
         if fov not in FIELDS:
             raise ValueError(f"fov={fov!r} of LookHere: expected 180, 90 or 45 degrees")
-        slopes = list(layer_slopes) if isinstance(layer_slopes, list | tuple) else []
-        if len(slopes) != 2 or not all(type(s) in (int, float) and 0 < s < math.inf for s in slopes):
-            raise ValueError(
-                f"layer_slopes={layer_slopes!r} of LookHere: expected two numbers above 0, such as (1.5, 0.5)"
-            )
         check_depth(depth)
         layer, layers = (1, 3) if depth is None else depth
         share = layer / (layers - 1) if layers > 1 else 0.0
-        self.fov, self.layer_slope = fov, slopes[0] + share * (slopes[1] - slopes[0])
+        self.fov, self.layer_slope = fov, 1.5 - share
         looking = min(num_heads, 4 * math.ceil(num_heads / 6))
         self.fields = [FIELDS[fov][head % len(FIELDS[fov])] for head in range(looking)]
         all_seeing = num_heads - looking
@@ -82,7 +69,7 @@ class Lookhere2d(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         slopes = self.layer_slope * self.head_slopes.to(dy).view(-1, *[1] * dy.ndim)
-        logits = -slopes * patch_distance(dy, dx)
+        logits = -slopes * torch.hypot(dy, dx)
         hidden = torch.stack([~self._sees(field, dy, dx) for field in self.fields])
         unseen = logits[: len(self.fields)].masked_fill(hidden, HIDDEN)
         return torch.cat([unseen, logits[len(self.fields) :]])

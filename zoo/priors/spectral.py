@@ -16,9 +16,9 @@ from zoo.priors.base import Prior, PriorTerms, prior_dtype
 __all__ = ["Spectral", "Spectral2d"]
 
 
-def frequencies(rank: int, base: float, top: float = 1.0) -> Tensor:
-    """(R,) float64: ω_r = top·base^(−r/max(R−1,1)), r = 0 … R−1, both ends included."""
-    return top * base ** (-torch.arange(rank, dtype=torch.float64) / max(rank - 1, 1))
+def frequencies(rank: int, base: float) -> Tensor:
+    """(R,) float64: ω_r = base^(−r/max(R−1,1)) radians a step, r = 0 … R−1, both ends included."""
+    return base ** (-torch.arange(rank, dtype=torch.float64) / max(rank - 1, 1))
 
 
 class Spectral(Prior):
@@ -26,10 +26,9 @@ class Spectral(Prior):
 
     Args:
         num_heads: H.
-        rank: R frequencies, ω_r = top·base^(−r/max(R−1,1)).
-        base: the slowest frequency is top/base.
+        rank: R frequencies, ω_r = base^(−r/max(R−1,1)).
+        base: the slowest frequency is 1/base.
         init: "uniform" starts at K = 0; "seeded" draws α with mean 0 and standard deviation 0.01.
-        top: the fastest frequency, in radians per step; above π it would alias.
     """
 
     is_relative = True
@@ -37,23 +36,18 @@ class Spectral(Prior):
     by_layer = ("omega",)
     omega: Tensor
 
-    def __init__(
-        self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform", top: float = 1.0
-    ) -> None:
+    def __init__(self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform") -> None:
         super().__init__(num_heads)
         check_whole("rank of a spectral prior", rank, 1)
         check_number("base of a spectral prior", base, least=1)
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a spectral prior; known: uniform, seeded")
-        check_number("top of a spectral prior", top, above=0)
-        if top > math.pi:
-            raise ValueError(f"the fastest frequency of a spectral prior is in (0, π] radians per step, got top={top}")
-        self.rank, self.base, self.top, self.num_lanes = rank, base, top, 2 * rank
+        self.rank, self.base, self.num_lanes = rank, base, 2 * rank
         self.alpha = nn.Parameter(torch.zeros(num_heads, rank))
         self.beta = nn.Parameter(torch.zeros(num_heads, rank))
         if init == "seeded":
             nn.init.normal_(self.alpha, std=0.01)
-        self.register_buffer("omega", frequencies(rank, base, top))
+        self.register_buffer("omega", frequencies(rank, base))
 
     def _apply(self, fn, recurse=True):
         # Frequencies stay float64 whatever the model is cast to: in bfloat16, 2^20 · ω has no fractional bits. Their values are
@@ -61,7 +55,7 @@ class Spectral(Prior):
         omega = self.omega
         super()._apply(fn, recurse)
         if omega.is_meta:
-            omega = frequencies(self.rank, self.base, self.top)
+            omega = frequencies(self.rank, self.base)
         self.omega = omega.double().to(self.omega.device)
         return self
 
@@ -117,7 +111,7 @@ class Spectral(Prior):
 class Spectral2d(Prior):
     """K = K_y(dy) + K_x(dx), one spectral series per axis, both over the same frequencies; 4R lanes, none on prefix tokens.
 
-    The frequencies fall geometrically from `top` to π / (reach · longer side of the training grid), both ends included. A
+    The frequencies fall geometrically from 1 radian a patch to π / (reach · longer side of the training grid), both included. A
     cosine falls monotonically over its half period and then rises again, so at sizes beyond it far patches look near.
 
     Args:
@@ -126,7 +120,6 @@ class Spectral2d(Prior):
         train_grid: (height, width) in patches.
         init: as in `Spectral`.
         reach: half period of the slowest frequency, in multiples of the training grid's longer side.
-        top: the fastest frequency, in radians per patch; where the slowest would be faster than it, all are `top`.
     """
 
     by_head = ()
@@ -139,15 +132,13 @@ class Spectral2d(Prior):
         train_grid: tuple[int, int] = (14, 14),
         init: str = "uniform",
         reach: float = 1.0,
-        top: float = 1.0,
     ) -> None:
         super().__init__(num_heads)
         check_number("reach of spectral2d", reach, above=0)
-        check_number("top of spectral2d", top, above=0)
         check_grid("train_grid", train_grid)
-        base = max(top * reach * max(train_grid) / math.pi, 1.0)
-        self.y = Spectral(num_heads, rank=rank, base=base, init=init, top=top)
-        self.x = Spectral(num_heads, rank=rank, base=base, init=init, top=top)
+        base = max(reach * max(train_grid) / math.pi, 1.0)
+        self.y = Spectral(num_heads, rank=rank, base=base, init=init)
+        self.x = Spectral(num_heads, rank=rank, base=base, init=init)
         self.num_lanes = 4 * rank
 
     def forward(

@@ -71,8 +71,6 @@ class Goat(Compose):
         rank: R of `.spectral`.
         sink_rank: M of `.key_bias`.
         init: "seeded" starts near ALiBi; "uniform" starts at plain attention (the slope then has no gradient, see `KeyBias`).
-        base, top: the range of the spectral part's frequencies, as in `Spectral`.
-        sink_base: base of the key bias' frequencies.
     """
 
     def __init__(
@@ -83,13 +81,10 @@ class Goat(Compose):
         rank: int = 2,
         sink_rank: int = 8,
         init: str = "seeded",
-        base: float = 10000.0,
-        top: float = 1.0,
-        sink_base: float = 10000.0,
     ) -> None:
         super().__init__(
-            key_bias=KeyBias(num_heads, train_context=train_context, rank=sink_rank, base=sink_base, init=init),
-            spectral=Spectral(num_heads, rank=rank, base=base, init=init, top=top),
+            key_bias=KeyBias(num_heads, train_context=train_context, rank=sink_rank, init=init),
+            spectral=Spectral(num_heads, rank=rank, init=init),
         )
 
 
@@ -102,7 +97,7 @@ class Goat2d(Compose):
         rank: R per axis.
         sink_rank: M of `.key_bias`.
         init: "uniform" or "seeded", of the spectral part.
-        reach, top: the range of the spectral part's frequencies, as in `Spectral2d`.
+        reach: as in `Spectral2d`.
     """
 
     def __init__(
@@ -114,9 +109,8 @@ class Goat2d(Compose):
         sink_rank: int = 8,
         init: str = "seeded",
         reach: float = 1.0,
-        top: float = 1.0,
     ) -> None:
         super().__init__(
             key_bias=KeyBias2d(num_heads, rank=sink_rank),
-            spectral=Spectral2d(num_heads, rank=rank, train_grid=train_grid, init=init, reach=reach, top=top),
+            spectral=Spectral2d(num_heads, rank=rank, train_grid=train_grid, init=init, reach=reach),
         )

@@ -50,36 +50,25 @@ class T5(TablePrior):
 class T52d(GridPrior):
     """K = bias[h, bucket(dy), bucket(dx)]: T5's signed buckets on each axis, one learned value per pair; prefix tokens get 0.
 
-    Displacements beyond `max_distance` share the bucket of that distance, so no image indexes an untrained bucket.
+    Displacements beyond the longest one of the training grid share its bucket, so no image indexes an untrained one.
 
     Args:
         num_heads: H.
         num_buckets: per axis, half of them for each sign.
         train_grid: (height, width) in patches.
-        max_distance: in patches; None: on each axis the longest displacement of the training grid.
     """
 
     max_distance: Tensor
 
-    def __init__(
-        self,
-        num_heads: int,
-        *,
-        num_buckets: int = 16,
-        train_grid: tuple[int, int] = (14, 14),
-        max_distance: int | None = None,
-    ) -> None:
+    def __init__(self, num_heads: int, *, num_buckets: int = 16, train_grid: tuple[int, int] = (14, 14)) -> None:
         super().__init__(num_heads)
         check_whole("num_buckets of t5_2d", num_buckets, 4)
         if num_buckets % 2:
             raise ValueError(f"t5_2d needs an even number of buckets, got {num_buckets}")
-        if max_distance is not None:
-            check_whole("max_distance of t5_2d", max_distance, 1)
         check_grid("train_grid", train_grid)
         self.num_buckets = num_buckets
         # A buffer, so that weights keep their buckets in a model built for another grid.
-        farthest = [side - 1 if max_distance is None else max_distance for side in train_grid]
-        self.register_buffer("max_distance", torch.tensor(farthest))
+        self.register_buffer("max_distance", torch.tensor([side - 1 for side in train_grid]))
         self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets, num_buckets))
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:

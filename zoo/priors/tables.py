@@ -395,9 +395,7 @@ class BlockedBias:
             distance = distance.clamp(min=0) if self.causal else distance.abs()
             return self.curve(distance, extent[:, part, None].to(self.dtype)).movedim(-1, 1)
 
-        parts = [slice(None)]
-        if not torch.compiler.is_exporting():  # the number of parts must not depend on a length
-            parts = list(slices(q_row.shape[0], max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * self.hidden), 1)))
+        parts = list(slices(q_row.shape[0], max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * self.hidden), 1)))
         remade = len(parts) > 1 and self.requires_grad and torch.is_grad_enabled()
         blocks = [checkpoint(some, part, use_reentrant=False) if remade else some(part) for part in parts]
         block = (blocks[0] if len(parts) == 1 else torch.cat(blocks, dim=2))[:, self.heads.start : self.heads.stop][

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,6 @@ from modalities.vision.outside import OUTSIDE
 from modalities.vision.sources import class_names
 from zoo.model import ZooModel
 from zoo.registry import create_model
-
-if TYPE_CHECKING:
-    pass
 
 MAP_WEIGHT = 4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
 

@@ -171,9 +171,9 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     for url, here in zip(urls, local, strict=True):
         if here and not Path(url).is_file():
             raise FileNotFoundError(f"source {spec!r}: no shard {url}")
-    by_name = {_file_name(file): entry for file, entry in entries.items()}
-    if all(_file_name(url) in by_name for url in urls):
-        chosen = [by_name[_file_name(url)] for url in urls]
+    by_name = {posixpath.basename(file): entry for file, entry in entries.items()}
+    if all(posixpath.basename(url) in by_name for url in urls):
+        chosen = [by_name[posixpath.basename(url)] for url in urls]
     elif all(local):
         chosen = [Entry(Path(url).name, len(scan(Path(url)))) for url in urls]
     else:
@@ -189,11 +189,6 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     ]
     fingerprint = hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).hexdigest()
     return ShardSet(spec, tuple(urls), counts, tuple(classes) or None, fingerprint)
-
-
-def _file_name(url: str) -> str:
-    """The name of the tar in a path or URL."""
-    return ([*re.findall(r"[^/\s?]+\.tar(?:\.gz)?", url)] or [posixpath.basename(url)])[-1]
 
 
 def _read_index(place: str) -> tuple[dict[str, Entry], list[str]]:
@@ -297,16 +292,12 @@ def _fields(sample: Members) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _lacks(what: str, sample: Members) -> BadImage:
-    return BadImage(what, f"members {sorted(name for name in sample if not name.startswith('__'))}")
-
-
 def sample_image(sample: Members) -> bytes:
     """The image member of a sample. Raises BadImage "no image"."""
     for extension, data in sample.items():
         if not extension.startswith(("__", "mask.")) and f".{extension.rpartition('.')[2]}" in EXTENSIONS:
             return data
-    raise _lacks("no image", sample)
+    raise BadImage("no image")
 
 
 def read_label(sample: Members) -> int:
@@ -316,7 +307,7 @@ def read_label(sample: Members) -> int:
     except ValueError as error:
         raise BadImage("bad label", str(error)) from None
     if label is None:
-        raise _lacks("no label", sample)
+        raise BadImage("no label")
     if type(label) is not int:  # True is an int to isinstance
         raise BadImage("bad label", f"label {label!r} is not a whole number")
     return label

@@ -1,4 +1,4 @@
-"""The same loop on images: figures on the way, averaged weights, resume, ranks."""
+"""The same loop on images: accuracies on the way, averaged weights, resume, ranks."""
 
 from __future__ import annotations
 

@@ -8,11 +8,9 @@ a picture lie inside the larger ones. Each canvas is read in six ways, with the 
     multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones by reducing
     enlarged     the canvas of the training size and this aspect, enlarged to H × W: as many patches, and no more to be seen
     tiled        cut into windows of the training size, each read alone; how they are put together is the task's
-    overlapping  the same with windows half a side apart: what the border of one cuts is whole in another; a place is taken
-                 from the window in whose middle it lies most
+    overlapping  the same with windows half a side apart; a place is taken from the window in whose middle it lies most
 
-`gain` is native less the best of the others; EVAL.controls.csv has native less each, with 95% intervals over the groups of
-pictures.
+`gain` is native less the best of the others; EVAL.controls.csv has native less each, with 95% intervals over the groups.
 """
 
 from __future__ import annotations
@@ -159,7 +157,6 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         shape, trained, patch = cell.data["shape"], tuple(model.config.train_size), model.config.patch_size
         before = shape_at(min(trained), lowest_terms(shape[1], shape[0]))  # what is enlarged: of the canvas's aspect
         skipped: Counter[str] = Counter()
-        details: dict[str, str] = {}
         groups: list[str] = []
         tallies: dict[str, list[list[float]]] = {name: [] for name in (*READINGS, "chance")}
         for place in cell.data["places"]:
@@ -170,7 +167,6 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
                 corners = [window_on(image.size, objects, size, at)[:2] for size in (shape, before)]
             except BadImage as error:
                 skipped[error.reason] += 1
-                details.setdefault(error.reason, f"{self.heldout.items.name(place)}: {error.detail or error.reason}")
                 continue
             canvas = Canvas(image, objects).window(*corners[0], shape)
             small = Canvas(image, objects).window(*corners[1], before)
@@ -180,7 +176,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
             groups.append(objects.group or f"picture {int(self.heldout.items.order[place])}")
             self.advance(1)
         facts = {"size": min(shape), "height": shape[0], "width": shape[1], "skipped": dict(skipped)}
-        return facts | {"skipped_details": details, "groups": groups, "tallies": tallies}
+        return facts | {"groups": groups, "tallies": tallies}
 
     def _answers(self, model: VisionTransformer, canvas: Canvas, small: Canvas) -> dict[str, tuple[Tensor, Canvas]]:
         """The answer of each reading, and the canvas it is about."""
@@ -258,14 +254,12 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
     def _row(self, shape: Shape, cells: list[CellValue]) -> Row:
         groups = [group for cell in cells for group in cell["groups"]]
         skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
-        because = {reason: f"{number} {reason}" for reason, number in skipped.most_common()}
+        because = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
         if not groups:
-            details = {reason: f" ({text})" for cell in cells for reason, text in cell["skipped_details"].items()}
-            why = ", ".join(text + details.get(reason, "") for reason, text in because.items())
             size = f"{shape[1]}×{shape[0]}"
-            raise ValueError(f"none of the held-out pictures can be asked for {self.target!r} at {size}: {why}")
+            raise ValueError(f"none of the held-out pictures can be asked for {self.target!r} at {size}: {because}")
         row: Row = {"size": min(shape), "height": shape[0], "width": shape[1], "canvases": len(groups)}
-        row |= {"groups": len(set(groups)), "skipped": skipped.total(), "skipped_because": ", ".join(because.values())}
+        row |= {"groups": len(set(groups)), "skipped": skipped.total(), "skipped_because": because}
         left_out: dict[str, np.ndarray] = {}  # the main score without each group, by reading
         for reading in (*READINGS, "chance"):
             tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
@@ -296,8 +290,7 @@ def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, n
     names, group_of = np.unique(groups, return_inverse=True)
     sums = np.zeros((len(names), tallies.shape[1]))
     np.add.at(sums, group_of, tallies)
-    total = sums.sum(0)
-    return total, total - sums
+    return sums.sum(0), sums.sum(0) - sums
 
 
 def _jackknife(left_out: np.ndarray) -> float:

@@ -46,8 +46,6 @@ class Optim:
     eps: float = bounded(1e-8, 0, 1)
     weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see optim.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
-    # The same of single parameters by the end of their names, {"theta_beta": 5}, in place of prior_lr_scale.
-    lr_scales: dict[str, float] = field(default_factory=dict)
     muon_lr_scale: float = 5.0  # learning rate of the matrices that muon trains, as a multiple of lr
     schedule: str = "cosine"
     warmup: int = bounded(50, 0, 2**40)  # steps
@@ -264,7 +262,7 @@ def check_values(recipe: Recipe) -> None:
     for name, choices in CHOICES.items():
         if (value := attrgetter(name)(recipe)) not in choices:
             raise ConfigError(f"{name}={value!r}: {nearest(str(value), map(str, choices))}")
-    rates = {name: getattr(optim, name) for name in ("lr", "prior_lr_scale", "muon_lr_scale")} | optim.lr_scales
+    rates = {name: getattr(optim, name) for name in ("lr", "prior_lr_scale", "muon_lr_scale")}
     for name, value in rates.items():
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ConfigError(f"optim.{name}={value}: expected a positive number")

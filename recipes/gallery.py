@@ -11,6 +11,7 @@ from the models' cards, which have no intervals. Exit codes: 0 done, 2 it cannot
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -119,20 +120,14 @@ def card_scores() -> list[ScoreTable]:
 
 
 def stored_scores(folders: Sequence[Path]) -> list[ScoreTable]:
-    """Every score that the CSV files of `folders` have with a standard error, and every paired difference.
-
-    Raises:
-        CommandError: for a folder without results.
-    """
+    """Every score that the CSV files of `folders` have with a standard error; CommandError for a folder without any."""
     tables: dict[tuple[Path, str], ScoreTable] = {}
     for folder in folders:
         before = len(tables)
         for path in sorted(folder.glob("*.csv")):
             with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
-            if rows and path.name.endswith(".paired.csv"):
-                _add_differences(tables, path, rows)
-            elif rows and path.name.count(".") == 1 and "model" in rows[0] and "method" in rows[0]:
+            if rows and path.name.count(".") == 1 and "model" in rows[0] and "method" in rows[0]:
                 _add_scores(tables, path, rows)
         if len(tables) == before:
             raise CommandError(f"{folder} holds no results; expected {folder}/EVALUATOR.csv of priorzoo evaluate")
@@ -145,36 +140,18 @@ def _add_scores(tables: dict[tuple[Path, str], ScoreTable], path: Path, rows: Se
     shipped = manifest()
     modalities = (_modality(shipped[row["model"]]) for row in rows if row["model"] in shipped)
     modality = next(modalities, path.parent.name.partition("_")[0])
-    for row in rows:
-        label = row["model"]
+    for row, column in itertools.product(rows, columns):
+        label, score = row["model"], column.replace(ERROR, "", 1)
+        if ERROR not in column or not row[column] or not row.get(score):
+            continue
         kind = "model" if label in shipped else "seed" if label.startswith(f"{modality}.") else "baseline"
-        for column in columns:
-            score = column.replace(ERROR, "", 1)
-            if ERROR not in column or not row[column] or not row.get(score):
-                continue
-            value, error = float(row[score]), float(row[column])
-            low, high = value - 1.96 * error, value + 1.96 * error
-            if score.partition(" ")[0] in SHARES:
-                low, high = max(low, 0.0), min(high, 1.0)
-            table = tables.setdefault((path, score), ScoreTable(modality, path.stem, score, axis, path.parent.name))
-            table.add(label, kind, _place(row[axis]), _bounded(value, low, high))
-
-
-def _add_differences(tables: dict[tuple[Path, str], ScoreTable], path: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Rows of EVALUATOR.paired.csv: differences to the model that the others were compared with."""
-    axis = list(rows[0])[3]
-    for row in rows:
-        label, score = row["model"], row["score"]
-        title = f"{path.name.partition('.')[0]}, difference to {row['against']}"
-        note = f"paired over the same {row['units']} samples or documents, each the mean of a model's seeds"
-        table = tables.setdefault((path, score), ScoreTable(label.partition("_")[0], title, score, axis, note))
-        cell = _bounded(float(row["difference"]), float(row["low"]), float(row["high"]))
-        table.add(label, "model" if label in manifest() else "baseline", _place(row[axis]), cell)
-
-
-def _bounded(value: float, low: float, high: float) -> Cell:
-    """A cell; without ends where the interval is not known, as over a single contig."""
-    return (value, low, high) if math.isfinite(low) and math.isfinite(high) else (value, None, None)
+        value, error = float(row[score]), float(row[column])
+        low, high = value - 1.96 * error, value + 1.96 * error
+        if score.partition(" ")[0] in SHARES:
+            low, high = max(low, 0.0), min(high, 1.0)
+        table = tables.setdefault((path, score), ScoreTable(modality, path.stem, score, axis, path.parent.name))
+        known = math.isfinite(error)  # of a single contig it is not
+        table.add(label, kind, _place(row[axis]), (value, low, high) if known else (value, None, None))
 
 
 def _place(text: str) -> Place:

@@ -25,7 +25,6 @@ import typer
 
 from modalities.contract import Writer
 from recipes.commands import CommandError, call
-from recipes.console import Console, facts_table
 from recipes.targets import find_trained, installed_modalities
 from zoo.cli import Import
 from zoo.errors import ran_out_of_memory
@@ -42,24 +41,15 @@ def generate_command(
     seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> int:
     target = find_trained(name, device, import_)
-    config = target.model.config
     if not isinstance(target.model, Writer):
         able = " and ".join(modality.name for modality in installed_modalities() if issubclass(modality.model, Writer))
         raise CommandError(f"{target.label} continues no text; models of {able} do")
-    context = config.train_context
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     pieces = target.model.stream_text(prompt, max_new_tokens=max_new_tokens, **sampling)
-    if dry_run:
-        facts = {"characters given": f"{len(prompt):,}", "new tokens": f"at most {max_new_tokens:,}"}
-        facts |= {"trained at": f"{context:,} tokens", "device": device}
-        facts |= {key: str(value) for key, value in sampling.items()}
-        Console().print(facts_table(f"{target.label} (dry run)", facts))
-        return 0
     try:
         for piece in pieces:
             print(piece, end="", flush=True)

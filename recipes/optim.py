@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from recipes.config import ConfigError, Optim
 from zoo.inputs import read_tensors
 from zoo.model import ZooModel
-from zoo.naming import nearest
 
 __all__ = ["WeightAverage", "create_optimizer", "lr_factor", "parameter_groups"]
 
@@ -25,46 +24,31 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
 
     Exempt are `model.no_weight_decay()` and whatever has fewer than two dimensions. `model.prior_parameters()` learn at
     `optim.prior_lr_scale` times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent
-    in a short run. `optim.lr_scales` names multiples of the rate by the end of parameters' names.
+    in a short run.
 
     Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular values near 1
     (https://kellerjordan.github.io/posts/muon/). The weight decay of a step is the same.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    exempt, scales = model.no_weight_decay(), _named_scales([name for name, _ in named], optim.lr_scales)
+    exempt = model.no_weight_decay()
     priors = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
-    # The order of groups is part of every checkpoint.
-    groups: dict[tuple[float, ...], dict[str, Any]] = {}
-    for name, parameter in named:
+    groups: dict[int, dict[str, Any]] = {}  # their order is part of every checkpoint
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         is_matrix = parameter.ndim >= 2 and name not in exempt
-        settings: dict[str, Any] = {"weight_decay": optim.weight_decay if is_matrix else 0.0}
-        order: tuple[float, ...] = (0,) if is_matrix else (1,)
-        is_muon = False
-        if name in scales:
-            order, settings["lr"] = (3, not is_matrix, scales[name]), optim.lr * scales[name]
-        elif optim.name == "muon" and is_matrix and parameter.ndim == 2 and name.startswith("layers."):
-            order, is_muon, scale = (4,), True, optim.muon_lr_scale
-            settings = {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale}
+        is_muon = optim.name == "muon" and is_matrix and parameter.ndim == 2 and name.startswith("layers.")
+        order, settings = int(not is_matrix), {"weight_decay": optim.weight_decay if is_matrix else 0.0}
+        if is_muon:
+            scale = optim.muon_lr_scale
+            order, settings = 3, {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale}
         elif name in priors:
-            order, settings["lr"] = (2,), optim.lr * optim.prior_lr_scale
+            order, settings["lr"] = 2, optim.lr * optim.prior_lr_scale
         if optim.name == "muon":
             settings["use_muon"] = parameter.use_muon = is_muon  # type: ignore[attr-defined]  # DeepSpeed asks parameters
         groups.setdefault(order, {"params": [], **settings})["params"].append(parameter)
-    if muon := groups.get((4,)):  # in DeepSpeed's order, so that either continues the other
-        muon["params"].sort(key=lambda p: p.shape, reverse=True)
+    if 3 in groups:  # in DeepSpeed's order
+        groups[3]["params"].sort(key=lambda p: p.shape, reverse=True)
     return [groups[order] for order in sorted(groups)]
-
-
-def _named_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, float]:
-    """Multiple of the rate by full name, for scales by the end of names."""
-    by_name: dict[str, float] = {}
-    for end, scale in scales.items():
-        matches = [name for name in names if name == end or name.endswith(f".{end}")]
-        if not matches:
-            ends = sorted({name.rpartition(".")[2] for name in names})
-            raise ConfigError(f"optim.lr_scales: no trained parameter is called {end!r}; {nearest(end, ends)}")
-        by_name |= dict.fromkeys(matches, scale)
-    return by_name
 
 
 def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:

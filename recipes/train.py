@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from modalities.evaluation import Evaluator
     from recipes.trackers import Log
 
-CALIBRATION_STEPS = 5
-
 
 class TrainingFailure(RuntimeError):
     """The loss or the gradient is not a finite number."""
@@ -349,12 +347,10 @@ def stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-JSON = typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="your DeepSpeed file, merged in")
+JSON = typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="merged in")
 NEWEST = typer.Option(metavar="auto|DIR", help="auto: continue from the newest complete checkpoint, if any")
 STEPS = typer.Option(
-    metavar="[STEPS]",
-    min=1,
-    help=f"a dry run with so many real steps, {CALIBRATION_STEPS} unless told: speed, memory and time to the end",
+    metavar="STEPS", min=1, help="a dry run with so many real steps: speed, memory and time to the end"
 )
 
 
@@ -427,21 +423,10 @@ def train_command(
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -> int:
-    return call(train_command, launcher_words(sys.argv[1:] if argv is None else argv), prog=prog)
-
-
-def launcher_words(words: Sequence[str]) -> list[str]:
-    """The options as this command has them: `--deepspeed FILE.json`, as Hugging Face's Trainer writes it, is
-    `--deepspeed_config FILE.json`, the flag of DeepSpeed's own parser says nothing, and `--calibrate` has a number."""
-    options = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == "--deepspeed":
-            options += ["--deepspeed_config"] * following.endswith(".json")
-        elif word == "--calibrate" and not following.isdigit():
-            options += [word, str(CALIBRATION_STEPS)]
-        else:
-            options.append(word.replace("--deepspeed=", "--deepspeed_config=", 1))
-    return options
+    words = sys.argv[1:] if argv is None else argv
+    return call(
+        train_command, [word for word in words if word != "--deepspeed"], prog=prog
+    )  # of DeepSpeed's own parser
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:

@@ -59,7 +59,7 @@ def test_a_command_starts_without_what_it_does_not_need(words):
         (["generate", "runs/none", "a"], ["'runs/none'"]),
         (["generate", "dna_goat_tiny.genomes", "PROTEIN"], ["letter 0", "'P'"]),
         (["generate", "text_ggd_tiny.facts", "a", "--top-p", "2"], ["top_p", "2.0"]),
-        (["generate", "text_ggd_tiny.facts", "a", "--temperature", "-1", "--dry-run"], ["temperature", "-1"]),
+        (["generate", "text_ggd_tiny.facts", "a", "--temperature", "-1"], ["temperature", "-1"]),
         (["lm-eval", "--model", "priorzoo"], ["lm_eval", "pip install 'priorzoo[lm-eval]'"]),
     ],
 )

@@ -44,7 +44,7 @@ KEYS = [
     "model.name", "model.options", "model.options.dim", "model.options.num_heads", "model.options.num_layers",
     "model.init_from", "model.options.position", "model.options.position_options", "model.options.train_context",
     "data.source", "data.context", "data.tokenizer", "data.num_workers", "data.heldout_source", "data.cache_dir",
-    "optim.name", "optim.lr", "optim.eps", "optim.betas", "optim.lr_scales", "train.steps", "train.batch", "train.seed",
+    "optim.name", "optim.lr", "optim.eps", "optim.betas", "train.steps", "train.batch", "train.seed",
     "train.precision", "train.zero_stage", "evaluate.during", "evaluate.every", "nothing", "", ".", "optim.",
 ]  # fmt: skip
 

@@ -81,16 +81,6 @@ def test_scores_of_a_folder_have_intervals() -> None:
     assert f"<small>{low:.3f} to {high:.3f}</small>" in page
 
 
-def test_differences_and_their_intervals(tmp_path) -> None:
-    columns = "model,against,score,length,difference,low,high,units"
-    names = "text_ggd_tiny.facts,text_rope_tiny.facts,bits_per_byte"
-    rows = [f"{names},256,-0.1,-0.2,0.1,16", f"{names},512,0.5,nan,nan,1"]
-    (tmp_path / "perplexity.paired.csv").write_text("\n".join([columns, *rows]))
-    [table] = stored_scores([tmp_path])
-    assert table.places == [256, 512] and not table.curves()["share"]
-    assert table.rows["text_ggd_tiny.facts"] == {256: (-0.1, -0.2, 0.1), 512: (0.5, None, None)}
-
-
 def test_a_folder_without_results_is_refused(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["--results", ".", "--out", "page.html"]) == 2

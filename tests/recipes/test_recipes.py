@@ -110,20 +110,6 @@ def test_only_matrices_decay(name):
     assert position is None or not decayed & {id(p) for p in position.parameters()}
 
 
-@pytest.mark.parametrize("optimizer", ["radam", "muon"])
-def test_parameters_have_rates_of_their_own(optimizer):
-    """As BAM's code has one each for shape, scale and location; every other group stays as it is."""
-    model = create_model("text_ggd_ssmax_tiny", num_layers=2, position_options={"train_mu": True})
-    scales = {"theta_beta": 7.0, "prior.theta_mu": 0.5, "embedding.weight": 3.0}
-    groups = parameter_groups(model, Optim(optimizer, lr=1e-3, prior_lr_scale=20.0, lr_scales=scales))
-    rate = {id(p): group.get("lr", 1e-3) / 1e-3 for group in groups for p in group["params"]}
-    ends = {n.rpartition(".")[2]: round(rate[id(p)], 9) for n, p in model.named_parameters() if "attention.p" in n}
-    assert ends.items() >= {"theta_alpha": 20.0, "theta_beta": 7.0, "theta_mu": 0.5}.items()
-    assert rate[id(model.embedding.weight)] == pytest.approx(3.0)
-    with pytest.raises(ConfigError, match="called 'theta_bata'; did you mean 'theta_beta'"):
-        parameter_groups(model, Optim(lr_scales={"theta_bata": 2.0}))
-
-
 @pytest.mark.parametrize("name", ["text_cable_ssmax_tiny", "text_learned_tiny", "vision_goat_tiny_patch8"])
 def test_muon_trains_the_layers_matrices(name):
     model, optim = create_model(name, num_layers=1), Optim("muon", lr=1e-3, weight_decay=0.1, muon_lr_scale=4.0)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import glob
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import warnings
@@ -67,11 +65,7 @@ def start(*, verbose: bool = False) -> Ranks:
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():  # plain python: what a launcher would have set
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     rank, world, local_rank = _launched()
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -152,18 +146,6 @@ def sequence_group(size: int) -> SequenceGroup:
         return _SeqAllToAll.apply(group, x, cut, joined, 0)
 
     return SequenceGroup(torch.distributed.get_rank(group), size, exchange)
-
-
-@contextmanager
-def plain_path(folder: Path) -> Iterator[Path]:
-    """`folder`, or a link to it where its path has brackets or the like: DeepSpeed reads a path as a pattern."""
-    if glob.escape(str(folder)) == str(folder):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        link = Path(scratch, "checkpoints")
-        link.symlink_to(folder.resolve())
-        yield link
 
 
 class Engine:
@@ -341,8 +323,10 @@ class Engine:
         return state
 
     def _read(self, folder: Path) -> dict[str, Any]:
-        with plain_path(folder.parent) as root:
-            path, state = self._deepspeed.load_checkpoint(str(root), tag=folder.name)
+        with tempfile.TemporaryDirectory() as scratch:  # DeepSpeed reads a path as a pattern, brackets for example
+            link = Path(scratch, "checkpoints")
+            link.symlink_to(folder.parent.resolve())
+            path, state = self._deepspeed.load_checkpoint(str(link), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
         # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.

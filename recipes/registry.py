@@ -137,7 +137,7 @@ def recipe_named(word: str) -> Recipe:
     The file holds a table, `RECIPES = Recipes("text")` with functions added by `@RECIPES.add`, or functions without arguments
     annotated `-> Recipe`. ConfigError where there is no such recipe, or the file cannot be imported.
     """
-    path, separator, wanted = word.rpartition(":") if re.search(r"\.py:\w*$", word) else (word, "", "")
+    path, _, wanted = word.rpartition(":") if re.search(r"\.py:\w*$", word) else (word, "", "")
     if not path.endswith(".py"):
         return find_recipe(word)
     try:
@@ -147,20 +147,16 @@ def recipe_named(word: str) -> Recipe:
     functions: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
         name: value
         for name, value in inspect.getmembers(module, inspect.isfunction)
-        if value.__module__ == module.__name__
-        and not inspect.signature(value).parameters
-        and inspect.signature(value).return_annotation in (Recipe, "Recipe")
+        if value.__module__ == module.__name__ and value.__annotations__.get("return") in (Recipe, "Recipe")
     }
-    if not separator and len(functions) != 1:
+    if not wanted and len(functions) == 1:
+        wanted = next(iter(functions))
+    if wanted not in functions:
         raise ConfigError(
-            f"{path} has {len(functions)} recipes ({', '.join(functions) or 'none'}), expected one, or a name behind the file: "
-            f"{path}:FUNCTION. A recipe is a function without arguments annotated `-> Recipe`, or one added to "
-            "`RECIPES = Recipes(MODALITY)`"
+            f"{word}: the file has the recipes {', '.join(functions) or '(none)'}; expected {path}:NAME of one. A recipe is a "
+            "function without arguments annotated `-> Recipe`, or one added to `RECIPES = Recipes(MODALITY)`"
         )
-    if separator and wanted not in functions:
-        near = nearest(wanted, functions) if functions else "it has none"
-        raise ConfigError(f"{path} has no recipe {wanted!r}; {near}")
-    recipe = functions[wanted or next(iter(functions))]()
+    recipe = functions[wanted]()
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"the recipe in {word} returns {type(recipe).__name__}, expected a recipes.config.Recipe")
     return recipe

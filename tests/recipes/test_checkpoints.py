@@ -1,4 +1,4 @@
-"""Checkpoints are verified and read as data; a run folder has one writer. (Broken writes: tests/tools/test_faults.py.)"""
+"""Checkpoints are verified and read as data; a run folder has one writer. Broken writes: tests/durability."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from recipes import verify
 from recipes.checkpoints import checkpoint_facts, complete_checkpoints, convert, damage, quarantine, seal
 from recipes.config import ConfigError
 from recipes.runs import RunFolder, RunLock, load_run, new_run_dir, newest_run_dir
+from tests.durability.files import Runs
 from tests.recipes.test_train import SMALL, curve, main, run
 from zoo.files import file_digests
 
@@ -34,19 +35,9 @@ def copy(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "copy"))
 
 
-class Mark:
-    """A pickle that makes a folder where it is executed."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
 def poison(file: Path, mark: Path) -> None:
     """Replace a file of torch by one that would make `mark`, its digest with it."""
-    torch.save({"module": Mark(mark)}, file)
+    torch.save({"module": Runs(mark)}, file)
     folder = next(parent for parent in file.parents if (parent / "complete.json").exists())
     facts = checkpoint_facts(folder)
     assert facts is not None
@@ -56,14 +47,13 @@ def poison(file: Path, mark: Path) -> None:
 
 def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
     mark = tmp_path / "executed"
-    assert pickle.loads(pickle.dumps(Mark(mark))) is None and mark.exists()
+    assert pickle.loads(pickle.dumps(Runs(mark))) is None and mark.exists()
     mark.rmdir()
     newest = RunFolder(copy).checkpoints()[-1]
     poison(newest / "mp_rank_00_model_states.pt", mark)
-    for resume in ("auto", str(copy), str(newest)):
-        assert run(copy, "evaluate.every=0", resume=resume) == 2
-        error = capsys.readouterr().err
-        assert "nothing in it was executed" in error and "posix.mkdir" in error and "Traceback" not in error
+    assert run(copy, "evaluate.every=0", resume="auto") == 2
+    error = capsys.readouterr().err
+    assert "nothing in it was executed" in error and "posix.mkdir" in error and "Traceback" not in error
     assert not mark.exists()
     load_run(copy)  # safetensors alone
     assert run(tmp_path / "other", f"model.init_from={copy}") == 0 and not mark.exists()
@@ -135,13 +125,6 @@ def test_what_others_put_beside_checkpoints_stays(copy, tmp_path):
     assert (moved / "complete.json").exists()
 
 
-def test_resume_names_one_run(copy, whole, tmp_path, capsys):
-    assert main([*SMALL, "--run-dir", str(whole), "--resume", str(copy)]) == 2
-    assert "leave out --run-dir" in capsys.readouterr().err
-    (tmp_path / "new" / "checkpoints" / "step_1000").mkdir(parents=True)
-    assert run(tmp_path / "new", "evaluate.every=0") == 2 and "already holds a run" in capsys.readouterr().err
-
-
 def test_a_checkpoint_by_name_must_be_whole_and_later_ones_are_quarantine(copy, whole, capsys):
     first, second = RunFolder(copy).checkpoints()
     (second / "model" / "config.json").write_text("{}")
@@ -165,21 +148,14 @@ def test_records_survive_a_torn_line(copy, whole, capsys):
     assert [r["step"] for r in RunFolder(copy).metrics()] == [1, 3, 4]
 
 
-def test_verify_names_what_is_damaged(copy, tmp_path, capsys):
-    assert verify.main([str(copy), str(copy / "model"), str(copy / "checkpoints" / "step_00000004")]) == 0
-    content = bytearray((copy / "model" / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (copy / "model" / "model.safetensors").write_bytes(content)
-    assert verify.main([str(copy)]) == 1
-    assert "model.safetensors has another SHA-256" in " ".join(capsys.readouterr().out.replace("│", "").split())
-    assert verify.main([str(tmp_path / "nothing")]) == 2
-
-
-def test_weights_that_rotted_are_passed_over(copy, whole, capsys):
+def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
     path = RunFolder(copy).checkpoints()[-1] / "model" / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
+    assert verify.main([str(copy)]) == 1 and "model.safetensors has another SHA-256" in capsys.readouterr().out
+    assert verify.main([str(copy / "model"), str(copy / "checkpoints" / "step_00000002")]) == 0
+    assert verify.main([str(copy / "plots")]) == 2
     model, _ = load_run(copy)
     assert "reading an older one" in capsys.readouterr().err
     expected = type(model).from_pretrained(whole / "checkpoints" / "step_00000002" / "model")
@@ -220,12 +196,12 @@ def test_the_newest_run_is_that_of_the_greatest_number(whole, tmp_path, monkeypa
     assert newest_run_dir("text.x") == Path("runs/text.x") / second.name
 
 
-def test_a_live_run_is_not_continued(copy, monkeypatch, capsys):
+def test_a_live_run_is_not_continued(copy, whole, capsys):
     lock = RunLock(copy)
     try:
-        for resume, told in (("auto", "in use"), (str(copy), "in use"), ("", "--resume '': expected")):
+        for resume, message in (("auto", "in use"), ("", "--resume '': expected"), (str(whole), "leave out --run-dir")):
             assert main([*SMALL, "--run-dir", str(copy), "--resume", resume]) == 2
-            assert told in capsys.readouterr().err
+            assert message in capsys.readouterr().err
         assert verify.main([str(copy)]) == 0 and "trains here" in capsys.readouterr().out
     finally:
         lock.release()

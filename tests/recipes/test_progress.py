@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import io
 
-import numpy as np
-import torch
-
-from modalities.decoder.scoring import token_nll
-from modalities.dna import DnaConfig, DnaDecoder
-from modalities.dna.scoring import score_windows
-from modalities.text.model import CausalLM, TextConfig
 from recipes import console as display
 from recipes.console import CellProgress, Console, facts_table
 
@@ -30,16 +23,6 @@ def test_a_log_has_a_line_now_and_then(monkeypatch):
         "perplexity  model  700/4k tokens  11.7/s  left 4:43",
         "perplexity  model  1k/4k tokens  11.1/s  left 4:30",
     ]
-
-
-def test_scoring_counts_every_layer_and_leaves_no_hook():
-    model, counts = CausalLM(TextConfig(**SMALL)).eval(), []
-    tokens = torch.arange(17)[None]
-    token_nll(model, tokens[:, :-1], tokens[:, 1:], advance=counts.append)
-    assert counts == [5, 5, 6] and not any(layer._forward_hooks for layer in model.layers)
-    dna, counts = DnaDecoder(DnaConfig(**SMALL)).eval(), []
-    score_windows(dna, np.zeros((2, 30), np.uint8), strands="both", batch_tokens=30, advance=counts.append)
-    assert sum(counts) == 60
 
 
 def test_names_are_printed_as_they_are():

@@ -48,7 +48,6 @@ def test_every_model_of_a_size_has_a_recipe():
     [
         ("goat_c4_goat_125m", 2048, 32 * 2048, 61_035, "adamw", 1e-4, 3e-5, 2000),
         ("bam_ggd_ssmax_120m", 512, 589_824, 19_251, "radam", 1e-3, 1e-4, 0),
-        ("bam_rope_432m", 512, 589_824, 19_251, "radam", 5e-4, 5e-5, 0),
         ("bam_alibi_ssmax_1100m", 512, 589_824, 19_251, "radam", 3e-4, 3e-5, 0),
         ("cable_cable_124m", 1024, 524_288, 19_073, "adamw", 6e-4, 6e-5, 715),
         ("bam_extend_ggd_ssmax_120m", 1024, 589_824, 256, "radam", 1e-4, None, 16),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -44,12 +43,10 @@ class Outside(TablePrior):
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"position": name} for name in ("alibi", "fire", "kerple", "t5", "rope", "nope")},
+    **{name: {"position": name} for name in ("fire", "t5", "rope")},
     "goat, ssmax of the content": {"position": "goat", "ssmax": True, "scale_prior": False, "lanes": "inside", "dim": 64},
-    "goat, 2 key heads": {"position": "goat", "num_kv_heads": 2, "ssmax": True},
     "ggd, 3 key heads of 12": {"position": "ggd", "num_kv_heads": 3, "num_heads": 12, "dim": 48, "ssmax": True},
     "forgetting attention": {"position": "cable", "position_options": {"gate": "logsigmoid", "weighted": False}},
-    "cable in a sum, 1 key head": {"position": "ggd+cable", "num_kv_heads": 1, "ssmax": True},
     "recomputed, one prior": {"position": "goat", "activation_checkpointing": True, "share_prior": True, "ssmax": True},
     "a method per layer": {"position": ["local", "cable"]},
     "goat, rows of one document": {"position": "goat", "num_kv_heads": 2, "documents": False},
@@ -151,23 +148,19 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(recipe, settings, words)
     assert all(word in str(error.value) for word in ["sequence_parallel=4", *words]), error.value
 
 
-def test_a_dry_run_says_what_a_line_takes_and_what_fits():
-    """A million tokens on 8 and 64 GPUs; activations are those of one rank by the ranks that share, states by all ranks."""
+def test_a_dry_run_says_what_a_line_takes():
     settings = ["data.context=1048576", "train.batch=8", "train.micro_batch=1", "train.zero_stage=3"]
-    settings += ["model.options.num_heads=32", "model.options.dim=2048", "optim.name=adamw"]
-    activations = {}
-    for world, shared in ((8, 1), (8, 8), (64, 8)):
-        words = [*settings, f"train.sequence_parallel={shared}"]
-        recipe, _ = apply_overrides(find_recipe("text.goat_ssmax_tiny"), words)
-        plan = resolve(recipe, world=world, device="cuda")
-        figures = describe(plan)
-        memory = re.search(r"activations ([\d.]+)", figures["estimated memory per rank"])
-        assert memory
-        activations[world, shared] = float(memory[1])
+    settings += [
+        "model.options.num_heads=32",
+        "model.options.dim=2048",
+        "optim.name=adamw",
+        "train.sequence_parallel=8",
+    ]
+    plan = resolve(apply_overrides(find_recipe("text.goat_ssmax_tiny"), settings)[0], world=64, device="cuda")
+    figures = describe(plan)
     assert plan.groups == 8 and plan.deepspeed["sequence_parallel_size"] == 8
     assert "131,072 of 1,048,576 tokens" in figures["sequence parallelism"]
     assert "1 × groups of ranks 8" in figures["batch"]
-    assert activations[8, 8] == activations[64, 8] == pytest.approx(activations[8, 1] / 8, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ whole runs

@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from modalities.text import MODALITY, CausalLM
-from recipes import engine, find_recipe
-from recipes.config import ConfigError, resolve
-from recipes.runs import RunFolder, load_run, newest_model, own_run
+from recipes.runs import RunFolder, load_run, newest_model
 from recipes.train import main
-from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
+from tests.launching import ROOT, command, deepspeed_launcher
+from tests.ranks import Ranks
 from zoo import pretrained
 from zoo.files import file_sha256
 
@@ -38,11 +37,6 @@ def run(folder, *settings, resume=None):
     """Train in this process; returns the exit code."""
     arguments = [*SMALL, "--run-dir", str(folder), *(["--resume", resume] if resume else [])]
     return main(arguments + [part for setting in settings for part in ("--set", setting)])
-
-
-def launch(launcher, folder, *more, recipe=SMALL[0]):
-    """Train in a launcher's processes; returns the finished one."""
-    return command([*launcher, str(ROOT / "recipes/train.py"), recipe, *SMALL[1:], "--run-dir", str(folder), *more])
 
 
 @pytest.fixture
@@ -133,7 +127,7 @@ def test_a_signal_saves_and_resume_is_exact(number, name, whole, tmp_path, chang
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "settings"),
-    [("loss", []), ("gradient", []), ("gradient", ["train.zero_stage=1", "train.precision=bf16"])],
+    [("loss", []), ("gradient", ["train.zero_stage=1", "train.precision=bf16"])],
 )
 def test_what_is_not_finite_stops_the_run(part, settings, tmp_path, changed, capsys):
     calls = []
@@ -294,7 +288,8 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_two_ranks_are_one_rank_and_one_continues(whole, tmp_path):
     """ZeRO 1 under `deepspeed` is the same run; its checkpoint then continues in one process."""
-    done = launch(deepspeed_launcher(), tmp_path / "run", "--set", "train.zero_stage=1")
+    words = [str(ROOT / "recipes/train.py"), *SMALL, "--run-dir", str(tmp_path / "run"), "--set", "train.zero_stage=1"]
+    done = command([*deepspeed_launcher(), *words])
     assert done.returncode == 0, done.stdout + done.stderr
     same(tmp_path / "run", whole)
     assert run(tmp_path / "run", "train.zero_stage=1", "train.steps=5", resume="auto") == 0
@@ -311,10 +306,10 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
     config.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}))
     # Adam with this eps moves a number in proportion to its gradient, and rounding stays rounding.
     settings = ["--set", "model.options.dim=32", "--set", "evaluate.every=0", "--set", "optim.eps=1e-2"]
-    name = "text.goat_ssmax_tiny"
-    done = launch(torchrun_launcher(), tmp_path / "cut", *settings, "--deepspeed_config", str(config), recipe=name)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert main([name, *SMALL[1:], *settings, "--run-dir", str(tmp_path / "whole")]) == 0
+    words = ["text.goat_ssmax_tiny", *SMALL[1:], *settings, "--run-dir"]
+    with Ranks(2) as ranks:
+        assert ranks(main, [*words, str(tmp_path / "cut"), "--deepspeed_config", str(config)]) == [0, 0]
+    assert main([*words, str(tmp_path / "whole")]) == 0
     same(tmp_path / "cut", tmp_path / "whole")
     cut, one = (load_run(tmp_path / folder)[0].state_dict() for folder in ("cut", "whole"))
     for name, tensor in one.items():
@@ -323,20 +318,18 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
 
 @pytest.mark.slow
 def test_files_that_a_training_enters(tmp_path):
-    """Files of the project with code that runs in two steps of a text recipe; what is only imported counts too."""
+    """Files of the project that two steps of a text recipe import."""
     script = f"""
 import sys
-files = set()
-sys.setprofile(lambda frame, event, value: files.add(frame.f_code.co_filename))
 from recipes.train import main
 code = main({[*SMALL, "--set", "train.steps=2", "--set", "evaluate.every=0", "--run-dir", str(tmp_path / "run")]})
-sys.setprofile(None)
+files = {{str(getattr(module, "__file__", "")) for module in sys.modules.values()}}
 files = [f for f in files if f.startswith({str(ROOT)!r}) and "site-packages" not in f]
 print(code, len(files), sum(f.startswith({str(ROOT / "recipes")!r}) for f in files))
 """
     done = command([sys.executable, "-c", script], PYTHONPATH=str(ROOT))
     code, files, recipes = map(int, done.stdout.splitlines()[-1].split())
-    assert code == 0 and recipes <= 12 and files <= MOST_FILES
+    assert code == 0 and recipes <= 11 and files <= MOST_FILES
 
 
 def test_a_run_that_cannot_begin_is_none(tmp_path, monkeypatch):
@@ -370,16 +363,6 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
         assert all(word in message for word in words) and "Traceback" not in message
     assert run(tmp_path / "other", "model.init_from=text_ggd_ssmax_tiny.test", "model.options.dim=32") == 2
     assert "model.init_from=text_ggd_ssmax_tiny.test" in capsys.readouterr().err
-
-
-def test_a_lead_rank_that_fails_tells_the_others(tmp_path, monkeypatch):
-    answers = []
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda answer: answers.extend(answer))
-    (tmp_path / "file").write_text("")
-    plan, lead = resolve(find_recipe("text.ggd_tiny"), world=2), engine.Ranks(0, 2, 0, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="file"), own_run(plan, lead, run_dir=str(tmp_path / "file" / "run")):
-        pass
-    assert isinstance(answers[0], ConfigError)
 
 
 # ------------------------------------------------------------------------------------------------ evaluators on the way
@@ -419,7 +402,6 @@ def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
         ({"passkey": True}, ["passkey=True"]),
         ({"passkey": {"lengths": [96]}}, ["passkey", "'every'"]),
         ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
-        ({"passkey": {"every": 2, "lengths": "96,1x"}}, ["'1x'"]),
         ({"passkey": {"every": 2, "samples": "two"}}, ["passkey", "two"]),
     ],
 )

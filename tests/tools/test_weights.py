@@ -63,8 +63,6 @@ def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tm
     assert "0.7778" in card and f"priorzoo evaluate {name} resolution --sizes 48" in card
     with pytest.raises(typer.BadParameter, match="methods roper: expected some of"):
         weights.measure("text", methods="roper")
-    with pytest.raises(typer.BadParameter, match="'txt': expected one of text, lm"):
-        weights.train("txt")
 
 
 @pytest.mark.parametrize("bundled", [0, 10**9])

@@ -3,7 +3,7 @@
 <run>/checkpoints/step_00000200/            complete.json: step, ranks, ZeRO stage, precision, and the digest of every file
                   step_00000200.partial     being written, or left by a process that was killed
                   step_00000200.universal   converted for another number of ranks
-                  step_00000400.aside       not used: damaged, or later than the step that the run continues from
+                  step_00000400.aside       not used: damaged
                   latest                    the newest complete one; DeepSpeed's tools read it
 """
 

@@ -134,7 +134,7 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
     `model.options.A.B.C` changes one entry of the option A, which is otherwise as the recipe or the registered model has it.
     """
     recipe, overridden_keys = copy.deepcopy(recipe), set()
-    nested: list[tuple[list[str], Any, str]] = []
+    options: list[tuple[list[str], str, str]] = []  # (path, value, setting)
     for setting in settings:
         key, separator, text = setting.partition("=")
         key = key.strip()
@@ -142,15 +142,12 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
         if not separator or not key:
             raise ConfigError(f"--set {setting!r}: expected key=value, such as train.steps=200")
         if section == "model" and name.startswith("options."):
-            first, *rest = path = name.removeprefix("options.").split(".")
+            path = name.split(".")[1:]
             if not all(path):
                 raise ConfigError(
                     f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of an option with keys"
                 )
-            if rest:
-                nested.append((path, parse_value(text), setting))
-            else:
-                recipe.model.options[first] = parse_value(text)
+            options.append((path, text, setting))
         else:
             if key not in (known := setting_names(recipe)):
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
@@ -158,9 +155,10 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
             value = parse_field(text, typing.get_type_hints(type(getattr(recipe, section)))[name])
             replace_setting(recipe, key, value, f"--set {setting!r}")
         overridden_keys.add(key)
-    for path, value, setting in nested:  # when the model's name and whole options are settled
-        _settle_option(recipe.model, path[0], setting)
-        set_nested(recipe.model.options, path, value, setting)
+    for path, text, setting in sorted(options, key=lambda option: len(option[0]) > 1):  # whole options first
+        if len(path) > 1:
+            _settle_option(recipe.model, path[0], setting)
+        set_nested(recipe.model.options, path, parse_value(text), setting)
     return recipe, overridden_keys
 
 

@@ -65,7 +65,13 @@ def start(*, verbose: bool = False) -> Ranks:
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():  # plain python: what a launcher would have set
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        os.environ |= {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+        }
     rank, world, local_rank = _launched()
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -34,7 +34,6 @@ from modalities.contract import find_modality
 from modalities.files import command_name
 from recipes.checkpoints import (
     ASIDE,
-    checkpoint_step,
     complete_checkpoints,
     damage,
     quarantine,
@@ -98,14 +97,11 @@ class RunFolder:
         return records, len(lines) - len(records)
 
     def rewind(self, step: int, keep: int) -> None:
-        """Remove what a killed process left, and records and checkpoints after `step`."""
+        """Remove what a killed process left, and records after `step`."""
         records, unreadable = self.read_metrics()
         if unreadable:
             warn(f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out")
         write_text(self.metrics_path, "".join(_line(r) for r in records if r["step"] <= step))
-        for path in self.checkpoints():
-            if checkpoint_step(path) > step:
-                quarantine(path)
         tidy(self.checkpoint_root, keep)
         for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE):
             remove_abandoned(self.path / name, 0)
@@ -266,8 +262,8 @@ def own_run(
     """(run folder, checkpoint to continue from, or None), the same on every rank; rank 0 holds the folder's lock.
 
     resume=None starts anew and refuses a folder that already holds a run. "auto" takes the newest undamaged checkpoint of
-    `run_dir` (or of this recipe's newest run), and starts anew where there is none. Otherwise it names a run folder or a
-    checkpoint. Damaged checkpoints are reported and quarantined.
+    `run_dir` (or of this recipe's newest run), and starts anew where there is none. Damaged checkpoints are reported and
+    quarantined.
 
     Raises:
         ConfigError: where another process trains in the folder; where the run was made with another model or other data;
@@ -277,9 +273,12 @@ def own_run(
     answer: list[tuple[Path, Path | None] | ConfigError | None] = [None]
     if ranks.lead:
         try:
-            folder, wanted = _find_folder(plan.recipe.name, run_dir, resume)
+            if resume not in (None, "auto"):  # an empty word is an unset variable of a shell
+                raise ConfigError(f"--resume {resume!r}: expected 'auto'; the run's folder is --run-dir")
+            newest_run = newest_run_dir(plan.recipe.name) if resume else None
+            folder = Path(run_dir) if run_dir else newest_run or new_run_dir(plan.recipe.name)
             lock = RunLock(folder)
-            answer = [(folder, _choose(plan, RunFolder(folder), resume, wanted))]
+            answer = [(folder, _choose(plan, RunFolder(folder), resume))]
         except Exception as error:  # the other ranks wait for this answer
             answer = [ConfigError(one_line(error))]
     if ranks.world > 1:
@@ -306,14 +305,14 @@ def own_run(
                     folder.rmdir()
 
 
-def _choose(plan: Plan, run: RunFolder, resume: str | None, wanted: Path | None) -> Path | None:
-    """The newest undamaged checkpoint of a locked run, or `wanted` where it is undamaged; None to start anew."""
-    if resume is None:
-        _check_new(run.path)
+def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
+    """The newest undamaged checkpoint of a locked run; None to start anew."""
+    if resume is None and any((run.path / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
+        raise ConfigError(f"{run.path} already holds a run; --resume auto continues it, another --run-dir starts anew")
     final = (run.path / "model").resolve()  # of a link, what it points to is replaced
     if final.exists() and not (final / "config.json").is_file():
         raise ConfigError(f"{run.path / 'model'} is no saved model: the final weights could not be written there")
-    complete = [wanted] if wanted else run.checkpoints()
+    complete = run.checkpoints()
     if not complete and not remnants(run.checkpoint_root, ASIDE):
         return None
     check_same(plan, run.path)
@@ -325,30 +324,8 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None, wanted: Path | None)
         for older, message in damaged.items():
             warn(f"{message}; it is set aside as {quarantine(older).name}")
         return path
-    hint = "--resume auto takes the newest whole one" if wanted else "Start anew with another --run-dir"
     message = "; ".join(damaged.values()) or f"{run.checkpoint_root} holds checkpoints that were set aside alone"
-    raise ConfigError(f"{message}. {hint}")
-
-
-def _find_folder(name: str, run_dir: str | None, resume: str | None) -> tuple[Path, Path | None]:
-    """(run folder, which may be new; the checkpoint that `resume` names, or None)."""
-    if resume is None or resume == "auto":
-        newest = newest_run_dir(name) if resume else None
-        return Path(run_dir) if run_dir else newest or new_run_dir(name), None
-    wanted = Path(resume)
-    folder = wanted if (wanted / "recipe.json").exists() else wanted.absolute().parent.parent
-    checkpoints = [path.resolve() for path in RunFolder(folder).checkpoints()]
-    # An empty word is an unset variable of a shell.
-    if not resume or not checkpoints or (wanted != folder and wanted.resolve() not in checkpoints):
-        raise ConfigError(f"--resume {resume!r}: expected 'auto', a run folder or one of its complete checkpoints")
-    if run_dir and Path(run_dir).resolve() != folder.resolve():
-        raise ConfigError(f"--resume {resume} is of the run {folder}; leave out --run-dir {run_dir}")
-    return folder, wanted if wanted != folder else None
-
-
-def _check_new(folder: Path) -> None:
-    if any((folder / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
-        raise ConfigError(f"{folder} already holds a run; --resume auto continues it, another --run-dir starts anew")
+    raise ConfigError(f"{message}. Start anew with another --run-dir")
 
 
 def check_same(plan: Plan, folder: Path) -> None:

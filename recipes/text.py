@@ -1,6 +1,6 @@
 """Text recipes by name.
 
-`text.<method>_tiny`, `_small` and `_lm` exist for every method in the registry (`python recipes/train.py --list`); the other
+`text.<method>_tiny` and `_lm` exist for every method in the registry (`python recipes/train.py --list`); the other
 functions are the papers' set-ups. Their data stream from the Hugging Face hub: they need the network or a local copy
 (`--set data.source='c4/*.json.gz'`), the named tokenizer file, and GPUs.
 """
@@ -59,20 +59,6 @@ def tiny_extend(method: str) -> Recipe:
     recipe.train.steps, recipe.train.batch, recipe.train.save_every = 200, max(1, recipe.train.batch // 4), 0
     recipe.evaluate = Evaluate(every=100, samples=64)
     return recipe
-
-
-def small(method: str) -> Recipe:
-    """About 10M parameters, context 512, on the RFC corpus (`python recipes/fetch_data.py text rfc --offline`), for one GPU."""
-    cache = str(data_folder() / "cache")
-    return Recipe(
-        name=f"text.{method}_small",
-        modality="text",
-        model=Model(f"text_{method}_small"),
-        data=TextDataConfig("rfc", tokenizer="bytes", context=512, facts_fraction=0.1, cache_dir=cache),
-        optim=Optim(lr=1e-3, warmup=200),
-        train=Train(steps=10_000, batch=64, save_every=1000, log_every=50),
-        evaluate=Evaluate(every=500, samples=512),
-    )
 
 
 def lm(method: str) -> Recipe:
@@ -220,5 +206,4 @@ for _size in ("44m", "124m", "354m"):
     RECIPES.add_methods(_size, partial(cable, size=_size), prefix="cable_", listed=(*CABLE_METHODS, "ggd_goat"))
 RECIPES.add_methods("tiny", tiny)
 RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny", without=ENDING)
-RECIPES.add_methods("small", small)
 RECIPES.add_methods("lm", lm)

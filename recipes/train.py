@@ -348,7 +348,7 @@ def stop_signals() -> Iterator[list[int]]:
 
 
 JSON = typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="merged in")
-NEWEST = typer.Option(metavar="auto|DIR", help="auto: continue from the newest complete checkpoint, if any")
+NEWEST = typer.Option(metavar="auto", help="continue from the newest complete checkpoint of --run-dir, if any")
 STEPS = typer.Option(
     metavar="STEPS", min=1, help="a dry run with so many real steps: speed, memory and time to the end"
 )

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from recipes import verify
-from recipes.checkpoints import checkpoint_facts, complete_checkpoints, convert, damage, quarantine, seal
+from recipes.checkpoints import checkpoint_facts, convert, damage, quarantine, seal
 from recipes.config import ConfigError
 from recipes.runs import RunFolder, RunLock, load_run, new_run_dir, newest_run_dir
 from tests.durability.files import Runs
-from tests.recipes.test_train import SMALL, curve, main, run
+from tests.recipes.test_train import SMALL, main, run
 from zoo.files import file_digests
 
 
@@ -125,19 +125,6 @@ def test_what_others_put_beside_checkpoints_stays(copy, tmp_path):
     assert (moved / "complete.json").exists()
 
 
-def test_a_checkpoint_by_name_must_be_whole_and_later_ones_are_quarantine(copy, whole, capsys):
-    first, second = RunFolder(copy).checkpoints()
-    (second / "model" / "config.json").write_text("{}")
-    assert run(copy, "evaluate.every=0", resume=str(second)) == 2
-    assert "config.json has 2 bytes" in capsys.readouterr().err and second.exists()
-    assert run(copy, "evaluate.every=0", "train.steps=3", resume=str(first)) == 0
-    assert [p.name for p in complete_checkpoints(copy / "checkpoints")] == ["step_00000002", "step_00000003"]
-    assert (copy / "checkpoints" / "step_00000004.aside").exists()
-    assert run(copy, "evaluate.every=0", resume="auto") == 0
-    assert curve(copy)[0][:3] == curve(whole)[0][:3]  # after them the rates are those of another number of steps
-    assert not list((copy / "checkpoints").glob("*.aside"))
-
-
 def test_records_survive_a_torn_line(copy, whole, capsys):
     lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_bytes(b"".join([lines[0], lines[1][:9] + b"\xff\n", b"[]\n", *lines[2:], b'{"st']))
@@ -196,10 +183,10 @@ def test_the_newest_run_is_that_of_the_greatest_number(whole, tmp_path, monkeypa
     assert newest_run_dir("text.x") == Path("runs/text.x") / second.name
 
 
-def test_a_live_run_is_not_continued(copy, whole, capsys):
+def test_a_live_run_is_not_continued(copy, capsys):
     lock = RunLock(copy)
     try:
-        for resume, message in (("auto", "in use"), ("", "--resume '': expected"), (str(whole), "leave out --run-dir")):
+        for resume, message in (("auto", "in use"), ("", "--resume '': expected")):
             assert main([*SMALL, "--run-dir", str(copy), "--resume", resume]) == 2
             assert message in capsys.readouterr().err
         assert verify.main([str(copy)]) == 0 and "trains here" in capsys.readouterr().out

@@ -351,14 +351,11 @@ class Engine:
         """`export` to a folder that appears whole; an older one of the same name, or that a link there names, is replaced."""
         folder = folder.resolve()
         partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
-        try:
-            self.export(partial)
-        except OSError:
-            if self.ranks.lead:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise
         if self.ranks.lead:
-            shutil.rmtree(old, ignore_errors=True)
+            for path in (partial, old):  # left by a process that was stopped
+                shutil.rmtree(path, ignore_errors=True)
+        self.export(partial)
+        if self.ranks.lead:
             if folder.exists():
                 os.replace(folder, old)
             os.replace(partial, folder)

@@ -123,9 +123,8 @@ def find_recipe(name: str) -> Recipe:
     modality, _, short = name.partition(".")
     if modality in modality_names():
         try:
-            table = _recipes_of(modality)
-            if short in table:
-                return table[short]()
+            if function := _recipes_of(modality).get(short):
+                return function()
         except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
     raise ConfigError(f"no recipe {name!r}; {nearest(name, list_recipes())}")

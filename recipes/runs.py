@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -105,8 +104,6 @@ class RunFolder:
         tidy(self.checkpoint_root, keep)
         for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE):
             remove_abandoned(self.path / name, 0)
-        for name in ("model.partial", "model.old"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def continuation(self) -> str:
         """The command that continues this run."""

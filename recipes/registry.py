@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +31,7 @@ class Family:
         return f"{self.prefix}{method}_{self.size}"
 
 
-class Recipes(MutableMapping[str, Callable[[], Recipe]]):
+class Recipes(Mapping[str, Callable[[], Recipe]]):
     """The named recipes of a modality: functions that return a `Recipe`.
 
     Iterating gives the recipes of models that are listed; those of other models, such as sums of methods, are found by name.
@@ -83,9 +83,6 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
 
     def __setitem__(self, name: str, function: Callable[[], Recipe]) -> None:
         self._functions[name] = function
-
-    def __delitem__(self, name: str) -> None:
-        del self._functions[name]
 
     def __iter__(self) -> Iterator[str]:
         names = list(self._functions)

@@ -44,7 +44,6 @@ def train_seeds_command(
     set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="of every run")] = [],  # noqa: B006
     evaluate: Annotated[str, typer.Option(help="then measure all: 'EVAL [options]'")] = "",
     import_: Import = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and run nothing")] = False,
 ) -> int:
     import_named(import_)
     try:
@@ -52,8 +51,7 @@ def train_seeds_command(
     except ValueError as error:
         raise CommandError(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2") from error
     imports = [word for name in import_ for word in ("--import", name)]
-    if not dry_run:
-        require_packages()
+    require_packages()
     runs: dict[Path, list[str]] = {}  # folder → what `recipes/train.py` is called with
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
         # The settings of seed 0 are the recipe's own.
@@ -62,10 +60,6 @@ def train_seeds_command(
         folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
         runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
     print(f"{len(runs)} runs, folders in {out}", flush=True)
-    if dry_run:
-        for folder, words in runs.items():
-            print(f"{folder}: {shlex.join(words)}")
-        return 0
     out.mkdir(parents=True, exist_ok=True)
     codes = []
     with ThreadPoolExecutor(jobs) as pool:

@@ -307,7 +307,8 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
     if resume is None and any((run.path / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
         raise ConfigError(f"{run.path} already holds a run; --resume auto continues it, another --run-dir starts anew")
     final = (run.path / "model").resolve()  # of a link, what it points to is replaced
-    if final.exists() and not (final / "config.json").is_file():
+    empty = not final.exists() or (final.is_dir() and not any(final.iterdir()))
+    if not empty and not (final / "config.json").is_file():
         raise ConfigError(f"{run.path / 'model'} is no saved model: the final weights could not be written there")
     complete = run.checkpoints()
     if not complete and not remnants(run.checkpoint_root, ASIDE):

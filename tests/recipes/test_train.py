@@ -171,7 +171,7 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path, monkeypatch):
 def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path, capsys):
     folder, other = tmp_path / "run", tmp_path / "disk" / "weights"
     folder.mkdir()
-    other.parent.mkdir()
+    other.mkdir(parents=True)  # an empty folder
     if link:
         (folder / "model").symlink_to(other)
     else:

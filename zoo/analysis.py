@@ -40,14 +40,13 @@ class Analysis:
         divergence: KL(p‖π) = Σ p ln(p/π), what the content adds to the prior.
         content_range: ω = max s − min s over the keys seen; π·e^−ω ≤ p ≤ π·e^ω (GOAT th. 5.1).
         log_z: ln Z = −ln Σ_j c_j·π_j, how far content and prior disagree; BAM's pointwise mutual information, row by row.
-        sink_mass, sensitivity: p_j* of the sink j*, and Ψ = 1 − p_j* (def. 5.3).
-        margin: s + K at the sink, less its greatest value at another key (def. 5.2).
-        content_margin, prior_margin: the parts of it that are s and K; they add up to it.
+        sink_mass: p_j* of the sink j*.
+        content_margin, prior_margin: s and K at the sink, less theirs at the other key whose s + K is greatest (def. 5.2).
         mass: (B, H, R, spans) Σ p over each marked span.
         distance: Σ p·‖x_i − x_j‖ over keys that have a place x_j, by their share of p; NaN without places.
         weights, prior, content: (B, H, R, S) p, π and c, where asked for.
 
-    A row that does not see the sink has NaN for its mass, sensitivity and margins, one that sees nothing else infinite
+    A row that does not see the sink has NaN for its mass and margins, one that sees nothing else infinite
     margins. A row that sees no key at all, as a mask may have it, has weights and masses 0 and NaN for the rest.
     """
 
@@ -60,8 +59,6 @@ class Analysis:
     content_range: Tensor
     log_z: Tensor
     sink_mass: Tensor
-    sensitivity: Tensor
-    margin: Tensor
     content_margin: Tensor
     prior_margin: Tensor
     mass: Tensor
@@ -235,11 +232,8 @@ def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away
     def margin(values: Tensor) -> Tensor:
         return (at_sink(values) - values.gather(-1, other.indices)).where(other.values > -math.inf, math.inf)
 
-    without = p.scatter(-1, at, 0.0).sum(-1, keepdim=True)
     of_sink = {
         "sink_mass": at_sink(p),
-        "sensitivity": without,
-        "margin": margin(logits),
         "content_margin": margin(content),
         "prior_margin": margin(prior),
     }

@@ -70,18 +70,11 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
         # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
         self._qkv_same_embed_dim = False
-        parts = create_position(
-            position,
-            dim=embed_dim,
-            num_heads=num_heads,
-            train_context=train_context,
-            options=dict(position_options or {}),
-            lanes="beside",
-        )
+        sizes: Options = dict(dim=embed_dim, num_heads=num_heads, train_context=train_context)
+        parts = create_position(position, options=dict(position_options or {}), lanes="beside", **sizes)
         if parts.embedding is not None:
             raise ValueError(
-                f"position {position!r} is added to the embedding before a model's first layer: "
-                "add it there (zoo.encodings) and use position='nope' here"
+                f"position {position!r} is added to the embedding: add it there and use position='nope' here"
             )
         self.position, self.prior, self.rotary, self.window = position, parts.prior, parts.rotary, parts.window
         self.ssmax = SSMax(num_heads, train_context=train_context, causal=False, window=parts.window) if ssmax else None
@@ -92,18 +85,15 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
     @staticmethod
     def from_torch(mha: nn.MultiheadAttention, **options: Any) -> PriorMultiheadAttention:
         """A module with the weights, device, dtype and mode of torch's, and a position method by the constructor's options."""
-        torch_options = dict(
-            dropout=mha.dropout,
-            bias=mha.in_proj_bias is not None,
-            add_bias_kv=mha.bias_k is not None,
-            add_zero_attn=mha.add_zero_attn,
-            kdim=mha.kdim,
-            vdim=mha.vdim,
-            batch_first=mha.batch_first,
-            device=mha.out_proj.weight.device,
-            dtype=mha.out_proj.weight.dtype,
+        weight, biased = (
+            mha.out_proj.weight,
+            {"bias": mha.in_proj_bias is not None, "add_bias_kv": mha.bias_k is not None},
         )
-        module = PriorMultiheadAttention(mha.embed_dim, mha.num_heads, **torch_options, **options)
+        same = ("dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
+        options |= (
+            {name: getattr(mha, name) for name in same} | biased | {"device": weight.device, "dtype": weight.dtype}
+        )
+        module = PriorMultiheadAttention(mha.embed_dim, mha.num_heads, **options)
         module.load_state_dict(mha.state_dict(), strict=False)
         return module.train(mha.training)
 

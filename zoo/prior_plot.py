@@ -24,7 +24,6 @@ from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.tables import bias_block
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -148,27 +147,32 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     """
     if length < 2:
         raise ValueError(f"a curve needs a length of at least 2, got {length}")
-    priors = layer_priors(model)
+    priors, trained = layer_priors(model), model.config.train_context
     columns = min(4, len(priors))
     figure, axes = _subplots(math.ceil(len(priors) / columns), columns, (3.4, 2.8))
+    from matplotlib import colormaps
+
     distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
     for n, prior in enumerate(priors):
-        axis = axes[n // columns][n % columns]
-        _draw_curves(axis, prior, distance + 1, log_prior_curve(prior, length)[:, distance])
-        axis.set(
-            title=f"layer {n}",
-            ylim=(FLOOR, 0.6),
-            xlabel="distance + 1 (tokens, log₂)",
-            ylabel="log-prior − its maximum (nats)",
-        )
+        axis, last = axes[n // columns][n % columns], max(prior.num_heads - 1, 1)
+        curves = log_prior_curve(prior, length)[:, distance]
+        for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads().tolist(), strict=True)):
+            color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
+            width, style = 2.6 if retrieval else 1.7, ("-", "--", "-.", ":")[head % 4]
+            axis.plot(distance + 1, curve, color=color, linestyle=style, linewidth=width, label=f"head {head}")
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.num_heads // 8))
+        axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)")
+        axis.set_ylabel("log-prior − its maximum (nats)")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        _mark_training(axis, model.config.train_context, length)
+        if trained < length:
+            axis.axvline(trained, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            axis.annotate(f"trained at {trained}", (trained, FLOOR), rotation=90, ha="right", fontsize=7)
     for axis in axes.flat[len(priors) :]:
         axis.set_visible(False)
-    figure.suptitle(
-        f"{title}: log-prior of every head against distance; thick: heads that look away from the query", fontsize=11
-    )
+    words = "log-prior of every head against distance; thick: heads that look away from the query"
+    figure.suptitle(f"{title}: {words}", fontsize=11)
     save_figure(figure, path)
 
 
@@ -187,7 +191,7 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     pixels = (size, size) if size is not None else model.config.train_size
     positions, trained = model.positions(*pixels), model.positions(*model.config.train_size)
     maps = [centre_log_prior(prior, positions) for prior in priors]
-    lowest = min(float(patches.min()) for patches, _ in maps)
+    darkest = max(FLOOR, min(-LEAST_RANGE, *(float(patches.min()) for patches, _ in maps)))
     (height, width), (least_height, least_width) = positions.shape, trained.shape
     y, x = height // 2, width // 2
     figure, axes = _subplots(len(priors), max(prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2))
@@ -197,9 +201,7 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
         for h, retrieval in enumerate(prior.retrieval_heads().tolist()):
             axis = axes[n][h]
-            image = axis.imshow(
-                patches[h].numpy(), cmap="viridis", vmin=max(FLOOR, min(lowest, -LEAST_RANGE)), vmax=0.0
-            )
+            image = axis.imshow(patches[h].numpy(), cmap="viridis", vmin=darkest, vmax=0.0)
             axis.set(title=f"layer {n}, head {h}", xticks=[x], yticks=[y], xticklabels=[], yticklabels=[])
             if bool(prefix.any()):
                 axis.set_xlabel(f"prefix {float(prefix[h].mean()):+.2f}", fontsize=7)
@@ -243,31 +245,3 @@ def _subplots(rows: int, columns: int, panel: tuple[float, float]) -> tuple[Figu
     size = (panel[0] * columns + 1.0, panel[1] * rows + 0.8)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     return figure, axes
-
-
-def _draw_curves(axis: Axes, prior: Prior, at: Tensor, curves: Tensor) -> None:
-    """A line for each head: grey level and dash by its index; retrieval heads in their own colour."""
-    from matplotlib import colormaps
-
-    last = max(prior.num_heads - 1, 1)
-    for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads().tolist(), strict=True)):
-        color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
-        style = ("-", "--", "-.", ":")[head % 4]
-        axis.plot(
-            at.numpy(),
-            curve.numpy(),
-            color=color,
-            linestyle=style,
-            linewidth=2.6 if retrieval else 1.7,
-            label=f"head {head}",
-        )
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.num_heads // 8))
-
-
-def _mark_training(axis: Axes, train_context: int, length: int) -> None:
-    """A dashed line at the training length, where it is in view."""
-    if train_context < length:
-        axis.axvline(train_context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-        low = axis.get_ylim()[0]
-        axis.annotate(f"trained at {train_context}", (train_context, low), rotation=90, ha="right", fontsize=7)

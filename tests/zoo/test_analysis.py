@@ -79,11 +79,10 @@ def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]])
         "mass": [sum(p[j] for j in seen if a <= j < b) for a, b in spans],
     }
     if sink in seen:
-        found |= {"sink_mass": p[sink], "sensitivity": sum(w for j, w in p.items() if j != sink)}
+        found["sink_mass"] = p[sink]
         if len(seen) > 1:
             best = max((j for j in seen if j != sink), key=lambda j: s[j] + k[j])
             found |= {"content_margin": float(s[sink] - s[best]), "prior_margin": float(k[sink] - k[best])}
-            found["margin"] = found["content_margin"] + found["prior_margin"]
     return found
 
 
@@ -121,9 +120,9 @@ def test_measures_are_their_definitions(name: str, causal: bool, setup: str, mon
                     here = getattr(found, measure)[b, h, r]
                     assert here.tolist() == pytest.approx(value, rel=1e-6, abs=1e-6, nan_ok=True), (measure, b, h, r)
                 if "sink_mass" not in expected:
-                    assert all(getattr(found, m)[b, h, r].isnan() for m in ("sink_mass", "sensitivity", "margin"))
-                elif "margin" not in expected:
-                    assert found.margin[b, h, r] == math.inf
+                    assert all(getattr(found, m)[b, h, r].isnan() for m in ("sink_mass", "content_margin"))
+                elif "content_margin" not in expected:
+                    assert found.content_margin[b, h, r] == math.inf
     assert found.weights is not None and found.prior is not None and found.content is not None
     same = dict(rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(found.weights, (content + log_prior).softmax(-1), **same)

@@ -173,7 +173,7 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
     for words, options in {
         "float64": {"table": True, "dtype": DOUBLE},
         "256": {"window": 5, "width": 264},
-        "relative table or lanes": {"bias": "blocks"},
+        "a block of rows at a time": {"bias": "blocks"},
     }.items():
         warned: set[str] = set()
         with FakeTensorMode():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zoo import Positions
-from zoo.encodings import Learned, Learned2d, Rotary, Rotary2d, Sinusoidal
+from zoo.encodings import Learned, Learned2d, Rotary, Sinusoidal
 
 
 def test_line_and_documents() -> None:
@@ -39,17 +39,6 @@ def test_impossible_positions_are_named() -> None:
     for make in [lambda: Positions.line(0), lambda: Positions.line(2, offset=-1), lambda: Positions.grid(0, 2)]:
         with pytest.raises(ValueError, match="got"):
             make()
-
-
-def test_rotary_scalings_do_what_their_papers_say() -> None:
-    plain = Rotary(64).frequencies()
-    assert plain[0] == 1 and plain[-1].item() == pytest.approx(10000 ** (-62 / 64))
-    assert torch.equal(Rotary(64, scaling=None).frequencies(), plain)  # as a command line writes "none"
-    assert Rotary2d(64, num_heads=2, scaling=None).scaling == "none"
-    torch.testing.assert_close(Rotary(64, scaling="linear", factor=8.0).frequencies(), plain / 8)
-    ntk = Rotary(64, scaling="ntk", factor=8.0).frequencies()
-    # NTK-aware leaves the fastest frequency alone and interpolates the slowest by the whole factor.
-    assert ntk[0] == 1 and (plain[-1] / ntk[-1]).item() == pytest.approx(8.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("scaling", ["linear", "dynamic", "yarn"])

@@ -9,7 +9,6 @@ import torch
 
 from tests.zoo.priors_table import CASES, LINE, OPTIONS, inputs, make, positions_for
 from zoo import Positions, compose, create_prior, list_priors, prior_attention
-from zoo.layers import SSMax
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import prior_dtype
 
@@ -105,17 +104,6 @@ def test_steep_curves_stay_finite(kernel: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance * scale)
 
 
-def test_goat_reduces_to_alibi_and_to_plain_attention() -> None:
-    """Identity 4."""
-    pos = Positions.line(30)
-    goat = create_prior("goat", num_heads=4, train_context=16).double()
-    goat.spectral.alpha.data.zero_()
-    alibi = create_prior("alibi", num_heads=4).log_prior(pos, pos, causal=True)
-    torch.testing.assert_close(
-        centred(goat(pos, pos, causal=True).dense(), True), centred(alibi, True), atol=1e-6, rtol=0
-    )
-
-
 def test_ggd_starts_as_bam_does() -> None:
     slopes = alibi_slopes(4).log().float()
     for init, beta in {"alibi": [1.0] * 4, "linear": [0, 1 / 3, 2 / 3, 1]}.items():
@@ -140,11 +128,6 @@ def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(gate: str, b
         for j in range(i + 1):
             expected = -weight[:, i] * rate[gate][:, j + 1 : i + 1].sum(1)
             torch.testing.assert_close(found[:, :, i, j], expected, atol=1e-12, rtol=1e-12)
-
-
-def test_ssmax_starts_at_plain_attention_on_average() -> None:
-    scale = SSMax(1, train_context=64)(Positions.line(64), causal=True)
-    assert scale.mean().item() == pytest.approx(1.0, rel=1e-5)
 
 
 # --- precision ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
-from zoo.priors.tables import BlockedBias
 
 __all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
 
@@ -123,13 +122,9 @@ def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: 
         why = f"kernel {name!r} refuses it: {reason}"
     # Torch's memory-efficient attention takes float32 and wide heads where no mask is needed, but nothing takes float64.
     if masked or call.q.dtype == torch.float64:
-        advice = "Fix that and kernel='auto' uses a fused kernel; kernel='sdpa' takes this path without a warning."
-        if isinstance(call.terms.bias, BlockedBias):
-            advice = "A prior with a relative table or lanes has no such bias."
-        elif call.mask is not None:
+        advice = "kernel='sdpa' takes this path without a warning."
+        if call.mask is not None:
             advice = "Causality, windows and documents (segments=) need no such mask."
-        elif call.q.dtype == torch.float64:
-            advice = "Fused kernels compute in float32, bfloat16 and float16."
         _warn_once(f"attention materialises T × S logits on CUDA, slow and large, because {why}. {advice}", warned)
     return "sdpa"
 

@@ -107,8 +107,8 @@ def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A change, and bases [start, stop) of the reference, from which both windows are made; `left` and `right` are the bases
-    of the flanks, which both windows share."""
+    """A change, and bases [start, stop) of the reference, from which both windows are made; they share the flanks, of `left`
+    and `right` bases."""
 
     change: Change
     start: int
@@ -133,9 +133,7 @@ def place(change: Change, length: int, window: int, step: int = 1) -> Placed | i
     for the alleles, or the shorter one for no token.
 
     W is `window`, or what the contig allows, rounded down to a multiple of `step`. With M = `change.longest` the left flank has
-    ⌊(W − M) / 2⌋ bases and the right one the rest, whatever the spelling; at a contig's edges the windows move inwards. Where
-    W − M is even, as for a substitution in an odd window, the flanks are equal and the windows of the reverse-complemented
-    genome are the reverse complements of these; else theirs lie one base off.
+    ⌊(W − M) / 2⌋ bases and the right one the rest, whatever the spelling; at a contig's edges the windows move inwards.
     """
     size = min(window, length + max(0, change.growth)) // step * step
     if size < change.longest or size - abs(change.growth) < step:

@@ -95,9 +95,6 @@ def create_baseline(name: str, train_context: int = 256) -> MarkovChain:
 BASELINES: dict[str, Callable[[int], MarkovChain]] = {name: partial(create_baseline, name) for name in _NAMES}
 
 
-# ------------------------------------------------------------------------------------------------ counts
-
-
 @dataclass(frozen=True)
 class Markov:
     """Of one training split: for k = 0 .. order, (4^k, 4) counts of each base after each context of k bases, the first base

@@ -57,17 +57,13 @@ class CopyExpert(nn.Module):
         self.register_buffer("held", torch.zeros((), dtype=torch.int64))
         self._index: tuple[Any, Index] | None = None
 
-    # ---- the memory ----
-
     def remember(self, tokens: Tensor, segments: Tensor) -> None:
         """Keep the bases of rows (B, L+1), if there is room for all. Ids above 3, as a row's start, and padding part them.
         ValueError in a run of several processes, whose memories would differ."""
         if not len(self.memory):
             return
         if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
-            raise ValueError(
-                f"a memory is written by one process, and this run has {ranks}: train on one, or set copy_memory to 0"
-            )
+            raise ValueError(f"copy_memory is written by one process, not by {ranks}: train on one, or set it to 0")
         digits = torch.where((tokens < 4) & (segments >= 0), tokens + 1, 0)
         digits = F.pad(digits.flatten(), (0, -digits.numel() % PACKED)).view(-1, PACKED)
         # Not a matrix product, which CUDA does not have for integers.
@@ -97,8 +93,6 @@ class CopyExpert(nn.Module):
         super()._load_from_state_dict(*args)
         self._index = None
 
-    # ---- the prior ----
-
     def forward(self, tokens: Tensor, features: Tensor, segments: Tensor | None = None) -> Tensor:
         """(B, S, 4), in float32 or wider, Σ_e g_e log p_e up to a constant, of the base after each of the last S of tokens
         (B, T), whose features are (B, S, C). Nothing of another document, by segments (B, T), counts."""
@@ -115,9 +109,9 @@ class CopyExpert(nn.Module):
         total, row = (n[:, -seen:] for n in counts_so_far(tokens, self.orders, self.recent, segments))
         index = self.index()
         if index is not None:
-            reach = seen + LONGEST
-            ids = None if segments is None else segments[:, -reach:]
-            total = total + index.counts(tokens[:, -reach:], self.orders, ids)[:, -seen:]
+            reach = slice(-(seen + LONGEST), None)
+            ids = None if segments is None else segments[:, reach]
+            total = total + index.counts(tokens[:, reach], self.orders, ids)[:, -seen:]
         counts = torch.cat([total, row], 2).to(wide)
         number = counts.sum(-1)
         floor = torch.tensor([1.0 if k < RARE else 1 / 16 for k in self.orders * 2]).to(counts)[:, None]
@@ -142,9 +136,6 @@ class CopyExpert(nn.Module):
         starts = [torch.maximum(first, place - width).clamp(min=0)[..., None].expand_as(sums) for width in RECENT]
         means = [(sums - sums.gather(1, start)) / width for start, width in zip(starts, RECENT, strict=True)]
         return [mean.to(log_p.dtype) for mean in means]
-
-
-# ------------------------------------------------------------------------------------------------ counts
 
 
 def known_run(codes: Tensor, segments: Tensor | None = None) -> Tensor:

@@ -32,9 +32,6 @@ def build_loader(
 
     "train" is endless and shuffled; "heldout" one pass on the + strand, shuffled by one seed, so that the first batches
     represent all regions and runs compare.
-
-    Raises:
-        ValueError: for an unknown split, and as `find_source`, `open_genome`, `load_regions` and `load_tokenizer` do.
     """
     source, train = find_source(config.source, config.split), split == "train"
     genome = open_genome(source, cache_dir=config.cache_dir)

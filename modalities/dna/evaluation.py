@@ -111,7 +111,7 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
         return open_heldout(self.source)
 
     def contents(self) -> str:
-        """What is measured of the source, in words: how much of it, contigs and bases."""
+        """What is measured of the source: how much of it, contigs and bases."""
         contigs = self.heldout.items.contigs
         bases = sum(len(region) for regions in contigs.values() for region in regions)
         names = ", ".join(list(contigs)[:6]) + (", …" if len(contigs) > 6 else "")
@@ -155,9 +155,6 @@ def whole_kmers(model: ZooModel, length: int) -> int:
     """Bases of a window of about `length`: rounded down to whole k-mers, at least one."""
     step = step_of(load_tokenizer(model.config.tokenizer))
     return max(1, length // step) * step
-
-
-# ------------------------------------------------------------------------------------------------ entries of a file
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
 from modalities.files import opened
 
-__all__ = ["SUFFIXES", "Start", "is_plain_gzip", "is_sequence_file", "read_codes"]
+__all__ = ["SUFFIXES", "Start", "is_sequence_file", "read_codes"]
 
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20  # bytes read at once
@@ -72,13 +72,6 @@ def check_bgzip_end(path: Path) -> None:
             file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
             if file.read() != _BGZIP_END:
                 raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
-
-
-def is_plain_gzip(path: Path) -> bool:
-    """Whether a file is compressed with gzip, and not in blocks as bgzip does."""
-    with open(path, "rb") as file:
-        start = file.read(64)
-    return start.startswith(b"\x1f\x8b") and not _BGZIP.match(start)
 
 
 def _read_fasta(stream: IO[bytes], path: Path) -> Iterator[Start | bytes]:

@@ -166,8 +166,6 @@ def _temporary() -> str:
     return folder
 
 
-# ------------------------------------------------------------------------------------------------ the store
-
 _Version = tuple[str, int, int]  # of a file: its path with links resolved; its size; its time
 _Files = tuple[tuple[str, _Version], ...]  # absolute paths
 

@@ -145,11 +145,8 @@ class DnaDecoder(Decoder):
         return logits.masked_fill(never, -torch.inf)
 
     def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
-        """Bases that follow those of the prompt, yielded as they are written; the forward strand, whatever `strands` says.
-
-        Where the prompt is not a whole number of k-mers, its first bases are left out. `sampling`: as in
-        `modalities.decoder.generation.stream`. ValueError for a prompt with other letters than those of bases.
-        """
+        """Bases that follow those of the prompt, yielded as they are written. Where it is not a whole number of k-mers, its
+        first bases are left out. `sampling`: as in `modalities.decoder.generation.stream`. ValueError for other letters."""
         tokenizer, codes = load_tokenizer(self.config.tokenizer), encode(prompt)
         ids = [tokenizer.bos_id, *tokenizer.encode(codes[tokenizer.encode(codes).left_over :]).ids.tolist()]
         return stream_text(

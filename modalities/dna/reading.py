@@ -134,20 +134,15 @@ class RegionEvaluator(FileEvaluator[R]):
         first = results[0].rows
         shown = table(f"{self.name}: bits per base", ["name"], ["length", "bases", *short_names(results)])
         for n, row in enumerate(first[:SHOWN]):
-            bits = (_text(result.rows[n]["bits_per_base"]) for result in results)
+            bits = (f"{result.rows[n]['bits_per_base']:.4f}" for result in results)
             shown.add_row(row["name"], f"{row['length']:,}", f"{row['bases']:,}", *bits)
         shown.add_section()
         length, bases = (f"{sum(row[name] for row in first):,}" for name in ("length", "bases"))
-        shown.add_row(
-            f"all {len(first):,}", length, bases, *(_text(_total(result)) for result in results), style="bold"
-        )
+        totals = (f"{_total(result):.4f}" for result in results)
+        shown.add_row(f"all {len(first):,}", length, bases, *totals, style="bold")
         console.print(shown)
         if len(first) > SHOWN:
             console.print(f"{len(first) - SHOWN:,} more in the files")
-
-
-def _text(bits: float) -> str:
-    return "–" if math.isnan(bits) else f"{bits:.4f}"
 
 
 def _total(result: ModelResult) -> float:

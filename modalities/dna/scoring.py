@@ -31,14 +31,10 @@ STRANDS = ("one", "both")
 
 @dataclass
 class Scores:
-    """The cost of windows, token by token, on the CPU; shorter rows end in tokens that do not count.
+    """The cost of windows, token by token, on the CPU; shorter rows end in tokens that do not count, which have 0s.
 
-    Attributes:
-        nll: (B, N) float64, nats of each counted token; 0 elsewhere.
-        bases: (B, N) int64, bases of each counted token; 0 elsewhere.
-        correct: (B, N) float64, 1 where the likeliest token is the true one (averaged over strands where both are read; the
-            probability of a hit where several tie); 0 elsewhere.
-        left_over: bases at the ends of windows that make no token.
+    nll: (B, N) float64 nats. bases: (B, N) int64. correct: (B, N) float64, 1 where the likeliest token is the true one, the
+    probability of a hit where several tie; the mean of both strands. left_over: bases that make no token.
     """
 
     nll: Tensor
@@ -136,12 +132,7 @@ def _score_tokens(
 def tokens_of(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Ids and spans (B, N) int64, shorter rows ending in padding of span 0, and the number of bases that make no token."""
     rows = [tokenizer.encode(window) for window in windows]
-    longest = max(len(row.ids) for row in rows)
-    if not longest:
-        raise ValueError(
-            f"windows of {windows.shape[1]} bases make no token of {tokenizer.name!r}; longer ones are needed"
-        )
-    ids = np.full((len(rows), longest), tokenizer.pad_id, np.int64)
+    ids = np.full((len(rows), max(len(row.ids) for row in rows)), tokenizer.pad_id, np.int64)
     spans = np.zeros_like(ids)
     for n, row in enumerate(rows):
         ids[n, : len(row.ids)], spans[n, : len(row.ids)] = row.ids, row.spans

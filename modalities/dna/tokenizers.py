@@ -80,9 +80,6 @@ class DnaTokenizer(ABC):
     @abstractmethod
     def _codes_of(self, ids: np.ndarray) -> np.ndarray: ...
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
-
 
 class KmerTokenizer(DnaTokenizer):
     """K bases a token; K = 1 is "bases". `left_over` is what is left of a sequence after its last whole k-mer."""

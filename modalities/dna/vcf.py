@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modalities.dna.alleles import trimmed
-from modalities.dna.formats import is_plain_gzip
 from modalities.files import near_file
 from zoo.files import replacing_path
 
@@ -71,8 +70,6 @@ def _opened(path: str | Path) -> Iterator[pysam.VariantFile]:
     """A file by pysam; htslib says nothing on standard error meanwhile."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF")
-    if is_plain_gzip(Path(path)):
-        raise ValueError(f"{path}: compressed with gzip, expected bgzip: gunzip it, then bgzip it")
     try:
         import pysam
     except ImportError as error:
@@ -106,7 +103,8 @@ def _named(path: str | Path, place: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise ValueError(f"{path}, {place}: truncated, damaged or malformed VCF or BCF ({error})") from error
+        what = "truncated, damaged or malformed VCF or BCF, or compressed with gzip and not with bgzip"
+        raise ValueError(f"{path}, {place}: {what} ({error})") from error
 
 
 def _alleles(record: pysam.VariantRecord) -> list[str]:

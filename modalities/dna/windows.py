@@ -42,14 +42,12 @@ class Sample(NamedTuple):
 class WindowDataset(Dataset):
     """Rows of [start] + `context` tokens. Sample n depends on (genome, regions, settings, n) alone.
 
-    A window has w = context · bases_per_token bases. Training is endless. An epoch has ⌊n / w⌋ windows of a
-    stretch of n bases, 1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at
-    o, o + w, …; where the last would cross the end, it is taken from the end, or from the start if more is uncovered there.
-    Fewer than w bases of a stretch are unused in an epoch, others in each. A window with more than `max_unknown` unknown
-    bases is skipped, and another one takes its place.
-
-    Sample n is window π(n mod W) of epoch n div W, with a permutation π for each epoch, on the other strand with
-    probability `reverse_complement`. one_pass: one epoch, without offsets, the last window of a stretch padded.
+    A window has w = context · bases_per_token bases. Training is endless. An epoch has ⌊n / w⌋ windows of a stretch of n bases,
+    1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at o, o + w, …; where the
+    last would cross the end, it is taken from the end, or from the start if more is uncovered there. A window with more than
+    `max_unknown` unknown bases is skipped, and another one takes its place. Sample n is window π(n mod W) of epoch n div W,
+    with a permutation π for each epoch, on the other strand with probability `reverse_complement`. one_pass: one epoch, without
+    offsets, the last window of a stretch padded.
 
     A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
     soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, −1 in rows
@@ -104,14 +102,12 @@ class WindowDataset(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Rows of many samples. IndexError outside 0..size − 1."""
-        shape = (len(indices), self.context + 1)
-        tokens, segments = np.full(shape, self.tokenizer.pad_id), np.full(shape, -1)
-        weights, numbers = np.zeros(shape, np.float32), np.array(indices, np.int64)
-        for sample, *row in zip(self.samples(indices), tokens, segments, weights, strict=True):
-            self._fill(sample, *row)
-        tensors = map(torch.from_numpy, (tokens, segments, weights, numbers))
-        names = ("tokens", "segments", "weights", "sample")
-        return [dict(zip(names, row, strict=True)) for row in zip(*tensors, strict=True)]
+        rows = []
+        for sample, number in zip(self.samples(indices), indices, strict=True):
+            row = self.padding_row()
+            self._fill(sample, *(row[name].numpy() for name in ("tokens", "segments", "weights")))
+            rows.append(row | {"sample": torch.tensor(int(number))})
+        return rows
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
         """Origins of samples, such as a batch's "sample". IndexError outside 0..size − 1."""
@@ -149,8 +145,6 @@ class WindowDataset(Dataset):
         length = self.context + 1
         tokens, segments = torch.full((length,), self.tokenizer.pad_id), torch.full((length,), -1)
         return {"tokens": tokens, "segments": segments, "weights": torch.zeros(length), "sample": torch.tensor(-1)}
-
-    # ---- places ------------------------------------------------------------------------------------------------------
 
     def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(stretch, start, stop on its contig) of samples, each (N,) int64, bad windows replaced."""
@@ -192,8 +186,6 @@ class WindowDataset(Dataset):
         offset = np.array([self.genome.starts[self.regions[n].contig] for n in self._region[stretch]], np.int64)
         return self._unknown.count(offset + start, offset + stop) > self.max_unknown * (stop - start)
 
-    # ---- rows --------------------------------------------------------------------------------------------------------
-
     def _fill(self, sample: Sample, tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) -> None:
         """Write a sample into one row of padding."""
         where = (sample.contig, sample.start, sample.stop)
@@ -209,8 +201,6 @@ class WindowDataset(Dataset):
             spans = encoded.spans[: len(ids)]
             masked = np.add.reduceat(soft[: spans.sum()], np.cumsum(spans) - spans, dtype=np.int64)
             weights[1 : len(ids) + 1][2 * masked > spans] *= self.soft_mask_weight
-
-    # ---- what is left out --------------------------------------------------------------------------------------------
 
     @property
     def report(self) -> str:

@@ -81,17 +81,6 @@ def test_probabilities_are_those_of_a_dictionary(genome):
     np.testing.assert_allclose(chain.probabilities(windows, order).sum(-1), 1, rtol=1e-12)
 
 
-def test_pieces_cover_the_training_regions_once_and_some_are_held_back(monkeypatch):
-    monkeypatch.setattr(markov, "BLOCK", 30)
-    train = [r for r in REGIONS if r.split == "train"]
-    kept, aside = markov._pieces(train)
-    covered = Counter(place for r in (*kept, *aside) for place in ((r.contig, at) for at in range(r.start, r.stop)))
-    assert set(covered.values()) == {1}
-    assert covered.keys() == {(r.contig, at) for r in train for at in range(r.start, r.stop)}
-    assert 0.01 < sum(map(len, aside)) / sum(map(len, train)) < 0.04
-    assert markov._pieces(train) == (kept, aside)
-
-
 def test_taus_are_the_likeliest_for_what_was_held_back(genome):
     order = 2
     kept, aside = markov._pieces([r for r in REGIONS if r.split == "train"])

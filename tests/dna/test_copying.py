@@ -169,30 +169,21 @@ def test_saving_loading_and_transformers(tmp_path: Path) -> None:
     assert written == made.generate(prompt, max_new_tokens=8)[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, message in (
         ({"copy_orders": [12, 11]}, r"copy_orders=\[12, 11\]: expected ascending numbers of bases from 1 to 24"),
         ({"copy_orders": [LONGEST + 1]}, r"copy_orders=\[25\]: expected ascending .* to 24"),
         ({"copy_orders": [3], "tokenizer": "kmer:3"}, r"copies are of single bases, 'bases'"),
         ({"copy_memory": 9}, r"copy_memory=9 without copy_orders, such as \[11"),
-    ],
-)
-def test_options_that_cannot_work(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DnaConfig(**options)
-
-
-def test_what_is_refused() -> None:
+    ):
+        with pytest.raises(ValueError, match=message):
+            DnaConfig(**options)
     made = model()
     with pytest.raises(ValueError, match="pass ids of tokens, not their embeddings"):
         made(torch.zeros(1, 5, 32, dtype=torch.float64))
     with pytest.raises(ValueError, match="a model with a copy expert cannot be exported"):
         torch.export.export(made, (torch.zeros(1, 9, dtype=torch.int64),))
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match="this run has 2: train on one, or set copy_memory to 0"):
+    with pytest.raises(ValueError, match="by one process, not by 2: train on one, or set it to 0"):
         CopyExpert(4, [2], 30, 9).remember(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9))

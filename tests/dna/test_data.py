@@ -12,12 +12,8 @@ import torch
 
 pytest.importorskip("Bio")
 
-from modalities.decoder.model import target_weights
-from modalities.dna.bases import decode
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.data import build_loader
-from modalities.dna.genome import open_genome
-from modalities.dna.sources import find_source
 
 
 def take(iterable, count):
@@ -67,6 +63,8 @@ def test_order_and_resume(config):
     assert same(whole, global_batches(workers, world=2, micro_batch=2))
     assert not torch.equal(whole["tokens"], global_batches(replace(config, seed=4))["tokens"])
     loader = build_loader(workers, micro_batch=4)
+    assert {where.contig for where in loader.source.rows.samples(whole["sample"])} == {"one"}  # the training split
+    assert {where.strand for where in loader.source.rows.samples(whole["sample"])} == {"+", "-"}
     take(loader, 7)
     state, rest = loader.state_dict(), {name: rows[28:] for name, rows in whole.items()}
     assert state["next_sample"] == 28 and state["kind"] == "windows"
@@ -78,41 +76,6 @@ def test_order_and_resume(config):
         other = replace(config, **{name: value} | ({"split": None} if name == "source" else {}))
         with pytest.raises(ValueError, match=r"data state has \w+=.*samples would differ"):
             build_loader(other, micro_batch=2).load_state_dict(state)
-
-
-def test_every_heldout_base_is_a_target_once_on_three_ranks(config):
-    genome, seen = open_genome(find_source(config.source)), np.zeros(1500, int)
-    lengths = set()
-    for rank in range(3):
-        loader = build_loader(config, split="heldout", rank=rank, world=3, micro_batch=5)
-        batches = list(loader)
-        lengths |= {len(loader), len(batches)}
-        for batch in batches:
-            for row, number in enumerate(batch["sample"].tolist()):
-                weights = target_weights(batch)[row]
-                if number < 0:
-                    assert weights.sum() == 0 and (batch["tokens"][row] == 6).all()
-                    continue
-                (where,) = loader.source.rows.samples([number])
-                ids = batch["tokens"][row, 1:][weights > 0].numpy()
-                assert where.strand == "+" and np.array_equal(ids, genome.codes(where.contig, where.start, where.stop))
-                seen[where.start : where.stop] += 1
-    assert len(lengths) == 1 and (seen[:700] == 1).all() and (seen[750:] == 1).all() and not seen[700:750].any()
-
-
-def test_training_reads_its_split_on_both_strands(config):
-    loader, strands = build_loader(replace(config, soft_mask_weight=0.25), micro_batch=8), set()
-    genome = open_genome(find_source(config.source))
-    for batch in take(loader, 30):
-        for row, where in enumerate(loader.source.rows.samples(batch["sample"])):
-            place = (where.contig, where.start, where.stop)
-            letters, soft = decode(genome.codes(*place)), genome.soft_masked(*place)
-            if where.strand == "-":
-                letters, soft = letters[::-1].translate(str.maketrans("ACGT", "TGCA")), soft[::-1]
-            assert where.contig == "one" and letters == decode(batch["tokens"][row, 1:].numpy().astype(np.uint8))
-            assert target_weights(batch)[row].tolist() == np.where(soft, 0.25, 1).tolist()
-            strands.add(where.strand)
-    assert strands == {"+", "-"} and "300 bases left out" in loader.report
 
 
 def test_wrong_settings_are_refused():

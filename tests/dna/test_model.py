@@ -1,42 +1,19 @@
-"""The DNA decoder: every position method in it, logits of targets alone."""
+"""The DNA decoder: logits of targets alone, and configurations that cannot be."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from modalities.decoder import Decoder
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder, build_model
 from modalities.dna.tokenizers import load_tokenizer
 from zoo import create_model
-from zoo.methods import list_positions
-
-VARIANTS = [f"dna_{name}{('', '_ssmax')[n % 2]}_tiny" for n, name in enumerate(list_positions())]
-BOS = load_tokenizer("bases").bos_id
 
 
 def small(name: str = "dna_goat_tiny", **overrides) -> DnaDecoder:
     torch.manual_seed(0)
     return create_model(name, **(dict(num_layers=2, dim=64, num_heads=2, hidden_dim=64, train_context=40) | overrides))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-@torch.no_grad()
-def test_prefixes_and_cache(name: str) -> None:
-    """The decoder is the shared one: a prefix's logits do not see the rest, and decoding with a cache equals prefill."""
-    model, tokens = (
-        small(name).double().eval(),
-        torch.randint(0, 4, (3, 25), generator=torch.Generator().manual_seed(5)),
-    )
-    tokens[:, 0] = BOS
-    assert isinstance(model, Decoder)
-    full = model(tokens)
-    torch.testing.assert_close(model(tokens[:, :9]), full[:, :9], atol=1e-5, rtol=1e-5)
-    cache = model.new_cache()
-    cached = torch.cat([model(part, cache=cache) for part in (tokens[:, :11], *tokens[:, 11:].split(1, 1))], dim=1)
-    torch.testing.assert_close(cached, full, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["bases", "kmer:3"])

@@ -51,14 +51,9 @@ def test_malformed_bed_files(tmp_path, genome):
     bed = tmp_path / "a.bed"
     for rows, message in (
         ("chr1\t0\t5", r"line 1: 3 columns, expected 4: contig, start, stop, split"),
-        ("# x\nchr1\t0\t5.5\ttrain", r"line 2: start '0' and stop '5\.5' must be whole numbers from 0"),
-        ("\n\nchr1\t9\t5\ttrain", r"line 3: start 9 is not below stop 5"),
-        ("chr11\t0\t5\ttrain", r"line 1: no contig 'chr11'; did you mean 'chr1'\? there are 3: chr1, chr2, chr3"),
-        ("chr2\t0\t41\ttrain", r"line 1: stop 41 is beyond the end of 'chr2', which has 40 bases"),
         ("chr1\t0\t5\tTrian", r"line 1: split 'Trian'; did you mean 'train'\? expected one of train, heldout"),
         ("chr1 10 20 train\nchr2 0 40 train\nchr1 19 21 heldout", r"share bases 19 to 20 of 'chr1'"),
         ("chr1 0 90 train\nchr1 5 10 train\nchr1 50 60 test", r"share bases 50 to 60 of 'chr1'"),
-        ("# nothing\n", r"a\.bed: no row for any of the 3 contigs"),
     ):
         bed.write_text(rows)
         with pytest.raises(ValueError, match=message) as error:

@@ -100,22 +100,6 @@ def test_windows_share_both_ends_everywhere(step):
     assert placed > 900 and without > 100
 
 
-@pytest.mark.parametrize(
-    ("pos", "ref", "alt", "expected"),
-    [
-        (21, "C", "T", ("AAAAAAACGATTGCCA", "AAAAAAATGATTGCCA")),
-        (21, "C", "CTT", ("AAAAAACGATTGCC", "AAAAAACTTGATTGCC")),
-        (21, "CGA", "C", ("AAAAAACGATTGCCAT", "AAAAAACTTGCCAT")),
-        (5, "AAA", "A", ("A" * 20 + "CGAT", "A" * 18 + "CGAT")),  # the whole repeat lies between the flanks
-        (41, "T", "G", ("GCCATAGGCTTAACGT", "GCCATAGGCTTAACGG")),
-    ],
-)
-def test_windows_by_hand(pos, ref, alt, expected):
-    genome = genome_of(c="A" * 20 + "C" + "GATTGCCATAGGCTTAACGT")
-    found = place(normalize(genome, "c", pos - 1, ref, alt), 41, 24 if pos == 5 else 16)
-    assert tuple(map(decode, haplotypes(genome, found))) == expected
-
-
 @pytest.mark.parametrize("strands", ["one", "both"])
 def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files, strands):
     """On one strand behind a contig's last base; on both the other strand reads the bases before it."""

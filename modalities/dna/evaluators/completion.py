@@ -64,10 +64,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
     version = 2  # 1 had other fields in its cells
     summary = "continuations of held-out DNA: agreement with the truth beside chance, and Pearson r of GC content"
     scores = (
-        Score("accuracy"),
-        Score("chance"),
-        Score("gc_r"),
-        Score("gc_error"),
+        *map(Score, ("accuracy", "chance", "gc_r", "gc_error")),
         Score("undefined", exception=True),
     )
     axis = BASES_LENGTH

@@ -132,14 +132,10 @@ def write_bedgraph(path: Path, cells: Mapping[str, CellValue]) -> None:
 def write_bigwig(path: Path, cells: Mapping[str, CellValue], genome: Genome) -> None:
     """The same values, fixed steps of one base; at least one, since the format has no form for none."""
     library = _library()
-    with replacing_path(path) as temporary:
-        file = library.open(str(temporary), "w")
-        try:
-            file.addHeader([(contig.name, contig.length) for contig in genome.contigs])
-            for contig, start, bits in _known(cells):
-                file.addEntries(contig, start, values=bits.astype(np.float64), span=1, step=1)
-        finally:
-            file.close()
+    with replacing_path(path) as temporary, library.open(str(temporary), "w") as file:
+        file.addHeader([(contig.name, contig.length) for contig in genome.contigs])
+        for contig, start, bits in _known(cells):
+            file.addEntries(contig, start, values=bits.astype(np.float64), span=1, step=1)
 
 
 def _library() -> Any:

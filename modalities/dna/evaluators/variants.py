@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from modalities.dna.alleles import Placed, effect, normalize, place, score_haplotypes
 from modalities.dna.bases import decode
 from modalities.dna.evaluation import FileEvaluator, FileSettings, strands_of, table
-from modalities.dna.genome import Genome, open_genome
-from modalities.dna.sources import DnaSource, find_source
+from modalities.dna.genome import Genome
 from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.dna.vcf import InfoField, Variant, annotated_suffix, check_annotation, read_variants, write_annotated
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
@@ -90,13 +89,10 @@ class Variants(FileEvaluator[VariantSettings]):
         return f"{self.settings.variants} on {self.settings.fasta}"
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
-        reference, digest = self.genome().fingerprint, self.variants_digest()
-        return {"reference": reference, "variants": digest} | super().identity(model)
+        digest = self.variants_digest()
+        return {"reference": self.genome().fingerprint, "variants": digest} | super().identity(model)
 
-    def genome(self) -> Genome:
-        self.path()  # raises
-        return super().genome()
-
+    @property
     def path(self) -> str:
         """Of the file of variants."""
         if self.settings.variants is None:
@@ -105,17 +101,15 @@ class Variants(FileEvaluator[VariantSettings]):
 
     def variants_digest(self) -> str:
         """A hash of the file of variants."""
-        if not Path(self.path()).is_file():
-            next(read_variants(self.path()))  # raises
-        return file_sha256(self.path())[:16]
+        if not Path(self.path).is_file():
+            next(read_variants(self.path))  # raises
+        return file_sha256(self.path)[:16]
 
     def cells(self, model: ZooModel) -> list[Cell]:
-        self.genome()  # raises where a file is missing
-        step, window = step_of(load_tokenizer(model.config.tokenizer)), self.window(model)
-        reference, digest = find_source(cast(str, self.settings.fasta)), self.variants_digest()
+        digest, genome, window = self.variants_digest(), self.genome(), self.window(model)
         if self.settings.info is not None:
-            check_annotation(self.path(), self.settings.fields("").values())
-        entries = _entries(self.path(), reference, digest, window, step)
+            check_annotation(self.path, self.settings.fields("").values())
+        entries = _entries(self.path, genome, digest, window, step_of(load_tokenizer(model.config.tokenizer)))
         size = max(LEAST_PART, math.ceil(len(entries) / MOST_PARTS))
         parts = {n: entries[n : n + size] for n in range(0, len(entries), size)}
         costs = {n: sum(sum(placed.sizes) for _, placed in part if placed) for n, part in parts.items()}
@@ -145,8 +139,8 @@ class Variants(FileEvaluator[VariantSettings]):
         """The tables, and with `info` the file of variants with INFO fields, one for each model."""
         super().write(results, out)
         for result in results if self.settings.info is not None else ():
-            path = out / f"{self.name}.{file_safe(result.label)}{annotated_suffix(self.path())}"
-            write_annotated(self.path(), path, self.settings.fields(result.label), result.rows)
+            path = out / f"{self.name}.{file_safe(result.label)}{annotated_suffix(self.path)}"
+            write_annotated(self.path, path, self.settings.fields(result.label), result.rows)
 
     def measured(self, results: list[ModelResult]) -> str:
         rows = results[0].rows
@@ -172,10 +166,9 @@ Entry = tuple[Variant, Placed | None]  # with a reason where it has no place
 
 
 @lru_cache(maxsize=2)
-def _entries(path: str, reference: DnaSource, digest: str, window: int, step: int) -> tuple[Entry, ...]:
+def _entries(path: str, genome: Genome, digest: str, window: int, step: int) -> tuple[Entry, ...]:
     """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another one. ValueError for no
     variants, or none that fits the reference."""
-    genome = open_genome(reference)
     entries = tuple(_placed(genome, variant, window, step) for variant in read_variants(path))
     if not entries:
         raise ValueError(f"{path} has no variants")
@@ -183,7 +176,7 @@ def _entries(path: str, reference: DnaSource, digest: str, window: int, step: in
     if other and not any(placed or variant.reason.startswith(NO_ROOM) for variant, placed in entries):
         names = [contig.name for contig in genome.contigs]
         raise ValueError(
-            f"none of the {len(other)} variants of {path} fits {reference.name}; the first has {other[0].reason}. "
+            f"none of the {len(other)} variants of {path} fits {genome.files[0]}; the first has {other[0].reason}. "
             f"{did_you_mean(other[0].chrom, names)}contigs of the reference: {', '.join(names[:5])}; positions "
             "count from 1"
         )

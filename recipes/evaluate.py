@@ -3,7 +3,7 @@
     priorzoo evaluate MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
     priorzoo evaluate --list                                                all evaluators and their options
     priorzoo evaluate 'text_*_tiny.*' passkey,perplexity                    every shipped tiny model, one figure
-    priorzoo evaluate 'dna_*.genomes' 'markov-*' uniform bits               compared with baselines
+    priorzoo evaluate 'dna_*.genomes' 'markov-*' bits                       compared with baselines
     priorzoo evaluate dna_goat_tiny.genomes score --fasta FILE              every record's log-likelihood, as TSV
     priorzoo evaluate 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     paired differences
     priorzoo evaluate hf:FOLDER passkey,perplexity --lengths 512,4k         a causal LM of transformers

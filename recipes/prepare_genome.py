@@ -20,7 +20,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
-from rich.console import Console
 
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import find_source
@@ -34,8 +33,6 @@ RECIPE = "dna.human_125m"
 # Unplaced, alternative and decoy sequences as UCSC, NCBI and Ensembl name them in human assemblies. NC_ are chromosomes, but
 # NC_007605 is Epstein-Barr virus.
 NOT_PRIMARY = re.compile(r"^(?!NC_).*_|^NC_007605|^(KI|GL)\d|^(chrUn|HLA|hs37d5)|random|alt|decoy|EBV", re.IGNORECASE)
-
-console = Console(highlight=False, markup=False)
 
 
 def prepare_command(
@@ -51,19 +48,15 @@ def prepare_command(
     write_text(bed, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
     for split in ("train", "heldout"):
         sizes = [len(region) for region in regions if region.split == split]
-        console.print(f"{split}: {len(sizes):,} regions, {sum(sizes):,} bases", soft_wrap=True)
+        typer.echo(f"{split}: {len(sizes):,} regions, {sum(sizes):,} bases")
     report = f"; {genome.report}" if genome.report else ""
-    console.print(f"{len(genome.contigs):,} contigs, {genome.known:,} known bases{report}", soft_wrap=True)
+    typer.echo(f"{len(genome.contigs):,} contigs, {genome.known:,} known bases{report}")
     options = " ".join(f"--set {shlex.quote(setting)}" for setting in (f"data.source={source}", f"data.split={bed}"))
-    console.print(f"train on it: {command_name('train')} {RECIPE} {options}", soft_wrap=True)
+    typer.echo(f"train on it: {command_name('train')} {RECIPE} {options}")
 
 
 def _split(genome: Genome, hold_out: str | None, primary: bool) -> tuple[Region, ...]:
-    """Whole contigs: those named, or by rule.
-
-    Raises:
-        ValueError: for a name that is no contig in use, or where nothing would be left to train on.
-    """
+    """Whole contigs: those named, or by rule."""
     contigs = [c for c in genome.contigs if not (primary and NOT_PRIMARY.search(c.name))]
     if not contigs:
         raise ValueError(f"--primary leaves none of {len(genome.contigs)} contigs, such as {genome.contigs[0].name!r}")

@@ -76,7 +76,6 @@ class Genome:
         )
         self._by_name = {contig.name: contig for contig in self.contigs}
         self.starts = {contig.name: int(at) for contig, at in zip(self.contigs, starts, strict=False)}
-        self.bases = int(starts[-1])
         self.known = sum(contig.known for contig in self.contigs)
 
     def __getstate__(self) -> dict[str, object]:  # a worker maps the file again

@@ -147,11 +147,16 @@ class DnaDecoder(Decoder):
     def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
         """Bases that follow those of the prompt, yielded as they are written. Where it is not a whole number of k-mers, its
         first bases are left out. `sampling`: as in `modalities.decoder.generation.stream`. ValueError for other letters."""
-        tokenizer, codes = load_tokenizer(self.config.tokenizer), encode(prompt)
-        ids = [tokenizer.bos_id, *tokenizer.encode(codes[tokenizer.encode(codes).left_over :]).ids.tolist()]
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        ids = self.read(prompt[tokenizer.encode(encode(prompt)).left_over :])[0].tolist()
         return stream_text(
             self, ids, lambda new: decode(tokenizer.decode(new)), max_new_tokens=max_new_tokens, **sampling
         )
+
+    def read(self, bases: str) -> Tensor:
+        """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        return torch.tensor([[tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]], device=self.device)
 
 
 def next_token_loss(model: DnaDecoder, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:

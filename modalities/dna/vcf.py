@@ -23,7 +23,7 @@ from zoo.files import replacing_path
 if TYPE_CHECKING:
     import pysam
 
-__all__ = ["InfoField", "Variant", "annotated_suffix", "check_annotation", "read_variants", "write_annotated"]
+__all__ = ["InfoField", "Variant", "check_annotation", "read_variants", "write_annotated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,6 @@ def _info(rows: Sequence[Mapping[str, object]], column: str) -> str:
     """A record's values of a column, as htslib writes floats; "" where all are missing."""
     values = [float(str(row[column])) for row in rows]
     return "" if all(map(math.isnan, values)) else ",".join("." if math.isnan(v) else f"{v + 0.0:g}" for v in values)
-
-
-def annotated_suffix(path: str | Path) -> str:
-    """Of what `write_annotated` makes of a file: ".vcf" of plain text, else ".vcf.gz" (bgzipped)."""
-    with open(path, "rb") as file:
-        return ".vcf.gz" if file.read(2) == b"\x1f\x8b" else ".vcf"
 
 
 def check_annotation(path: str | Path, fields: Iterable[InfoField]) -> pysam.VariantHeader:

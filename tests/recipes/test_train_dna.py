@@ -12,27 +12,14 @@ from safetensors.torch import load_file
 from recipes.runs import RunFolder
 from recipes.train import main
 
-SETTINGS = {
-    "data.source": "yeast-chr01",
-    "data.context": 32,
-    "model.options.num_layers": 1,
-    "model.options.dim": 32,
-    "model.options.num_heads": 2,
-    "model.options.hidden_dim": 32,
-    "train.batch": 8,
-    "train.steps": 4,
-    "train.save_every": 2,
-    "train.log_every": 1,
-    "optim.warmup": 1,
-    "optim.prior_lr_scale": 1,
-    "evaluate.every": 2,
-    "evaluate.samples": 16,
-}
+SETTINGS = """data.source=yeast-chr01 data.context=32 model.options.num_layers=1 model.options.dim=32
+model.options.num_heads=2 model.options.hidden_dim=32 train.batch=8 train.steps=4 train.save_every=2 train.log_every=1
+optim.warmup=1 optim.prior_lr_scale=1 evaluate.every=2 evaluate.samples=16"""
 
 
 def run(folder, recipe="dna.ggd_ssmax_tiny", *settings, resume=None) -> int:
-    settings = [*(f"{name}={value}" for name, value in SETTINGS.items()), *settings]
-    words = [recipe, *(word for setting in settings for word in ("--set", setting)), "--run-dir", str(folder)]
+    words = [word for setting in (*SETTINGS.split(), *settings) for word in ("--set", setting)]
+    words = [recipe, *words, "--run-dir", str(folder)]
     return main(words + (["--resume", resume] if resume else []))
 
 

@@ -15,7 +15,7 @@ from modalities.dna.bases import decode
 from modalities.dna.evaluation import FileEvaluator, FileSettings, strands_of, table
 from modalities.dna.genome import Genome
 from modalities.dna.tokenizers import load_tokenizer, step_of
-from modalities.dna.vcf import InfoField, Variant, annotated_suffix, check_annotation, read_variants, write_annotated
+from modalities.dna.vcf import InfoField, Variant, check_annotation, read_variants, write_annotated
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.files import file_safe
 from modalities.results import short_names
@@ -75,7 +75,8 @@ class Variants(FileEvaluator[VariantSettings]):
     windows in which other bases count, as where one of them has an unknown base, or, of k-mers, is no whole number of them.
 
     The column `pos` is VCF's POS, from 1. `window` is the length of the longer window (default: the training length), rounded
-    down to whole k-mers. `info` names fields that the records get in variants.MODEL.vcf, or .vcf.gz of a compressed file.
+    down to whole k-mers. `info` names fields that the records get in variants.MODEL.vcf, bgzipped (.gz) where the file is no
+    .vcf.
     """
 
     name = "variants"
@@ -138,8 +139,9 @@ class Variants(FileEvaluator[VariantSettings]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """The tables, and with `info` the file of variants with INFO fields, one for each model."""
         super().write(results, out)
+        suffix = ".vcf" if self.path.endswith(".vcf") else ".vcf.gz"
         for result in results if self.settings.info is not None else ():
-            path = out / f"{self.name}.{file_safe(result.label)}{annotated_suffix(self.path)}"
+            path = out / f"{self.name}.{file_safe(result.label)}{suffix}"
             write_annotated(self.path, path, self.settings.fields(result.label), result.rows)
 
     def measured(self, results: list[ModelResult]) -> str:

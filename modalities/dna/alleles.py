@@ -17,6 +17,7 @@ import numpy as np
 from modalities.dna.bases import decode, encode
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
+from modalities.results import Row
 from zoo.model import ZooModel
 from zoo.slices import slices
 
@@ -166,7 +167,7 @@ def score_haplotypes(
     return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 
 
-def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool) -> dict[str, Any]:
+def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool) -> Row:
     """What rows say of a change: NaN where other bases count in the two windows, with the `reason`.
 
     llr_nats, llr_bits: log p(alternative window) − log p(reference window).

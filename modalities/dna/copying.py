@@ -99,8 +99,8 @@ class CopyExpert(nn.Module):
         wide = torch.promote_types(features.dtype, torch.float32)
         with torch.no_grad():
             log_p, statistics = self._evidence(tokens, features.shape[1], segments, wide)
-        given = torch.cat([features, statistics.to(features.dtype)], -1)
-        gates = self.gate_out(F.silu(self.gate_in(given))).to(wide)
+        inputs = torch.cat([features, statistics.to(features.dtype)], -1)
+        gates = self.gate_out(F.silu(self.gate_in(inputs))).to(wide)
         return torch.einsum("bse,bsex->bsx", gates, log_p)
 
     def _evidence(self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ def counts_so_far(
     followers = torch.full_like(codes, -1)  # of the word that begins with the context at a place
     followers[:, :-1] = torch.where(known[:, 1:] > known[:, :-1], base[:, 1:], -1)
     document = torch.zeros_like(codes) if segments is None else segments + 1
-    forth, back, found = torch.zeros_like(codes), torch.zeros_like(codes), []
+    forth, back, by_order = torch.zeros_like(codes), torch.zeros_like(codes), []
     place = torch.arange(2 * length, device=codes.device)
     for k in range(1, max(orders) + 1):
         oldest = _shifted(base, k - 1)
@@ -189,9 +189,9 @@ def counts_so_far(
             group = new.cumsum(1) * (2 * length)
             starts.append(torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0)))
         since = [sums - sums.gather(1, start[..., None].expand_as(sums)) for start in starts]
-        at, mine = order[..., None].expand_as(sums), (known >= k)[..., None]
-        found.append([torch.empty_like(sums).scatter_(1, at, each)[:, 1::2] * mine for each in since])
-    counts = [torch.stack(each, 2) for each in zip(*found, strict=True)]
+        places, ends = order[..., None].expand_as(sums), (known >= k)[..., None]
+        by_order.append([torch.empty_like(sums).scatter_(1, places, each)[:, 1::2] * ends for each in since])
+    counts = [torch.stack(each, 2) for each in zip(*by_order, strict=True)]
     return counts[0], counts[-1]
 
 
@@ -237,7 +237,7 @@ class Index:
     def counts(self, codes: Tensor, orders: Sequence[int], segments: Tensor | None = None) -> Tensor:
         """n_k(x) in the indexed sequences, (B, T, K, 4) int32; arguments as in `counts_so_far`."""
         known, digits = known_run(codes, segments), codes.clamp(0, 3) + 1
-        found = torch.zeros(*codes.shape, len(orders), 4, dtype=torch.int32, device=codes.device)
+        totals = torch.zeros(*codes.shape, len(orders), 4, dtype=torch.int32, device=codes.device)
         prefix, wanted = torch.zeros_like(codes), known >= 0
         for k in range(1, max(orders) + 1):
             prefix = prefix + _shifted(digits, k - 1) * 5 ** (k - 1)
@@ -246,6 +246,6 @@ class Index:
             wanted = wanted & (known >= k)
             edges = torch.arange(1, 6, device=codes.device) * 5 ** (LONGEST - k)
             counts = torch.searchsorted(self.words, prefix[wanted][:, None] * 5 ** (LONGEST + 1 - k) + edges).diff()
-            found[:, :, list(orders).index(k)][wanted] = counts.to(torch.int32)
+            totals[:, :, list(orders).index(k)][wanted] = counts.to(torch.int32)
             wanted[wanted.clone()] = counts.sum(1) > 0  # what a shorter context has not seen a longer one has not
-        return found
+        return totals

@@ -32,7 +32,7 @@ from modalities.evaluation import (
     option,
 )
 from modalities.heldout import Heldout
-from modalities.results import compact
+from modalities.results import Row, compact
 from zoo.model import ZooModel
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """No figure: files say it."""
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> Row:
         """The reading of a window; a baseline's numbers also depend on what it is fitted to."""
         return {
             "window": self.window(model),

@@ -138,8 +138,8 @@ class DnaDecoder(Decoder):
         if self.copy_expert is None:
             logits = super().forward_head(features)
         else:
-            own, copied = features.split([self.config.dim, 4], -1)
-            logits = super().forward_head(own.to(self.embedding.weight.dtype))
+            decoded, copied = features.split([self.config.dim, 4], -1)
+            logits = super().forward_head(decoded.to(self.embedding.weight.dtype))
             logits = logits + F.pad(copied, (0, logits.shape[-1] - 4))
         never = torch.arange(logits.shape[-1], device=logits.device) >= self.config.num_targets
         return logits.masked_fill(never, -torch.inf)

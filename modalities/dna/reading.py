@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.evaluation import Cell, ModelResult
 from modalities.heldout import fingerprint_of
-from modalities.results import short_names
+from modalities.results import Row, short_names
 from zoo.model import ZooModel
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RegionEvaluator(FileEvaluator[R]):
     default_window = 16
     window_step = 2
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> Row:
         rows = self.regions() if self.settings.regions is not None else []
         places = (f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\t{row.strand}\n".encode() for row in rows)
         regions = fingerprint_of(places) if rows else None

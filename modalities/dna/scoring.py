@@ -106,15 +106,15 @@ def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
 
 @torch.inference_mode()
 def _score_tokens(
-    model: Any, windows: np.ndarray, by_base: bool, told: int, advance: Callable[[int], object] | None
+    model: Any, windows: np.ndarray, by_base: bool, units: int, advance: Callable[[int], object] | None
 ) -> Scores:
     """Scores of one strand, per token or, sharing a token's cost evenly, per base. The softmax is taken in float64 over the
-    model's logits, for a slice of positions at a time. `advance` is told `told`."""
+    model's logits, for a slice of positions at a time. `advance` is told `units`."""
     tokenizer = load_tokenizer(model.config.tokenizer)
     ids, spans, left_over = tokens_of(tokenizer, windows)
     targets = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
-    with telling(model, told, advance):
+    with telling(model, units, advance):
         features = model.forward_features(inputs[:, :-1])
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)

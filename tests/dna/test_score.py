@@ -9,7 +9,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from modalities.dna import reading
@@ -40,25 +39,6 @@ def of(**options):
 def score(model, path, **options):
     evaluator = of(fasta=path, **options)
     return {row["name"]: row for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))}
-
-
-@torch.no_grad()
-def naive(model, text, window):
-    """Nats of every base, each predicted by a pass of its own from what the documented window shows of it."""
-    codes, half, nats = encode(text).astype(np.int64), window // 2, []
-    for at in range(len(codes)):
-        start = 0 if at < window else (at - window) // half * half + half
-        read = torch.tensor([[model.config.num_targets + 1, *codes[start:at]]])
-        nats.append(-float(model(read)[0, -1].double().log_softmax(-1)[codes[at]]))
-    return nats
-
-
-@pytest.mark.parametrize("length", [31, 33, 100])
-def test_a_long_record_is_read_in_windows_that_overlap_by_half(fasta, length):
-    model, text = tiny(), letters(length)
-    row = score(model, fasta(r=text), window=32)["r"]
-    assert row["log_likelihood"] == pytest.approx(-sum(naive(model, text, 32)), rel=1e-5)
-    assert row["bases"] == length
 
 
 def test_unknown_bases_are_listed_and_not_counted(fasta):

@@ -10,7 +10,6 @@ import pytest
 from modalities.dna.baselines import fit
 from modalities.dna.bases import decode
 from modalities.dna.data import open_heldout
-from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.genome import Contig, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.splits import Region, load_regions, read_bed, split_contigs
@@ -140,11 +139,3 @@ def test_shared_bases_count_once(tmp_path):
     tables = [fit(data.genome, data.regions, 2).tables[-1] for data in (plain, shared)]
     np.testing.assert_array_equal(*tables)
     assert tables[0].sum() == 2 * (3000 - 2)
-
-
-def test_source_of_settings_or_of_training(source):
-    kind, (fasta, bed) = EVALUATORS["bits"], (str(source.files[0]), str(source.bed))
-    trained_on = {"source": fasta, "split": bed, "tokenizer": "kmer:6", "context": 9}
-    assert kind(None, trained_on).source == kind(kind.settings_class(source=fasta, split=bed)).source == source
-    assert kind(None, trained_on).source_name == f"{fasta} split by {bed}"
-    assert kind(kind.settings_class(source="yeast-chr01"), trained_on).source == kind().source == find_source()

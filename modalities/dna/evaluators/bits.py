@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, option
 from modalities.files import write_table
+from modalities.results import Row
 from zoo.model import ZooModel
 from zoo.slices import slices
 
@@ -77,7 +77,7 @@ class Bits(DnaEvaluator[BitsSettings]):
     axis = BASES_LENGTH
     paired_over = "contigs"
 
-    def points(self, model: ZooModel) -> tuple[Any, ...]:
+    def points(self, model: ZooModel) -> tuple[int, ...]:
         """`lengths`, or the default ones that held-out contigs have room for."""
         lengths = self.lengths_for(model)
         return lengths if self.settings.lengths else self.with_room(lengths)
@@ -97,7 +97,7 @@ class Bits(DnaEvaluator[BitsSettings]):
         bases = len(self.heldout.items.contigs) * self.stretch(model)
         return self.settings.samples or max(1, DEFAULT_BASES // bases)
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> Row:
         return {
             "heldout": self.heldout.fingerprint,
             "seed": self.settings.seed,
@@ -137,7 +137,7 @@ class Bits(DnaEvaluator[BitsSettings]):
         values: CellValue = {name: [] for name in SUMS}
         left_over, parts = 0, []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
-            options: dict[str, Any] = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
+            options: Row = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
             scores = score_windows(model, windows, advance=self.advance, **options)
             left_over += len(stretch) - windows.size + scores.left_over
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
@@ -158,8 +158,8 @@ class Bits(DnaEvaluator[BitsSettings]):
         if cell["single"]:
             yield Observed(point, unit, "accuracy", sum(cell["correct"]), bases)
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
+        rows: list[Row] = []
         shorter: list[Contig] = []
         for length in sorted({cell["length"] for cell in cells.values()}):
             here = [cell for cell in cells.values() if cell["length"] == length]

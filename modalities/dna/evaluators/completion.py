@@ -21,6 +21,7 @@ from modalities.dna.sources import DnaSource
 from modalities.dna.splits import MAX_UNKNOWN
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, standard_error
+from modalities.results import Row
 from zoo.model import ZooModel
 from zoo.slices import slices
 
@@ -78,7 +79,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
         lengths = self.lengths_for(model)
         return lengths if self.settings.lengths else self.with_room(lengths, self.settings.new_bases)
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> Row:
         return {
             "heldout": self.heldout.fingerprint,
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
@@ -119,7 +120,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
             "written": [decode(codes) for codes in written],
         }
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows = []
         for length in sorted({cell["length"] for cell in cells.values()}):
             here = [cell for cell in cells.values() if cell["length"] == length]

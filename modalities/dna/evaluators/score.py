@@ -13,6 +13,7 @@ from modalities.dna.evaluation import RegionSettings
 from modalities.dna.reading import RegionEvaluator
 from modalities.evaluation import Cell, CellValue
 from modalities.evaluation import Score as Column
+from modalities.results import Row
 from zoo.model import ZooModel
 
 __all__ = ["Score"]
@@ -43,12 +44,12 @@ class Score(RegionEvaluator[RegionSettings]):
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         """Sums over the cell's spans; a row's sums are those of all its spans."""
         spans, rows, genome = cell.data["spans"], cell.data["rows"], self.genome()
-        sums: list[dict[str, Any]] = [dict.fromkeys(SUMS, 0) for _ in spans]
+        sums: list[Row] = [dict.fromkeys(SUMS, 0) for _ in spans]
         for read in self.read(model, spans):
-            mine = sums[read.span]
-            mine["nats"] += float(read.nats.sum())
-            mine["read"] += int(read.counted.sum())
-            mine["bases"] += int(read.counted.sum()) if read.turned == spans[read.span].turned else 0
+            total = sums[read.span]
+            total["nats"] += float(read.nats.sum())
+            total["read"] += int(read.counted.sum())
+            total["bases"] += int(read.counted.sum()) if read.turned == spans[read.span].turned else 0
         records = []
         for span, numbers in zip(spans, sums, strict=True):
             row, codes = rows[span.row], genome.codes(span.contig, span.start, span.stop)
@@ -58,8 +59,8 @@ class Score(RegionEvaluator[RegionSettings]):
             records.append({"row": span.row, "name": row.name} | place | numbers)
         return {"records": records, "strands": 2 if self.both(model) else 1}
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        records: dict[int, dict[str, Any]] = {}
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
+        records: dict[int, Row] = {}
         for part in (part for cell in cells.values() for part in cell["records"]):
             record = records.setdefault(part["row"], part | dict.fromkeys(SUMS, 0))
             for name in SUMS:
@@ -68,7 +69,7 @@ class Score(RegionEvaluator[RegionSettings]):
         return [_row(record, strands) for record in records.values()]
 
 
-def _row(record: Mapping[str, Any], strands: int) -> dict[str, Any]:
+def _row(record: Mapping[str, Any], strands: int) -> Row:
     length, nats = record["bed_stop"] - record["bed_start"], math.nan
     if record["read"]:
         nats = record["nats"] / record["read"]

@@ -19,6 +19,7 @@ from modalities.dna.reading import RegionEvaluator
 from modalities.dna.scoring import BIT
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.files import file_safe
+from modalities.results import Row
 from zoo.files import replacing, replacing_path
 from zoo.model import ZooModel
 from zoo.naming import nearest
@@ -78,8 +79,8 @@ class Track(RegionEvaluator[TrackSettings]):
         texts = [base64.b64encode(one.astype("<f4").tobytes()).decode() for one in bits]
         return {"spans": [[span.row, span.contig, span.start] for span in spans], "bits": texts}
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        regions: dict[int, dict[str, Any]] = {}
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
+        regions: dict[int, Row] = {}
         for number, contig, start, bits in _values(cells):
             place = {"contig": contig, "bed_start": start, "bed_stop": start}
             row = regions.setdefault(number, place | {"length": 0, "bases": 0, "bits": 0.0})

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modalities.dna.alleles import Placed, effect, normalize, place, score_haplotypes
 from modalities.dna.bases import decode
@@ -18,7 +18,7 @@ from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.dna.vcf import InfoField, Variant, check_annotation, read_variants, write_annotated
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.files import file_safe
-from modalities.results import short_names
+from modalities.results import Row, short_names
 from zoo.files import file_sha256
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
@@ -89,7 +89,7 @@ class Variants(FileEvaluator[VariantSettings]):
     def source_name(self) -> str:
         return f"{self.settings.variants} on {self.settings.fasta}"
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> Row:
         digest = self.variants_digest()
         return {"reference": self.genome().fingerprint, "variants": digest} | super().identity(model)
 
@@ -119,7 +119,7 @@ class Variants(FileEvaluator[VariantSettings]):
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         entries, strands = cell.data["entries"], strands_of(model, self.settings)
         placed = [where for _, where in entries if where]
-        options: dict[str, Any] = {
+        options: Row = {
             "strands": strands,
             "batch_tokens": self.settings.batch_tokens,
             "advance": self.advance,
@@ -133,7 +133,7 @@ class Variants(FileEvaluator[VariantSettings]):
             rows.append(row | {"reason": variant.reason} | numbers)
         return {"rows": rows}
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         return [row for cell in cells.values() for row in cell["rows"]]
 
     def write(self, results: list[ModelResult], out: Path) -> None:

@@ -1,14 +1,13 @@
 """Genomes: contigs with random access to their bases.
 
 A file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a slice of it, which is
-memory-mapped: all workers read the same pages. That of small files is temporary. Larger ones are stored under the cache
-folder, keyed by paths, link targets, sizes and times. A store is complete or absent, and verified by its digests when it is
-opened.
+memory-mapped: all workers read the same pages. That of small files is gone with the process. Larger ones are stored under the
+cache folder, keyed by paths, link targets, sizes and times. A store is complete or absent, and verified by its digests when it
+is opened.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
@@ -19,7 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,9 @@ class Genome:
     each contig begins, and unknown: (n, 2) runs of UNKNOWN codes, with contigs laid one after the other.
     """
 
-    def __init__(self, table: Table, files: tuple[str, ...], store: Path) -> None:
+    def __init__(self, table: Table, files: tuple[str, ...], store: Path, *, temporary: bool = False) -> None:
         self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
-        self._path, self._store = store, np.asarray(np.memmap(store, np.uint8, mode="r"))
+        self._path, self._store = None if temporary else store, np.asarray(np.memmap(store, np.uint8, mode="r"))
         starts = np.cumsum([0, *(length for _, length, _ in table["contigs"])])
         self.unknown = _unknown_runs(self._store, starts)
         first = np.searchsorted(self.unknown[:, 0], starts)  # run of each contig
@@ -78,12 +77,13 @@ class Genome:
         self.starts = {contig.name: int(at) for contig, at in zip(self.contigs, starts, strict=False)}
         self.known = sum(contig.known for contig in self.contigs)
 
-    def __getstate__(self) -> dict[str, object]:  # a worker maps the file again
-        return {key: value for key, value in self.__dict__.items() if key != "_store"}
+    def __getstate__(self) -> dict[str, object]:  # a worker maps a stored file again
+        return {key: value for key, value in self.__dict__.items() if key != "_store" or self._path is None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._store = np.asarray(np.memmap(self._path, np.uint8, mode="r"))
+        if self._path is not None:
+            self._store = np.asarray(np.memmap(self._path, np.uint8, mode="r"))
 
     def __getitem__(self, name: str) -> Contig:
         """ValueError for an unknown name; it names the nearest."""
@@ -152,17 +152,10 @@ def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None =
     """
     stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
     if cache_dir is None:
-        small = sum(size for _, (_, size, _) in stats) <= _SMALL
-        cache_dir = _temporary() if small else data_folder() / "cache"
+        if sum(size for _, (_, size, _) in stats) <= _SMALL:
+            return _open(stats, None)
+        cache_dir = data_folder() / "cache"
     return _open(stats, str(Path(cache_dir).absolute()))
-
-
-@cache
-def _temporary() -> str:
-    """A folder that this process removes when it ends."""
-    folder = tempfile.mkdtemp(prefix="priorzoo-genomes-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 _Version = tuple[str, int, int]  # of a file: its path with links resolved; its size; its time
@@ -184,7 +177,12 @@ def _folder(stats: _Files, cache_dir: str) -> Path:
 
 
 @lru_cache(maxsize=4)
-def _open(stats: _Files, cache_dir: str) -> Genome:
+def _open(stats: _Files, cache_dir: str | None) -> Genome:
+    files = tuple(path for path, _ in stats)
+    if cache_dir is None:
+        with tempfile.TemporaryDirectory(prefix="priorzoo-") as name:  # what is mapped stays readable without a name
+            store = Path(name) / "genome"
+            return Genome(_write_store(store, stats), files, store / "bases.u8", temporary=True)
     folder = _folder(stats, cache_dir)
     table = _stored(folder)
     if table is None:
@@ -192,7 +190,7 @@ def _open(stats: _Files, cache_dir: str) -> Genome:
         for old in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
             if old != folder:  # of these files as they were
                 shutil.rmtree(old, ignore_errors=True)
-    return Genome(table, tuple(path for path, _ in stats), folder / "bases.u8")
+    return Genome(table, files, folder / "bases.u8")
 
 
 def _stored(folder: Path) -> Table | None:

@@ -65,6 +65,7 @@ def bpe_tokenizer(folder: Path) -> str:
 
 def genome_of(**sequences: str) -> Genome:
     """A genome of contigs by name."""
-    path = Path(tempfile.mkdtemp()) / "g.fa"
-    path.write_text("".join(f">{name}\n{text}\n" for name, text in sequences.items()))
-    return open_genome(find_source(str(path)), cache_dir=path.parent)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "g.fa"
+        path.write_text("".join(f">{name}\n{text}\n" for name, text in sequences.items()))
+        return open_genome(find_source(str(path)))

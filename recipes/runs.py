@@ -85,7 +85,7 @@ class RunFolder:
     def read_metrics(self) -> tuple[list[dict[str, Any]], int]:
         """(records, number of lines that a crash or disk errors made unreadable)."""
         records = []
-        lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.exists() else []
+        lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else []  # and not of a pipe
         for line in lines:
             try:
                 record = json.loads(line)

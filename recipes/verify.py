@@ -53,7 +53,7 @@ def _items(folder: Path) -> Iterator[tuple[Path, str]]:
         if (folder / "model").is_dir():
             yield folder / "model", _state(folder / "model")
         records, unreadable = run.read_metrics()
-        lines = f"{len(records):,} records" if run.metrics_path.exists() else "damaged: missing"
+        lines = f"{len(records):,} records" if run.metrics_path.is_file() else "damaged: missing"
         yield run.metrics_path, f"damaged: {unreadable} unreadable of {lines}" if unreadable else lines
         if holder := RunLock.holder(folder):
             yield folder / "run.lock", f"held: {holder} trains here"

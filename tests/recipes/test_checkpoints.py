@@ -99,9 +99,7 @@ def test_where_no_checkpoint_is_whole_nothing_starts_anew(copy, capsys):
     assert len(RunFolder(copy).metrics()) == 4
 
 
-@pytest.mark.parametrize(
-    "change", [("", None), ('"files"', '"fileq"'), ('"fp32"', '"fp72"'), ('"step": 4', '"step": 3')]
-)
+@pytest.mark.parametrize("change", [("", None), ('"step": 4', '"step": 3')])
 def test_what_a_checkpoint_says_of_itself_is_verified_too(change, copy, capsys):
     newest = RunFolder(copy).checkpoints()[-1]
     old, new = change
@@ -143,6 +141,9 @@ def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
     assert verify.main([str(copy)]) == 1 and "model.safetensors has another SHA-256" in capsys.readouterr().out
     assert verify.main([str(copy / "model"), str(copy / "checkpoints" / "step_00000002")]) == 0
     assert verify.main([str(copy / "plots")]) == 2
+    (copy / "metrics.jsonl").unlink()
+    os.mkfifo(copy / "metrics.jsonl")
+    assert verify.main([str(copy)]) == 1 and "damaged: missing" in capsys.readouterr().out
     model, _ = load_run(copy)
     assert "reading an older one" in capsys.readouterr().err
     expected = type(model).from_pretrained(whole / "checkpoints" / "step_00000002" / "model")

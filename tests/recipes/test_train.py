@@ -230,7 +230,6 @@ def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_ch
         (["train.zero_stage=2", "train.accumulation=4"], 2e-5),
         (["train.precision=bf16", "train.zero_stage=0", "optim.name=radam"], None),
         (["train.precision=bf16", "train.zero_stage=3"], 0.05),
-        (["optim.name=muon", "train.accumulation=2"], None),
         (["optim.name=muon", "train.zero_stage=1", "train.precision=bf16"], None),
     ],
 )

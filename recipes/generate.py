@@ -27,7 +27,6 @@ from modalities.contract import Writer
 from recipes.commands import CommandError, call
 from recipes.targets import find_trained, installed_modalities
 from zoo.cli import Import
-from zoo.errors import ran_out_of_memory
 
 
 def generate_command(
@@ -54,16 +53,9 @@ def generate_command(
         for piece in pieces:
             print(piece, end="", flush=True)
         print(flush=True)
-    except (MemoryError, RuntimeError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        request = f"{len(prompt):,} characters and --max-new-tokens {max_new_tokens}"
-        raise CommandError(f"{target.label} ran out of memory with {request}: give it fewer") from error
     except KeyboardInterrupt:
         print(flush=True)
         return 130
-    except BrokenPipeError:  # the reader has enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
     return 0
 
 

@@ -330,7 +330,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
     """A list that signals append to: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal. After a step the ranks agree to
-    stop, and the loop saves. What is ignored stays so, as SIGHUP under `nohup`."""
+    stop, and the loop saves. Under `nohup` SIGHUP stays ignored."""
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
@@ -338,8 +338,8 @@ def stop_signals() -> Iterator[list[int]]:
         if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
             raise KeyboardInterrupt
 
-    numbers = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {number: signal.signal(number, handle) for number in STOPS if number not in ignored}
     try:
         yield received
     finally:

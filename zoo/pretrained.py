@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zoo.download import download
 from zoo.errors import require
 from zoo.files import file_sha256, replacing_path, write_json, write_text
 from zoo.inputs import read_object, read_tensors
@@ -117,6 +116,8 @@ def _outside_package(name: str, entry: Mapping[str, Any]) -> Path:
         return _from_hub(name, source.removeprefix("hf:"), file)
     if source.startswith(("http://", "https://")):
         if not cached.is_file() or file_sha256(cached) != entry["sha256"]:
+            from zoo.download import download
+
             with replacing_path(cached) as temporary:
                 download(f"{source.rstrip('/')}/{file}", temporary, size=entry["bytes"])
                 if (digest := file_sha256(temporary)) != entry["sha256"]:

@@ -30,7 +30,7 @@ SETTINGS = (
 SMALL = ["text.ggd_ssmax_tiny", *(word for setting in SETTINGS for word in ("--set", setting))]
 
 
-MOST_FILES = 71  # to be lowered with every file that a training needs no longer; the aim is 45
+MOST_FILES = 70  # to be lowered with every file that a training needs no longer; the aim is 45
 
 
 def run(folder, *settings, resume=None):

@@ -129,7 +129,7 @@ class HeldoutImages:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         payload, label = self._stored(place)
         listed, classes = self.images.classes is not None, len(self.classes) or None
-        return checked_image(payload, label, self.name(place), [], num_classes=classes, listed=listed), label
+        return checked_image(payload, label, self.name(place), num_classes=classes, listed=listed), label
 
     def _stored(self, place: int) -> tuple[bytes | Image.Image, Any]:
         index = int(self.order[place])

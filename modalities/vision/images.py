@@ -1,4 +1,4 @@
-"""From stored bytes to an upright 8-bit RGB image, sets of images, and the report of what was converted and skipped.
+"""From stored bytes to an upright 8-bit RGB image, sets of images, and the report of what was skipped.
 
     8-bit RGB                                       taken as it is
     grey, 1-bit, palette, CMYK, YCbCr, HSV          converted by Pillow, without colour profiles
@@ -9,9 +9,8 @@
     empty, unknown format, truncated, corrupt, float, LAB, too large (MAX_PIXELS)      skipped
 
 Sources also skip files without an image's extension, class folders without images, samples without an image, label or usable
-objects, and labels outside 0…num_classes−1 (a ValueError where the source lists its classes). `ImageReport` counts all of it by
-reason. The next good image of the order takes the place of a skipped one; in held-out passes it has target −1. A set of which
-nothing is left is a ValueError.
+objects, and labels outside 0…num_classes−1 (a ValueError where the source lists its classes). The next good image of the order
+takes the place of a skipped one; in held-out passes it has target −1. A set of which nothing is left is a ValueError.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # that make an image of an EXIF orientation upright
-Event = tuple[str, str, str]  # "skipped" or "converted", reason, name
+Event = tuple[str, str]  # why something was skipped, and its name
 _log = logging.getLogger(__name__)
 
 
@@ -55,40 +54,33 @@ class BadImage(ValueError):
 
 
 class ImageReport:
-    """Counts, by reason, of what was skipped and converted, and the first name of each, which is logged."""
+    """Counts of what was skipped, by reason, and the first name of each, which is logged."""
 
     SHOWN = 60  # characters of a name in the line
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
-        self.converted: Counter[str] = Counter()
         self.names: dict[str, str] = {}
 
     def extend(self, events: Iterable[Event]) -> None:
         """Count events, as workers hand them over."""
-        for kind, reason, name in events:
-            counts = self.skipped if kind == "skipped" else self.converted
-            counts[reason] += 1
-            if counts[reason] == 1:
-                self.names[reason] = name
-                level = logging.WARNING if kind == "skipped" else logging.INFO
-                _log.log(level, "image %s (%s): %s; more of these are only counted", kind, reason, name)
+        for reason, name in events:
+            self.skipped[reason] += 1
+            if self.skipped[reason] == 1:
+                self.names[reason] = name if len(name) <= self.SHOWN else "…" + name[1 - self.SHOWN :]
+                _log.warning("image skipped (%s): %s; more of these are only counted", reason, name)
 
     def __str__(self) -> str:
-        """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME); converted 4 × grey (such as NAME)"."""
-        parts = []
-        for kind, counts in (("skipped", self.skipped), ("converted", self.converted)):
-            short = {r: n if len(n) <= self.SHOWN else "…" + n[1 - self.SHOWN :] for r, n in self.names.items()}
-            lines = [f"{count} × {reason} (such as {short[reason]})" for reason, count in counts.most_common()]
-            parts += [f"{kind} {', '.join(lines)}"] if lines else []
-        return "; ".join(parts) or "every image was taken as it is"
+        """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME)"."""
+        parts = [f"{count} × {reason} (such as {self.names[reason]})" for reason, count in self.skipped.most_common()]
+        return f"skipped {', '.join(parts)}" if parts else ""
 
 
 # ------------------------------------------------------------------------------------------------ decoding
 
 
-def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
-    """(RGB image, what was converted). Raises BadImage."""
+def decode_image(data: bytes) -> Image.Image:
+    """Upright RGB. Raises BadImage."""
     if not data:
         raise BadImage("empty")
     try:
@@ -108,35 +100,25 @@ def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
         raise BadImage("truncated" if early else "corrupt", f"{type(error).__name__}: {error}") from None
 
 
-def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
-    """(upright 8-bit RGB image, what was converted). Raises BadImage for a mode without a defined range, and for what
-    Pillow cannot convert."""
-    notes: list[str] = []
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow cannot convert."""
     turn = TURNS.get(orientation(image))
     if turn is not None:
         transparency = image.info.get("transparency")
         image = image.transpose(turn)
         image.info = {} if transparency is None else {"transparency": transparency}  # upright now: never turned again
-        notes.append("rotated")
-    stored = image.mode
-    if stored.startswith("I"):
-        notes.append("16-bit")
+    if image.mode.startswith("I"):
         image = _eight_bits(image)
     mode, keyed = image.mode, "transparency" in image.info  # a transparent colour, as PNG and GIF have it
     if mode == "RGB" and not keyed:
-        return image, tuple(notes)
-    if mode == "P":
-        notes.append("palette")
+        return image
     try:
         if mode in ("RGBA", "LA", "PA", "La", "RGBa") or (keyed and mode in ("RGB", "L", "1", "P")):
             image = (image.convert("LA") if mode == "La" else image).convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            notes.append("alpha")
         elif mode not in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
             raise BadImage("unsupported mode", mode)
-        elif mode != "P" and stored == mode:
-            notes.append("grey" if mode in ("L", "1") else mode.lower())
-        return image.convert("RGB"), tuple(notes)
+        return image.convert("RGB")
     except (ValueError, TypeError, OSError) as error:
         raise error if isinstance(error, BadImage) else BadImage("unsupported mode", f"{mode}: {error}") from error
 
@@ -213,12 +195,11 @@ def checked_image(
     payload: bytes | Image.Image,
     label: int | Objects,
     name: str,
-    events: list[Event],
     *,
     num_classes: int | None = None,
     listed: bool = False,
 ) -> Image.Image:
-    """The RGB image; conversions are added to `events`. Raises BadImage, also where EXIF turns an image with objects.
+    """The RGB image. Raises BadImage, also where EXIF turns an image with objects: its boxes may be of either one.
 
     A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage.
     """
@@ -226,10 +207,11 @@ def checked_image(
         if listed:
             raise ValueError(f"{name} has label {label}, outside 0…{num_classes - 1} (num_classes {num_classes})")
         raise BadImage("label out of range", f"{label} of {num_classes} classes")
-    image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
-    if not isinstance(label, int) and "rotated" in notes:
-        raise BadImage("rotated objects", "its EXIF turns the picture; its boxes may be of either one")
-    events += [("converted", note, name) for note in notes]
+    image = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
+    if not isinstance(label, int):
+        stored = Image.open(io.BytesIO(payload)) if isinstance(payload, bytes) else payload
+        if orientation(stored) in TURNS:
+            raise BadImage("rotated objects")
     return image
 
 

@@ -149,7 +149,7 @@ class VisionTransformer(ZooModel):
         shape = self.config.train_size if size is None else (size, size)
         self.positions(*shape)
         try:
-            image, _ = decode_image(Path(path).read_bytes())  # as in training
+            image = decode_image(Path(path).read_bytes())  # as in training
         except BadImage as error:
             raise ValueError(f"{path}: {error}") from None
         return self.pixels(image, *shape)[None].to(next(self.parameters()))

@@ -67,7 +67,7 @@ class OutsideClassifier(nn.Module):
     ) -> Tensor:
         """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and cuts out the centre: "native"
         may enlarge by that much. "upsampled" first reduces the shorter side to the training size; "extend" repeats the edge."""
-        image = to_rgb(image)[0]
+        image = to_rgb(image)
         if fit == "extend":
             image = to_aspect(image, height / width, fit)
         if mode == "upsampled":

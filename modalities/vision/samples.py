@@ -67,11 +67,11 @@ class ImageSamples:
             index = int(order[(position + step) % len(order)])
             try:
                 payload, label = images.read(index) if config.target == "label" else images.read_objects(index)
-                image = _checked(payload, label, config, images.name(index), images.classes is not None, events)
+                image = _checked(payload, label, config, images.name(index), images.classes is not None)
                 again = not self.train and (epoch or step)  # beyond the end, or in place of a skipped one
                 return image, -1 if again else label
             except BadImage as error:
-                events.append(("skipped", error.reason, images.name(index)))
+                events.append((error.reason, images.name(index)))
         raise ValueError(f"source {images.spec!r}: all {len(order)} images were skipped: {_reasons(events)}")
 
 
@@ -150,22 +150,17 @@ class ShardStream:
             name = f"{sample['__url__']}:{sample['__key__']}"
             try:
                 label = read_label(sample) if config.target == "label" else read_objects(sample)
-                return _checked(sample_image(sample), label, config, name, listed, events), label
+                return _checked(sample_image(sample), label, config, name, listed), label
             except BadImage as error:
-                events.append(("skipped", error.reason, name))
+                events.append((error.reason, name))
         raise ValueError(f"source {self.shards.spec!r}: all of {len(block)} images were skipped: {_reasons(events)}")
 
 
 def _checked(
-    payload: bytes | Image.Image,
-    label: int | Objects,
-    config: VisionDataConfig,
-    name: str,
-    listed: bool,
-    events: list[Event],
+    payload: bytes | Image.Image, label: int | Objects, config: VisionDataConfig, name: str, listed: bool
 ) -> Image.Image:
     """The RGB image of a sample that training can ask for. Raises BadImage, and ValueError as `checked_image`."""
-    image = checked_image(payload, label, name, events, num_classes=config.num_classes, listed=listed)
+    image = checked_image(payload, label, name, num_classes=config.num_classes, listed=listed)
     if isinstance(label, Objects):
         check_objects(label, image.size, config.target, config.train_shapes, config.num_classes)
     return image
@@ -173,5 +168,5 @@ def _checked(
 
 def _reasons(events: list[Event]) -> str:
     report = ImageReport()
-    report.extend(event for event in events if event[0] == "skipped")
+    report.extend(events)
     return str(report)

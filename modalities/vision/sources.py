@@ -167,13 +167,13 @@ def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, in
         top = os.path.join(root, name)
         for place, folders, files in sorted(_walk(top)):
             links = (path for path in (os.path.join(place, folder) for folder in folders) if os.path.islink(path))
-            problems += [("skipped", "linked folder in a class", path) for path in links]
+            problems += [("linked folder in a class", path) for path in links]
             for path in (os.path.join(place, file) for file in files):
                 target = os.path.realpath(path) if os.path.islink(path) or os.path.islink(top) else path
                 if not path.lower().endswith(EXTENSIONS):
-                    problems.append(("skipped", "unknown extension", path))
+                    problems.append(("unknown extension", path))
                 elif target in seen:
-                    problems.append(("skipped", "seen twice, by a link", path))
+                    problems.append(("seen twice, by a link", path))
                 else:
                     seen |= {path, target}
                     samples.append((path, label))
@@ -225,7 +225,7 @@ class FolderImages(ImageSet):
                 raise ValueError(f"{root} has a class {name!r} that training does not have; {hint}".rstrip("; "))
         samples, self.problems = _list_images(root, self.classes)
         empty = sorted(set(range(len(self.classes))) - {label for _, label in samples})
-        self.problems += [("skipped", "empty class", str(root / self.classes[label])) for label in empty]
+        self.problems += [("empty class", str(root / self.classes[label])) for label in empty]
         if root == path and hold_out and split != "all":
             self.among, places = len(samples), heldout_places(_names_of_content(root, samples), split)
             samples = [samples[place] for place in places]

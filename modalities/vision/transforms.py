@@ -71,7 +71,7 @@ def preprocess(
     """
     if mode not in MODES or fit not in FITS:
         raise ValueError(f"mode {mode!r}, fit {fit!r}: expected one of {MODES} and one of {FITS}")
-    image = to_aspect(to_rgb(image)[0], height / width, fit)
+    image = to_aspect(to_rgb(image), height / width, fit)
     if mode == "native" and (image.height < height or image.width < width):
         tall = min(image.height, image.width * height // width)
         stored, largest = f"{image.height}×{image.width}", f"{tall}×{tall * width // height}"

@@ -88,7 +88,7 @@ def test_what_is_wrong_in_a_folder_is_counted_and_passed_over(tmp_path):
     loader = build_loader(config(f"folder:{tmp_path}", num_workers=2), micro_batch=9)
     batch = take(loader, 1)[0]
     assert loader.report.skipped == dict.fromkeys(("empty", "unknown format", "unknown extension", "empty class"), 1)
-    assert loader.report.converted == {"grey": 1} and {3, 4, 5, 6, 7, 8} <= set(numbers(batch))
+    assert {3, 4, 5, 6, 7, 8} <= set(numbers(batch))
     for path in (tmp_path / "train").rglob("*.png"):
         path.write_bytes(b"broken")
     with pytest.raises(ValueError, match=r"all 9 images were skipped.*unknown format"):
@@ -224,7 +224,7 @@ def _saved(folder, *names):
 
 def _shown(spec, split):
     images = open_images(spec, split)
-    colours = [decode_image(images.read(n)[0])[0].getpixel((0, 0)) for n in range(len(images))]
+    colours = [decode_image(images.read(n)[0]).getpixel((0, 0)) for n in range(len(images))]
     return {red + 256 * green for red, green, _ in colours}
 
 

@@ -6,9 +6,9 @@
     images.py   decoding, and what bad images become    ../loading.py  the loaders: ranks, workers, resume
     objects.py  boxes, masks, windows, and what is asked of them
 
-A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,), of maps (B, H, W)}; in training with mixup,
-cutmix or label smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that does not
-count is −1.
+A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,)}, with boxes also "maps" (B, H, W); in training
+with mixup, cutmix or label smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that
+does not count is −1.
 """
 
 from __future__ import annotations

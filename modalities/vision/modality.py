@@ -45,23 +45,18 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
 def loss(model: Callable[..., Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
 
-    Of a map the mean is over the patches, each asked for the pixel in its middle. Of "…+map" the loss is the class token's +
-    MAP_WEIGHT · the map's, the accuracies are the class token's. Raises ValueError for a model without these logits.
+    With maps it is the class token's + MAP_WEIGHT · the mean over the patches, each asked for the pixel in its middle. Raises
+    ValueError for a model without these logits.
     """
     logits, targets, extra = model(batch["images"]).float(), batch["targets"], torch.zeros(())
-    maps = targets if targets.ndim == 3 else batch.get("maps")
-    if maps is not None:
-        if logits.ndim != 3:
-            raise ValueError("a map needs logits of every token: set model.options.global_pool=''")
+    if "maps" in batch:
         prefix: int = model.num_prefix_tokens  # type: ignore[attr-defined]
+        if logits.ndim != 3 or not prefix:
+            way_out = "set model.options.global_pool='' and class_token=true"
+            raise ValueError(f"a target with a map needs logits of the class token and of every patch: {way_out}")
         patches = logits[:, prefix:]
-        here, flat = at_patches(maps, patches.shape[1]).flatten(), patches.flatten(0, 1)
-        if maps is targets:
-            return _counted(flat, here)
-        if not prefix:
-            way_out = "set model.options.class_token=true"
-            raise ValueError(f"target='…+map': the class token answers for the picture; {way_out}")
-        extra, logits = MAP_WEIGHT * _counted(flat, here)[0], logits[:, 0]
+        here = at_patches(batch["maps"], patches.shape[1])
+        extra, logits = MAP_WEIGHT * _counted(patches.flatten(0, 1), here.flatten())[0], logits[:, 0]
     if targets.is_floating_point():
         return F.cross_entropy(logits, targets), {}
     value, metrics = _counted(logits, targets)
@@ -79,10 +74,8 @@ def _counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]
 
 
 def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
-    """Every image counts 1, also one with a map; places of held-out batches that do not count have target −1."""
+    """Every image counts 1; places of held-out batches that do not count have target −1."""
     targets = batch["targets"]
-    if targets.ndim == 3:
-        targets = targets.flatten(1).amax(1)
     count = len(targets) if targets.is_floating_point() else int((targets >= 0).sum())
     return float(count), count
 

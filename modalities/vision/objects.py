@@ -6,10 +6,12 @@ is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection).
 window on the picture that a model sees:
 
     marked    the category of the one marked object
+    count     how many are marked
     map       the category of every pixel + 1, 0 where there is none, of overlapping boxes the last; models name their patches,
               by the pixel in the middle
-    marked+map, count+map   the class token answers for the picture, with the category + 1 of the marked object or how many are
-              marked, and each patch for itself, by one classifier
+
+Training asks for two at once, "marked+map" or "count+map": the class token answers for the picture, with the category + 1 or
+the count, and each patch for itself, by one classifier.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from modalities.vision.images import BadImage
 
-OBJECT_TARGETS = ("marked", "map", "marked+map", "count+map")
+OBJECT_TARGETS = ("marked+map", "count+map")
 MARGIN = 8  # pixels round the marked boxes that a window shows too, where picture and window have them
 
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels
@@ -139,14 +141,11 @@ def cut(image: Image.Image, window: Window) -> Image.Image:
 
 
 def targets_of(objects: Objects | None, target: str, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """A batch's entries for one picture: "targets", and "maps" of a picture that is asked for both. None: −1 everywhere."""
-    parts = target.split("+")
+    """A batch's "targets" and "maps" for one picture. None: −1 everywhere."""
     if objects is None:
-        answers = [np.full(shape if part == "map" else (), -1) for part in parts]
-    else:
-        answers = [target_of(objects, part, shape) for part in parts]
-        answers[0] = answers[0] + (target == "marked+map")
-    return dict(zip(("targets", "maps"), answers, strict=False))
+        return {"targets": np.array(-1), "maps": np.full(shape, -1)}
+    answer = target_of(objects, target.removesuffix("+map"), shape) + (target == "marked+map")
+    return {"targets": answer, "maps": target_of(objects, "map", shape)}
 
 
 def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:

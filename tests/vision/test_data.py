@@ -47,8 +47,8 @@ def sources(tmp_path_factory):
         ({"random_erasing": 0.25}, "no effect with augment='light'"),
         ({"augment": "imagenet", "rand_augment": "m9-n2"}, "rand-m9-n2"),
         ({"target": "marks"}, "target 'marks'"),
-        ({"target": "marked"}, "expected augment='window'"),
-        ({"target": "marked", "augment": "window", "mixup": 0.1}, "mixup=0.1 with target='marked'"),
+        ({"target": "marked+map"}, "expected augment='window'"),
+        ({"target": "marked+map", "augment": "window", "mixup": 0.1}, "mixup=0.1 with target='marked"),
         ({"shapes": ("0x96",)}, "shapes: '0x96'"),
     ],
 )

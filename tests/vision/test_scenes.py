@@ -108,7 +108,6 @@ def test_windows_hold_the_marked_objects_and_lie_in_one_another():
 def test_targets_of_one_picture():
     _, fields = scene(1)
     objects, answer = parse_objects(fields), fields["category"][0]
-    assert targets_of(objects, "marked", (96, 96))["targets"] == answer
     assert targets_of(objects, "marked+map", (96, 96))["targets"] == answer + 1
     assert targets_of(objects, "count+map", (96, 96))["targets"] == 1
     nothing = targets_of(None, "count+map", (8, 16))
@@ -182,8 +181,6 @@ def test_the_loss_is_the_class_tokens_and_the_maps(stored):
     expected = token + MAP_WEIGHT * F.cross_entropy(logits[:, 1:].reshape(-1, CLASSES + 1), here)
     assert torch.allclose(total, expected)
     assert metrics["top1"] == (logits[:, 0].argmax(-1) == batch["targets"]).float().mean()
-    alone = {"images": batch["images"], "targets": batch["maps"]}
-    assert torch.allclose(loss(model, alone)[0], (expected - token) / MAP_WEIGHT) and weight(alone) == (5.0, 5)
 
 
 def test_the_cost_of_many_shapes_is_their_mean_and_memory_is_of_the_largest(stored):

@@ -38,6 +38,7 @@ import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,6 +74,7 @@ from zoo.errors import ran_out_of_memory, require
 from zoo.model import ZooModel
 from zoo.naming import nearest
 from zoo.outside import import_named
+from zoo.prior_plot import FORMATS, figure_output
 
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -352,6 +354,12 @@ def evaluate_command(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration")
     ] = [],  # noqa: B006
     import_: Import = [],  # noqa: B006
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMATS", help=f"of figures, some of {','.join(FORMATS)}")
+    ] = "png",
+    width: Annotated[
+        float | None, typer.Option(min=1, max=40, help="of figures, in inches; default: by panels")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
     dry_run: Annotated[
@@ -366,6 +374,10 @@ def evaluate_command(
         raise CommandError(f"expected MODEL... EVAL, at least one model and an evaluator, {example}")
     if dtype not in DTYPES:
         raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
+    for name in format_.split(","):
+        if name not in FORMATS:
+            raise CommandError(f"--format {name!r}: {nearest(name, FORMATS)}")
+    figure_output.set((format_.split(","), width))
     device = find_device(device)
     overrides = parse_overrides(set_)
     import_named(import_)
@@ -473,7 +485,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/evaluate.py"
         with contextlib.suppress(ImportError, ValueError):  # its packages are not installed
             settings |= {kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()}
     # The options of an unknown model's evaluators are unknown too; the model's name is the error.
-    return call(with_options(evaluate_command, settings), words, prog=prog, any_option=not modalities)
+    # In a context of its own: the form of figures is this command's alone.
+    command = with_options(evaluate_command, settings)
+    return copy_context().run(call, command, words, prog=prog, any_option=not modalities)
 
 
 if __name__ == "__main__":

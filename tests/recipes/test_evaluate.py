@@ -452,3 +452,11 @@ def test_the_time_is_said_before_it_is_spent(tmp_path):
     assert done.exit_code == 0 and re.search(r"expected: \d+:\d\d, by two cells", done.output)
     assert not (tmp_path / "out").exists()
     assert re.search(r"expected: \d+:\d\d", invoke(*words).output)
+
+
+def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
+    words = [saved_run(tmp_path / "run"), "perplexity", "--lengths", "32,64", "--samples", 2, "--out", tmp_path]
+    assert invoke(*words, "--format", "pdf,svg", "--width", 3.25).exit_code == 0
+    assert (tmp_path / "perplexity.pdf").read_bytes().startswith(b"%PDF") and not (tmp_path / "perplexity.png").exists()
+    assert f'width="{3.25 * 72:g}pt"' in (tmp_path / "perplexity.svg").read_text()
+    assert "'pdf'" in invoke(*words, "--format", "pfd").stderr

@@ -6,7 +6,7 @@ nothing is resized.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from PIL import Image
 from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_pool_nlc, lecun_normal_, trunc_normal_
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -110,10 +109,7 @@ class VisionTransformer(ZooModel):
         self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
         self.pretrained_cfg = self.default_cfg = timm_cfg(config) | {"architecture": ANY}
-        self._traits = {"img_size": config.train_size, "fixed_input_size": False, "first_conv": FIRST_CONV}
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
-        facts = {"num_chs": config.dim, "reduction": config.patch_size}
-        self.feature_info = [{"module": f"layers.{n}"} | facts for n in range(config.num_layers)]
         self._init_weights()
 
     def _init_weights(self) -> None:
@@ -207,29 +203,19 @@ class VisionTransformer(ZooModel):
             x = x + self.position_embedding(positions, x)
         return x, positions
 
-    def _run(
-        self, images: Tensor, *, keep: Collection[int] = (), last: int = -1, kernel: str | Kernel = "auto"
-    ) -> tuple[Tensor, Positions, list[Tensor]]:
-        """The output (B, T, C) of block `last`, the tokens' positions, and the outputs of the blocks in `keep`."""
+    def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
+        """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         x, positions = self.embed(images)
         layers = [cast(VisionBlock, layer) for layer in self.layers]
         attentions = [layer.attention for layer in layers]
-        features: list[Tensor] = []
         small = [part for one in attentions for part in (one.prior, one.ssmax) if part is not None]
         with loaded(small) if is_offloaded(self.patch_embed) else nullcontext():
-            terms = layer_terms(attentions, positions, x)
-            for n, layer in enumerate(layers[: last % len(layers) + 1]):
+            for layer, made in zip(layers, layer_terms(attentions, positions, x), strict=True):
                 if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
-                    x = checkpoint(layer, x, positions, use_reentrant=False, kernel=kernel, made=terms[n])
+                    x = checkpoint(layer, x, positions, use_reentrant=False, kernel=kernel, made=made)
                 else:
-                    x = layer(x, positions, kernel=kernel, made=terms[n])
-                if n in keep:
-                    features.append(x)
-        return x, positions, features
-
-    def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
-        """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
-        return self.norm(self._run(images, kernel=kernel)[0])
+                    x = layer(x, positions, kernel=kernel, made=made)
+        return self.norm(x)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B, C)."""
@@ -270,71 +256,10 @@ class VisionTransformer(ZooModel):
     def _model_args(self, args: Mapping[str, object]) -> None:
         """timm sets the arguments that it was called with, which are in the configuration."""
 
-    def set_input_size(self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None) -> None:
-        """Record the size in pixels, a side or (height, width), that timm's data configuration gives images.
-
-        No number of the model changes: positions follow from the images of every call. Raises ValueError for sides that are no
-        multiples of the patch, unless the config pads, and for another patch size.
-        """
-        if patch_size not in (None, self.config.patch_size):
-            trained = f"the weights are of patches of {self.config.patch_size} pixels, which are not resampled"
-            raise ValueError(f"patch_size={patch_size}: {trained}")
-        if img_size is None:
-            return
-        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self.positions(height, width)
-        self._traits = self._traits | {"img_size": (height, width)}
-        self.pretrained_cfg = self.default_cfg = self.pretrained_cfg | {"input_size": (self.in_chans, height, width)}
-
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Patterns that sort parameters by depth, for layer-wise learning rates."""
         blocks = [(r"^layers\.(\d+)", None), (r"^norm", (99999,))]
         return {"stem": r"^prefix_tokens|^position_embedding|^patch_embed", "blocks": blocks}
-
-    def forward_intermediates(
-        self,
-        images: Tensor,
-        indices: int | Sequence[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Features after the blocks `indices` (an int: the last so many; None: all), and unless `intermediates_only` the
-        last features before them: timm's interface for backbones. NCHW maps hold patches alone. ValueError for another format.
-        """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt={output_fmt!r}; expected 'NCHW' or 'NLC'")
-        take, last = self._blocks(indices)
-        x, positions, outputs = self._run(images, keep=take, last=last if stop_early else -1)
-        outputs = [self.norm(one) for one in outputs] if norm else outputs
-        prefix = [one[:, : self.num_prefix_tokens] for one in outputs]
-        features: list[Any] = [one[:, self.num_prefix_tokens :] for one in outputs]
-        if output_fmt == "NCHW":
-            assert positions.shape is not None
-            features = [one.transpose(1, 2).unflatten(2, positions.shape).contiguous() for one in features]
-        if return_prefix_tokens and self.num_prefix_tokens:
-            features = list(zip(features, prefix, strict=True))
-        return features if intermediates_only else (self.norm(x), features)
-
-    def _blocks(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
-        """The blocks that timm means by `indices`, and the last of them."""
-        chosen = indices if indices is None or isinstance(indices, int) else list(indices)
-        return feature_take_indices(len(self.layers), chosen)
-
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the blocks after the last of `indices`, the classifier, and the norm (the model can then not be saved)."""
-        take, last = self._blocks(indices)
-        self.layers = self.layers[: last + 1]
-        self.config = replace(self.config, num_layers=last + 1)
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0)
-        return take
 
 
 def timm_cfg(config: VisionConfig) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def _known(name: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
     Raises ValueError for those that would.
     """
     options = {key: value for key, value in keywords.items() if value is not None}
+    if options.pop("features_only", False):
+        raise ValueError(f"{name} has no features_only: forward_features gives (B, T, C)")
     for key in list(options):
         if key in DROPOUTS and options.pop(key):
             raise ValueError(f"{name} has no {key}: of timm's dropouts it has drop_path_rate")
@@ -65,8 +67,7 @@ def _build(**config: Any) -> VisionTransformer:
 def _entry_point(name: str) -> Callable[..., nn.Module]:
     """The function that `timm.create_model(name, …)` calls; keywords are entries of `VisionConfig`.
 
-    With weights `img_size` is what timm's data configuration shall give, as `VisionTransformer.set_input_size` does; without
-    it is the size that priors are initialised for.
+    `img_size` is the size that priors are initialised for; with weights it is theirs.
     """
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -80,16 +81,13 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
         config = asdict(VisionConfig()) if name == ANY else model_entry(name).config
         options = {**config, **_known(name, kwargs)}
         saved = options.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
-        names, size = options.pop("class_names", ()), options["img_size"]
+        names = options.pop("class_names", ())
         if pretrained or saved:
             options["img_size"] = saved or config["img_size"]
-        feature_cfg = {"feature_cls": "getter", "out_indices": options.pop("out_indices", 3)}
-        model = build_model_with_cfg(_build, name, pretrained, feature_cfg=feature_cfg, **options)
-        inner = getattr(model, "model", model)  # with features_only timm wraps it
-        names = names or inner.pretrained_cfg.get("label_names") or ()
-        inner.class_names = tuple(names) if len(names) == inner.num_classes else ()
-        inner.set_input_size(tuple(size) if isinstance(size, list) else size)
-        shown = {"input_size": inner.pretrained_cfg["input_size"]}
+        model = build_model_with_cfg(_build, name, pretrained, **options)
+        names = names or model.pretrained_cfg.get("label_names") or ()
+        model.class_names = tuple(names) if len(names) == model.num_classes else ()
+        shown = {"input_size": (model.in_chans, *model.config.train_size)}
         model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | shown
         return model
 

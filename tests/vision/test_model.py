@@ -116,7 +116,7 @@ def test_sizes_and_configs_that_do_not_fit() -> None:
 
 
 def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
-    """By us and by timm: sums, methods by layer, another size and classifier, a pruned model, names of classes."""
+    """By us and by timm: sums, methods by layer, another size and classifier, names of classes."""
     mixed = moved(small("vision_rope2d_mixed_ssmax_tiny_patch8", class_token=True))
     name = "layers.0.attention.rotary.omega"  # learned directions do not decay, and are stored in float32
     assert name in mixed.no_weight_decay() and name in mixed.prior_parameters()
@@ -125,9 +125,8 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
     by_layer = small("vision_goat_tiny_patch8", **options)
     by_layer.reset_classifier(2)
     by_layer.eval().class_names = ("cat", "dog")
-    pruned = small("vision_ggd+spectral_ssmax_tiny_patch8", lanes="beside")
-    assert pruned.prune_intermediate_layers([0], prune_head=False) == [0]
-    for n, model in enumerate((mixed, by_layer, pruned)):
+    both = small("vision_ggd+spectral_ssmax_tiny_patch8", lanes="beside")
+    for n, model in enumerate((mixed, by_layer, both)):
         model.save_pretrained(tmp_path / f"ours{n}")
         timm.models.save_for_hf(model, tmp_path / f"timm{n}", safe_serialization=True)
         ours = VisionTransformer.from_pretrained(tmp_path / f"ours{n}").eval()
@@ -177,24 +176,6 @@ def test_timms_interface_and_gradients(name: str) -> None:
         model.reset_classifier(7, "max")
 
 
-def test_an_input_size_is_what_timm_prepares_images_for_and_no_number_of_the_model() -> None:
-    """`img_size=` with weights and `set_input_size`: the data configuration changes; logits at any size do not."""
-    model, resized = (timm.create_model(TRAINED, pretrained=True).eval() for _ in range(2))
-    larger = timm.create_model(TRAINED, pretrained=True, img_size=96).eval()
-    resized.set_input_size((96, 96))
-    for other in (larger, resized):
-        assert timm.data.resolve_model_data_config(other)["input_size"] == (3, 96, 96) and other.config == model.config
-        assert all(torch.equal(other(images(size, size)), model(images(size, size))) for size in (48, 96))
-    backbone = timm.create_model(TRAINED, pretrained=True, img_size=96, features_only=True)
-    assert timm.data.resolve_model_data_config(backbone)["input_size"] == (3, 96, 96)
-    fresh = timm.create_model("vision_learned_tiny_patch8", img_size=96)
-    assert fresh.position_embedding.weight.shape[-2:] == (12, 12)  # without weights it is the training size
-    with pytest.raises(ValueError, match="nearest sizes are 96 and 104"):
-        model.set_input_size(100)
-    with pytest.raises(ValueError, match="not resampled"):
-        model.set_input_size(96, patch_size=16)
-
-
 def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypatch) -> None:
     ours, theirs = create_model(TRAINED).eval(), timm.create_model(TRAINED, pretrained=True).eval()
     assert torch.equal(ours(images()), theirs(images()))
@@ -214,23 +195,6 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     assert torch.equal(timm.create_model(TRAINED, pretrained=True).head.bias, state["head.bias"])
 
 
-def test_features_and_intermediates() -> None:
-    backbone = timm.create_model("vision_ggd2d_tiny_patch8", features_only=True, out_indices=(1, 3), reg_tokens=2)
-    assert [tuple(m.shape) for m in backbone(images(32, 48))] == [(2, 96, 4, 6)] * 2
-    assert backbone.feature_info.channels() == [96, 96] and backbone.feature_info.reduction() == [8, 8]
-    model = small("vision_ggd2d_tiny_patch8", class_token=True, reg_tokens=1)
-    last, found = model.forward_intermediates(images(32, 48), indices=2, norm=True, return_prefix_tokens=True)
-    patches, prefix = found[-1]
-    torch.testing.assert_close(last, model.forward_features(images(32, 48)))
-    torch.testing.assert_close(patches.flatten(2).transpose(1, 2), last[:, 2:])
-    torch.testing.assert_close(prefix, last[:, :2])
-    options = {"stop_early": True, "intermediates_only": True, "output_fmt": "NLC"}
-    (only,) = model.forward_intermediates(images(32, 48), [0], **options)
-    assert only.shape == (2, 24, 64)
-    with pytest.raises(ValueError, match="NHWC"):
-        model.forward_intermediates(images(), output_fmt="NHWC")
-
-
 def test_timms_optimiser_takes_the_exemptions_and_the_depth_groups() -> None:
     from timm.optim import create_optimizer_v2
 
@@ -248,10 +212,14 @@ def test_keywords_of_timms_scripts_are_served_or_refused() -> None:
     name = "vision_goat_tiny_patch8"
     model = timm.create_model(name, dynamic_img_size=True, strict_img_size=False, drop_rate=0.0, in_chans=1)
     assert model.config.img_size == 48 and model.patch_embed.proj.in_channels == 1
+    for options, size in (({"img_size": 96}, 96), ({"img_size": 96, "pretrained": True}, 48)):  # weights have theirs
+        made = timm.create_model(TRAINED, **options)
+        assert timm.data.resolve_model_data_config(made)["input_size"] == (3, size, size) == (3, *made.config.train_size)
     assert timm.create_model(name, num_classes=0, global_pool="")(torch.randn(1, 3, 48, 48)).shape == (1, 36, 96)
     for wrong, message in (
         ({"dynamic_img_size": False}, "images of any size"),
         ({"attn_drop_rate": 0.1}, "drop_path_rate"),
+        ({"features_only": True}, "forward_features"),
         ({"global_pool": "map"}, "'token', 'avg'"),
     ):
         with pytest.raises(ValueError, match=message):

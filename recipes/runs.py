@@ -332,7 +332,7 @@ def check_same(plan: Plan, folder: Path) -> None:
         old = stored_recipe(folder)
     except ConfigError as error:
         raise ConfigError(f"cannot resume {folder}: {error}") from None
-    new = json.loads(json.dumps(plan.to_dict()))
+    new = json.loads(json.dumps(without_nan(plan.to_dict())))  # as recipe.json has it
     keys = ["name", "modality", "train.batch", "train.seed", "optim.name"]
     keys += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
     for key in keys:

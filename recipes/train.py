@@ -194,7 +194,8 @@ class Trainer:
         engine.train()
         # Every rank of a group has the weight of all its samples, and a share of their losses.
         *sums, weight = engine.sum(*totals, weight / self.ranks.shared)
-        return {f"heldout_{name}": value / weight for name, value in zip(names, sums, strict=True)}
+        means = [value / weight if weight else math.nan for value in sums]
+        return {f"heldout_{name}": mean for name, mean in zip(names, means, strict=True)}
 
     def measure(self, is_last: bool) -> dict[str, float]:
         """Scores of the evaluators in `evaluate.during` that are due, by rank 0, of what would be exported now."""

@@ -16,8 +16,9 @@ import torch
 
 from recipes import verify
 from recipes.checkpoints import checkpoint_facts, convert, damage, quarantine, seal
-from recipes.config import ConfigError
-from recipes.runs import RunFolder, RunLock, load_run, new_run_dir, newest_run_dir
+from recipes.config import ConfigError, resolve
+from recipes.registry import find_recipe
+from recipes.runs import RunFolder, RunLock, check_same, load_run, new_run_dir, newest_run_dir
 from tests.durability.files import Runs
 from tests.recipes.test_train import SMALL, main, run
 from zoo.files import file_digests
@@ -182,6 +183,17 @@ def test_the_newest_run_is_that_of_the_greatest_number(whole, tmp_path, monkeypa
     for path in (first, second, first.with_name("20991231-235959")):  # the last: of a version without numbers
         shutil.copytree(whole, path, dirs_exist_ok=True)
     assert newest_run_dir("text.x") == Path("runs/text.x") / second.name
+
+
+def test_forbidden_distances_do_not_stop_a_resume(tmp_path):
+    recipe = find_recipe("text.table_tiny")
+    recipe.model.options["position_options"] = {"values": torch.tensor([0.0, float("-inf")])}
+    plan = resolve(recipe, world=1)
+    RunFolder(tmp_path).describe(plan)
+    check_same(plan, tmp_path)
+    recipe.model.options["position_options"] = {"values": [0.0, 1.0]}
+    with pytest.raises(ConfigError, match="position_options"):
+        check_same(resolve(recipe, world=1), tmp_path)
 
 
 def test_a_live_run_is_not_continued(copy, capsys):

@@ -54,11 +54,9 @@ class VisionConfig:
     class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
     global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
     drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
-    pad: pad images with zeros on the right and at the bottom up to a multiple of the patch, as patches like any other; else
-        such sizes are an error.
     mean, std: what pixels in 0…1 are normalised with.  activation_checkpointing: recompute blocks in the backward pass.
     lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
-    logit_options: of version 0.5; it must be empty.
+    pad, logit_options: of version 0.5; false and empty.
     """
 
     img_size: int | tuple[int, int] = bounded(224, 1, 2**16)
@@ -90,6 +88,8 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.pad:
+            raise ValueError("pad=True went with version 0.6: pad images to a multiple of the patch")
         if self.logit_options:
             raise ValueError(
                 f"logit_options={self.logit_options}: gates and temperatures of logits went with version 0.6"

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from modalities.evaluation import Axis, Evaluator, ModelResult, S, Settings, counts, option
+from modalities.evaluation import Axis, Evaluator, ModelResult, Settings, counts, option
 from modalities.files import write_table
 from modalities.heldout import Heldout
 from modalities.vision.architectures import not_multiples
@@ -22,44 +22,6 @@ from modalities.vision.transforms import Shape
 
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 ENOUGH, PROBED = 0.9, 256  # share of the first so many pictures that reach a default size
-
-
-class ImageEvaluator(Evaluator[S, VisionTransformer]):
-    """Base of the image evaluators. They read the source named, or what the models' own training held out."""
-
-    def __init__(self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
-        super().__init__(settings, trained_on)
-        self.source: str | VisionDataConfig = self.settings.source or (
-            heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE
-        )
-
-    @property
-    def trained_range(self) -> tuple[int, ...]:
-        """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one size."""
-        shapes = VisionDataConfig(shapes=tuple(self.trained_on.get("shapes", ()))).train_shapes
-        sides = sorted({min(shape) for shape in shapes})
-        return (sides[0], sides[-1]) if len(sides) > 1 else ()
-
-    @property
-    def heldout(self) -> Heldout[HeldoutImages]:
-        return open_heldout(self.source)
-
-    @property
-    def source_name(self) -> str:
-        return heldout_name(self.source)
-
-    @property
-    def note(self) -> str:
-        """Says that a source which was named is read in part only, and how to read it as a whole."""
-        source = self.settings.source
-        if source is None or not (images := self.heldout.items.images).among:
-            return ""
-        whole = f"{source}{'&' if '?' in source else '?'}{HELD_OUT}"
-        part = f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out"
-        return f"{part}; '{whole}' is all of them"
-
-
-# ------------------------------------------------------------------------------------------------ sizes
 
 
 def width_to_height(text: str) -> tuple[int, int]:
@@ -109,13 +71,47 @@ class SizeSettings(Settings):
 Sizes = TypeVar("Sizes", bound=SizeSettings)
 
 
-class SizeEvaluator(ImageEvaluator[Sizes]):
-    """Base of the evaluators that read the same pictures at several sizes, in whole patches."""
+class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
+    """Base of the image evaluators: the same pictures at several sizes, in whole patches.
+
+    They are of the source named, or what the model's own training held out.
+    """
 
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
     fitting: str = "crop"  # how pictures get the aspect, see `preprocess`
     enlarges: bool = False  # whether pictures may be smaller than a size
     way_out: ClassVar[str] = ""  # of an error for sizes that no picture reaches
+
+    def __init__(self, settings: Sizes | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        super().__init__(settings, trained_on)
+        self.source: str | VisionDataConfig = self.settings.source or (
+            heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE
+        )
+
+    @property
+    def trained_range(self) -> tuple[int, ...]:
+        """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one size."""
+        shapes = VisionDataConfig(shapes=tuple(self.trained_on.get("shapes", ()))).train_shapes
+        sides = sorted({min(shape) for shape in shapes})
+        return (sides[0], sides[-1]) if len(sides) > 1 else ()
+
+    @property
+    def heldout(self) -> Heldout[HeldoutImages]:
+        return open_heldout(self.source)
+
+    @property
+    def source_name(self) -> str:
+        return heldout_name(self.source)
+
+    @property
+    def note(self) -> str:
+        """Says that a source which was named is read in part only, and how to read it as a whole."""
+        source = self.settings.source
+        if source is None or not (images := self.heldout.items.images).among:
+            return ""
+        whole = f"{source}{'&' if '?' in source else '?'}{HELD_OUT}"
+        part = f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out"
+        return f"{part}; '{whole}' is all of them"
 
     def measured(self, results: list[ModelResult]) -> str:
         row = max((row for result in results for row in result.rows), key=lambda row: row["skipped"])

@@ -88,9 +88,7 @@ class VisionTransformer(ZooModel):
         self.num_prefix_tokens = config.class_token + config.reg_tokens
         self.global_pool = config.global_pool
         self.grad_checkpointing = config.activation_checkpointing
-        self.patch_embed = PatchEmbed(
-            None, config.patch_size, config.in_chans, config.dim, strict_img_size=False, dynamic_img_pad=config.pad
-        )
+        self.patch_embed = PatchEmbed(None, config.patch_size, config.in_chans, config.dim, strict_img_size=False)
         prefix = torch.zeros(1, self.num_prefix_tokens, config.dim)
         self.prefix_tokens = nn.Parameter(prefix) if self.num_prefix_tokens else None
         methods = layer_methods(config.position, config.position_options, config.num_layers)
@@ -183,14 +181,13 @@ class VisionTransformer(ZooModel):
     def positions(self, height: int, width: int) -> Positions:
         """Where the tokens of an image of `height` × `width` pixels are.
 
-        Raises ValueError for a size that is no multiple of the patch, unless the config pads; it names the nearest ones.
+        Raises ValueError for a size that is no multiple of the patch; it names the nearest ones.
         """
         patch = self.config.patch_size
-        wrong = not_multiples((height, width), patch)
-        if wrong and not (self.config.pad and min(height, width) > 0):
+        if wrong := not_multiples((height, width), patch):
             size = f"an image of {height} × {width} pixels"
-            raise ValueError(f"{size} does not divide into patches of {patch}: {wrong}; or set pad=True")
-        rows, columns = (side // patch + int(side % patch > 0) for side in (height, width))
+            raise ValueError(f"{size} does not divide into patches of {patch}: {wrong}")
+        rows, columns = height // patch, width // patch
         return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Positions]:

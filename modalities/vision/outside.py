@@ -25,7 +25,7 @@ class OutsideImageConfig:
     """What evaluators ask of a model's configuration.
 
     name, position: timm's name.  train_size: (height, width) of timm's data configuration.  patch_size: what sides are
-    multiples of; with `pad` any side is taken.  fixed: whether it takes images of the training size alone.
+    multiples of.  fixed: whether it takes images of the training size alone.
     """
 
     name: str
@@ -33,7 +33,6 @@ class OutsideImageConfig:
     num_classes: int
     train_size: tuple[int, int]
     patch_size: int
-    pad: bool
     fixed: bool
 
 
@@ -58,7 +57,6 @@ class OutsideClassifier(nn.Module):
             num_classes=classifier.num_classes,
             train_size=tuple(self.data["input_size"][1:]),
             patch_size=classifier.feature_info[-1]["reduction"],
-            pad=getattr(model, "patch_embed", None) is None,
             fixed=not getattr(model, "dynamic_img_size", False) and bool(cfg.get("fixed_input_size", False)),
         )
 

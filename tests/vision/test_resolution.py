@@ -62,7 +62,6 @@ class Config:
     train_size: tuple[int, int] = (16, 16)
     patch_size: int = 8
     num_classes: int = CLASSES
-    pad: bool = False
     mean: tuple = (0.0, 0.0, 0.0)
     std: tuple = (1.0, 1.0, 1.0)
 

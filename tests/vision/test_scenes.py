@@ -213,7 +213,7 @@ class Oracle(nn.Module):
     def __init__(self, *, noisy=False, wrong=False):
         super().__init__()
         self.weight, self.noisy, self.wrong = nn.Parameter(torch.zeros(1)), noisy, wrong
-        facts = {"train_size": (32, 32), "patch_size": 8, "num_classes": CLASSES + 1, "pad": False}
+        facts = {"train_size": (32, 32), "patch_size": 8, "num_classes": CLASSES + 1}
         self.config = SimpleNamespace(**facts, class_token=True, global_pool="", mean=(0.0,) * 3, std=(1.0,) * 3)
 
     def forward(self, images):

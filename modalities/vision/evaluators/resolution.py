@@ -96,9 +96,6 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         # "scales" were those of a tuning that is gone; it stays for the cells that are stored.
         return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": self.fitting, "scales": []}
 
-    def step(self, model: VisionTransformer) -> int:
-        return min(self.aspect(model)) if model.config.pad else super().step(model)
-
     def cells(self, model: VisionTransformer) -> list[Cell]:
         settings, images, trained = self.settings, self.heldout.items, tuple(model.config.train_size)
         if images.classes and len(images.classes) != model.config.num_classes:
@@ -134,7 +131,7 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         height, width = shape = cell.data["shape"]
         patch, classes = model.config.patch_size, model.config.num_classes
-        tokens = model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
+        tokens = model.num_prefix_tokens + (height // patch) * (width // patch)
         batch = min(self.settings.batch_size(tokens), CHUNK)
         skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
         ranks = (1, 5) if classes > 5 else (1,)

@@ -30,7 +30,7 @@ SETTINGS = (
 SMALL = ["text.ggd_ssmax_tiny", *(word for setting in SETTINGS for word in ("--set", setting))]
 
 
-MOST_FILES = 70  # to be lowered with every file that a training needs no longer; the aim is 45
+MOST_FILES = 69  # to be lowered with every file that a training needs no longer; the aim is 45
 
 
 def run(folder, *settings, resume=None):
@@ -187,12 +187,13 @@ def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path
 
 
 def test_records_are_json(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(tmp_path / "x_{$")
+    folder.path.mkdir()
     folder.log({"step": 1, "loss": 2.0, "heldout_loss": float("nan")})
     folder.log({"step": 2, "loss": 1.0, "norms": [float("inf")]})
     lines = [json.loads(line, parse_constant=pytest.fail) for line in folder.metrics_path.read_text().splitlines()]
     assert lines == [{"step": 1, "loss": 2.0, "heldout_loss": None}, {"step": 2, "loss": 1.0, "norms": [None]}]
-    assert folder.plot() == tmp_path / "plots" / "loss.png"
+    assert folder.plot() == folder.path / "plots" / "loss.png"
 
 
 @pytest.mark.parametrize(

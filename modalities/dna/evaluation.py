@@ -59,7 +59,7 @@ class StrandSettings(Settings):
     """Which strands likelihoods are of."""
 
     strands: str | None = option(
-        None, "one, or both: the mean of a window and its reverse complement; default: as the model was trained"
+        None, "one, or both: the mean of a window and its reverse complement; default: as the model's config says"
     )
 
     def __post_init__(self) -> None:

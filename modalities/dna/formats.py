@@ -60,18 +60,13 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
         raise ImportError(f"{path}: GenBank needs the package `biopython`: pip install biopython")
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
-    check_bgzip_end(path)
-    with opened(path) as stream:
-        yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
-
-
-def check_bgzip_end(path: Path) -> None:
-    """ValueError for a bgzipped file without the empty block that ends it: gzip does not notice that blocks are missing."""
     with open(path, "rb") as file:
-        if _BGZIP.match(file.read(64)):
+        if _BGZIP.match(file.read(64)):  # gzip does not notice that blocks are missing
             file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
             if file.read() != _BGZIP_END:
                 raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
+    with opened(path) as stream:
+        yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
 
 
 def _read_fasta(stream: IO[bytes], path: Path) -> Iterator[Start | bytes]:

@@ -10,10 +10,9 @@ import pytest
 from modalities.dna import baselines as markov
 from modalities.dna.baselines import create_baseline
 from modalities.dna.bases import decode, encode, reverse_complement
-from modalities.dna.data import open_heldout
-from modalities.dna.genome import open_genome
-from modalities.dna.sources import find_source
-from modalities.dna.splits import Region
+from modalities.dna.splits import GenomeSplit, Region
+from modalities.heldout import Heldout
+from tests.dna.models import genome_of
 
 
 def letters(rng, length, unknown=0.02):
@@ -22,11 +21,9 @@ def letters(rng, length, unknown=0.02):
 
 
 @pytest.fixture
-def genome(tmp_path):
+def genome():
     rng = np.random.default_rng(0)
-    path = tmp_path / "g.fa"
-    path.write_text(f">a\n{letters(rng, 3000)}\n>b\n{letters(rng, 1200)}\n>c\n{letters(rng, 400)}\n")
-    return open_genome(find_source(str(path)))
+    return genome_of(**{name: letters(rng, size) for name, size in (("a", 3000), ("b", 1200), ("c", 400))})
 
 
 REGIONS = (
@@ -100,14 +97,13 @@ def test_taus_are_the_likeliest_for_what_was_held_back(genome):
     assert markov.fit(genome, REGIONS, order).taus == tuple(taus)
 
 
-def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch, tmp_path):
+def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch):
     monkeypatch.setattr(markov, "ORDER", 3)
-    (tmp_path / "g.bed").write_text("".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in REGIONS))
     model = create_baseline("markov-2", train_context=64)
     windows = np.stack([encode(letters(np.random.default_rng(2), 50, unknown=0.1))] * 2)
     with pytest.raises(RuntimeError, match="markov-2 is not fitted"):
         model.score(windows)
-    model.fit(open_heldout(find_source(genome.files[0], tmp_path / "g.bed")))
+    model.fit(Heldout("g", "0" * 16, GenomeSplit("g", genome, REGIONS)))
     scores, p = model.score(windows), markov.fit(genome, REGIONS, 3).probabilities(windows, 2)
     known = windows < 4
     for row, at in zip(*np.nonzero(known), strict=True):

@@ -13,6 +13,7 @@ from modalities.dna.data import open_heldout
 from modalities.dna.genome import Contig, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.splits import Region, load_regions, read_bed, split_contigs
+from tests.dna.models import genome_of
 
 
 def write(folder, contigs, rows=""):
@@ -28,8 +29,8 @@ def contigs(sizes):
 
 
 @pytest.fixture
-def genome(tmp_path):
-    return open_genome(write(tmp_path, {f"chr{n}": "ACGT" * size for n, size in ((1, 25), (2, 10), (3, 5))}))
+def genome():
+    return genome_of(chr1="ACGT" * 25, chr2="ACGT" * 10, chr3="ACGT" * 5)
 
 
 def test_a_bed_of_another_program(tmp_path, genome):
@@ -38,12 +39,8 @@ def test_a_bed_of_another_program(tmp_path, genome):
         b"\xef\xbb\xbf# made by hand\r\ntrack name=split\r\nbrowser position chr1\r\n\r\n"
         b"chr1\t0\t60\ttrain\t0\t+\r\nchr1\t60\t100\tvalid\r\nchr2  0  40   test  \r\n"
     )
-    regions = read_bed(bed, genome)
-    assert regions == (
-        Region("chr1", 0, 60, "train"),
-        Region("chr1", 60, 100, "heldout"),
-        Region("chr2", 0, 40, "heldout"),
-    )
+    rows = ("chr1", 0, 60, "train"), ("chr1", 60, 100, "heldout"), ("chr2", 0, 40, "heldout")
+    assert read_bed(bed, genome) == tuple(Region(*row) for row in rows)
 
 
 def test_malformed_bed_files(tmp_path, genome):

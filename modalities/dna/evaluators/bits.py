@@ -28,8 +28,6 @@ from modalities.results import Row
 from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = ["Bits", "BitsSettings"]
-
 CELL_BASES = 1 << 16  # in a cell, at least one stretch
 DEFAULT_BASES = 1 << 18  # read at each length
 DEFAULT_STRETCH = 1 << 16

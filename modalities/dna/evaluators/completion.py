@@ -25,8 +25,6 @@ from modalities.results import Row
 from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = ["Completion", "CompletionSettings", "write_bases"]
-
 WINDOW = 25  # bases of the sliding window of GC content
 DEFAULT_SAMPLES = 64
 

@@ -16,8 +16,6 @@ from modalities.evaluation import Score as Column
 from modalities.results import Row
 from zoo.model import ZooModel
 
-__all__ = ["Score"]
-
 SUMS = ("nats", "read", "bases", "known", "strong")  # of a record; `read` and nats on all strands
 
 

@@ -24,8 +24,6 @@ from zoo.files import replacing, replacing_path
 from zoo.model import ZooModel
 from zoo.naming import nearest
 
-__all__ = ["Track", "TrackSettings"]
-
 FORMATS = {"bedgraph": "bedgraph", "bigwig": "bw"}  # and the suffix of their files
 
 

@@ -26,8 +26,6 @@ from zoo.naming import did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["VariantSettings", "Variants"]
-
 LEAST_PART, MOST_PARTS = 256, 64  # variants in a cell, cells of a file
 SHOWN = 10  # variants on the terminal
 NO_CONTIG = "a contig that is not in the reference"

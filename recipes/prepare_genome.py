@@ -43,7 +43,7 @@ def prepare_command(
 ) -> None:
     genome, bed = open_genome(find_source(source := ",".join(files))), out / "split.bed"
     regions = _split(genome, hold_out, primary)
-    if bed.exists() and read_bed(bed, genome) != regions:  # models may have been trained with the one that is there
+    if bed.exists() and read_bed(bed, genome) != regions:  # which models may have been trained with
         raise ValueError(f"{bed} holds another split: remove it, or name another --out")
     write_text(bed, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
     for split in ("train", "heldout"):

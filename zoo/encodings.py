@@ -74,7 +74,6 @@ class Rotary(Rotation):
     ) -> None:
         super().__init__()
         scaling = "none" if scaling is None else scaling
-        check_whole("head_dim", head_dim, 0)  # 0 where lanes leave a head one column
         check_number("theta", theta, above=1)
         check_number("factor", factor, least=1)
         if train_context is not None:
@@ -158,8 +157,6 @@ class Rotary2d(Rotation):
     ) -> None:
         super().__init__()
         scaling = "none" if scaling is None else scaling
-        check_whole("head_dim", head_dim, 1)
-        check_whole("num_heads", num_heads, 1)
         if head_dim % 4:
             raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
         if form not in ("axial", "mixed"):
@@ -237,7 +234,6 @@ class NormalisedRotary2d(Rotation):
         self, head_dim: int, *, theta: float = 100.0, shift: float = 0.0, jitter: float = 1.0, rescale: float = 2.0
     ) -> None:
         super().__init__()
-        check_whole("head_dim", head_dim, 1)
         if head_dim % 4:
             raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
         check_number("theta", theta, above=1)
@@ -298,7 +294,6 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, dim: int, *, theta: float = 10000.0, columns: str = "halves") -> None:
         super().__init__()
-        check_whole("dim", dim, 1)
         check_number("theta", theta, above=1)
         if dim % 2:
             raise ValueError(f"sinusoidal positions need an even width, got {dim}")
@@ -322,7 +317,6 @@ class Sinusoidal2d(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        check_whole("dim", dim, 1)
         if dim % 4:
             raise ValueError(f"sinusoidal positions of a grid need a width that is a multiple of 4, got {dim}")
         self.dim = dim
@@ -344,7 +338,6 @@ class Learned(nn.Module):
 
     def __init__(self, dim: int, *, train_context: int) -> None:
         super().__init__()
-        check_whole("dim", dim, 1)
         check_whole("train_context", train_context, 1)
         self.weight = nn.Parameter(torch.randn(train_context, dim) * 0.02)
 
@@ -368,7 +361,6 @@ class Learned2d(nn.Module):
 
     def __init__(self, dim: int, *, train_grid: tuple[int, int]) -> None:
         super().__init__()
-        check_whole("dim", dim, 1)
         check_grid("train_grid", train_grid)
         self.weight = nn.Parameter(torch.randn(1, dim, *train_grid) * 0.02)
 

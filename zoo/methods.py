@@ -272,9 +272,8 @@ def pinned_context(name: str, train_context: int) -> Options:
     for part, method in parts.items():
         if method.windowed or part == "learned":
             raise ValueError(f"{part!r} is made for one training context and cannot be extended")
-    options = {
-        part: {"train_context": train_context} for part, method in parts.items() if method.takes("train_context")
-    }
+    takers = [part for part, method in parts.items() if method.takes("train_context")]
+    options = {part: {"train_context": train_context} for part in takers}
     return options if _is_sum(name) else options.get(name, {})
 
 
@@ -378,12 +377,9 @@ def _create(
     else:
         prior = priors[name]
     stored = {part: dict(priors[part].stored_options(o) if part in priors else o) for part, o in by_part.items()}
-    windows = [
-        (supplied | dict(by_part.get(part, {}))).get("train_context")
-        for part, method in parts.items()
-        if method.windowed
-    ]
-    return Position(prior, **others, window=windows[0] if windows else None, options=stored if is_sum else stored[name])
+    windowed = next((part for part, method in parts.items() if method.windowed), None)
+    window = None if windowed is None else (supplied | dict(by_part.get(windowed, {})))["train_context"]
+    return Position(prior, **others, window=window, options=stored if is_sum else stored[name])
 
 
 def _make(owner: str, method: Method, supplied: Options, options: Options) -> nn.Module:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -202,8 +202,8 @@ def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | N
     """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees, or needs.
 
     Documents are contiguous runs (`Positions.documents`). If every row is one document they cost nothing; a short batch of
-    several, of at most `one_block` logits per head, is compared id by id; a long one is cut row by row, so that a block
-    starts at its first document.
+    several, of at most `one_block` logits per head, is compared id by id; a long one is cut row by row, and a block has the
+    keys of its own documents.
     """
     if reach is not None:
         return _narrowed(plan_blocks(call, rows, one_block), reach)
@@ -224,7 +224,8 @@ def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | N
             blocks += _cut(call, here, (0, call.num_queries), rows, mixed=recurs)
             continue
         bounds = torch.cat([starts, starts.new_tensor([call.num_keys])])
-        for lo, hi in _query_cuts(starts.tolist(), call.offset, call.num_queries, rows):
+        for lo in range(0, call.num_queries, rows):
+            hi = min(lo + rows, call.num_queries)
             ends = starts.new_tensor([lo + call.offset, hi + call.offset - 1])
             low, high = torch.searchsorted(bounds, ends, right=True).tolist()
             keys = (int(bounds[low - 1]), int(bounds[high]))
@@ -256,29 +257,6 @@ def _cut(
             first = max(first - max(first, 0) % ALIGNMENT, begin)
         blocks.append(Block(batch, slice(0, call.q.shape[1]), lo, hi, max(first, 0), last, mixed))
     return blocks
-
-
-def _query_cuts(starts: list[int], offset: int, num_queries: int, rows: int) -> list[tuple[int, int]]:
-    """Query ranges of at most `rows`: a document of at least a quarter block gets its own, shorter ones share."""
-    bounds = [max(s - offset, 0) for s in starts] + [num_queries]
-    cuts: list[tuple[int, int]] = []
-    shared: int | None = None
-    for begin, end in pairwise(bounds):
-        if end <= begin:
-            continue
-        if end - begin < rows // 4:
-            if shared is not None and end - shared > rows:
-                cuts.append((shared, begin))
-                shared = begin
-            shared = begin if shared is None else shared
-            continue
-        if shared is not None:
-            cuts.append((shared, begin))
-            shared = None
-        cuts += [(lo, min(lo + rows, end)) for lo in range(begin, end, rows)]
-    if shared is not None:
-        cuts.append((shared, num_queries))
-    return cuts
 
 
 def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:

@@ -268,6 +268,17 @@ def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
     assert not priors & {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
 
 
+def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
+    model, tokens, grads = zoo.adapt(make("llama"), "ggd_goat").train(), input_of("llama"), []
+    disturb(model)
+    for switch in (model.gradient_checkpointing_enable, model.gradient_checkpointing_disable):
+        switch()
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        grads.append(model.model.layers[0].self_attn.position_bias.prior.ggd.theta_beta.grad.clone())
+    assert grads[0].any() and (grads[0] - grads[1]).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("name", ["timm", "llama"])
 def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
     model, given = zoo.adapt(make(name), "ggd_goat"), input_of(name)

@@ -223,6 +223,14 @@ def test_the_formula_of_a_sum_is_where_its_parameters_are() -> None:
     assert both.log_prior(pos, pos, causal=True).is_meta
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated
+def test_layers_inside_priors_may_be_int8() -> None:
+    prior, line = make("fire").float(), Positions.line(9)
+    small = torch.ao.quantization.quantize_dynamic(prior, {torch.nn.Linear}, dtype=torch.qint8)
+    both = [one(line, line, causal=True).dense() for one in (prior, small)]
+    assert 0 < (both[0] - both[1]).norm() < 0.05 * both[0].norm()
+
+
 def test_alibi_slopes() -> None:
     assert alibi_slopes(8).tolist() == [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(12).tolist()[8:] == [2 ** (-0.5 * n) for n in (1, 3, 5, 7)]

@@ -34,10 +34,12 @@ def print_plan(
     world: int | None,
     calibrate: int,
     verbose: bool,
+    as_json: bool,
     take_step: Callable[..., Any],
 ) -> int:
-    """Print the resolved recipe, the DeepSpeed configuration and the figures; the lead rank only. Returns 0.
+    """Print the figures of a recipe; the lead rank only. Returns 0.
 
+    as_json: print the resolved recipe, the DeepSpeed configuration and the figures as one JSON object.
     calibrate: real steps to time by the loop's `take_step`, whose figures come last; every rank must call then.
     """
     world = world or int(os.environ.get("WORLD_SIZE", 1))
@@ -49,9 +51,10 @@ def print_plan(
         ranks = replace(backend.start(verbose=verbose), shared=plan.recipe.train.sequence_parallel)
         figures |= time_steps(plan, ranks, calibrate, take_step)
     if int(os.environ.get("RANK", 0)) == 0:
-        for title, section in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():
-            print(f"{title}\n{json.dumps(section, indent=2)}")
-        Console().print(facts_table(f"{recipe.name} (dry run)", figures))
+        if as_json:
+            print(json.dumps({"recipe": plan.to_dict(), "deepspeed": plan.deepspeed, "figures": figures}, indent=2))
+        else:
+            Console().print(facts_table(f"{recipe.name} (dry run; --json prints every setting)", figures))
     return 0
 
 

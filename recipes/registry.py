@@ -84,14 +84,24 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
     def __setitem__(self, name: str, function: Callable[[], Recipe]) -> None:
         self._functions[name] = function
 
+    def methods_of(self, family: Family) -> list[str]:
+        """The methods whose recipes are listed."""
+        start, end = f"{self.modality}_", f"_{family.model_size}"
+        models = list_models(f"{start}*{end}", modality=self.modality) if family.listed is None else ()
+        methods = family.listed or [model.removeprefix(start).removesuffix(end) for model in models]
+        return [method for method in methods if method.removesuffix("_ssmax") not in family.without]
+
     def __iter__(self) -> Iterator[str]:
-        names = list(self._functions)
-        for family in self._families:
-            start, end = f"{self.modality}_", f"_{family.model_size}"
-            models = list_models(f"{start}*{end}", modality=self.modality) if family.listed is None else ()
-            methods = family.listed or [model.removeprefix(start).removesuffix(end) for model in models]
-            names += [family.name(method) for method in methods if method.removesuffix("_ssmax") not in family.without]
-        return iter(dict.fromkeys(names))
+        families = (family.name(method) for family in self._families for method in self.methods_of(family))
+        return iter(dict.fromkeys([*self._functions, *families]))
+
+    def described(self) -> Iterator[tuple[str, str, list[str]]]:
+        """(name, first line of the docstring, methods) of each recipe, and of each family with `<method>` in its name."""
+        families = [(family.name("<method>"), family.build, self.methods_of(family)) for family in self._families]
+        for name, function, methods in [*((name, f, []) for name, f in self._functions.items()), *families]:
+            while isinstance(function, partial):
+                function = function.func
+            yield name, (inspect.getdoc(function) or "").partition("\n")[0], methods
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -102,17 +112,20 @@ def _recipes_of(modality: str) -> Recipes:
     return importlib.import_module(module).RECIPES if module else Recipes(modality)
 
 
-def list_recipes() -> list[str]:
-    """Every recipe by name, of the modalities whose packages are installed."""
-    names = []
+def installed_recipes() -> Iterator[Recipes]:
+    """The recipes of every modality whose packages are installed."""
     for modality in modality_names():
         try:
-            names += [f"{modality}.{name}" for name in _recipes_of(modality)]
+            yield _recipes_of(modality)
         except ModuleNotFoundError:  # a module of the modality itself
             raise
         except ImportError:
             continue
-    return names
+
+
+def list_recipes() -> list[str]:
+    """Every recipe by name."""
+    return [f"{recipes.modality}.{name}" for recipes in installed_recipes() for name in recipes]
 
 
 def find_recipe(name: str) -> Recipe:

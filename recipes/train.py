@@ -34,6 +34,7 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 
 import torch
 import typer
+from rich.padding import Padding
 
 from modalities.contract import Batch, Modality, find_modality
 from modalities.loading import to_device
@@ -42,7 +43,7 @@ from recipes.checkpoints import loadable, prune
 from recipes.commands import call
 from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_packages, resolve
 from recipes.console import Console, clock, facts_table, lasting_output, short
-from recipes.registry import list_recipes, recipe_named
+from recipes.registry import installed_recipes, recipe_named
 from recipes.runs import RunFolder, load_weights, own_run
 from zoo.cli import Import
 from zoo.errors import printable
@@ -355,10 +356,20 @@ STEPS = typer.Option(
 )
 
 
+def print_recipes() -> None:
+    """A line for each recipe, and for each family of them its methods."""
+    console = Console()
+    for recipes in installed_recipes():
+        for name, text, methods in recipes.described():
+            console.print(f"{recipes.modality}.{name}: {text}")
+            if methods:
+                console.print(Padding(f"<method>: {' '.join(methods)}", (0, 0, 0, 4)))
+
+
 def train_command(
     recipe: Annotated[str, typer.Argument(help="such as text.ggd_ssmax_tiny, see --list; or FILE.py[:function]")] = "",
     *,
-    list_: Annotated[bool, typer.Option("--list", help="name every recipe and stop")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="say what every recipe is, and stop")] = False,
     set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")] = [],  # noqa: B006
     import_: Import = [],  # noqa: B006
     deepspeed_config: Annotated[str | None, JSON] = None,
@@ -367,17 +378,17 @@ def train_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print what would run; touch neither data nor disk")
     ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="with --dry-run: every setting, as JSON")] = False,
     world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
     calibrate: Annotated[int | None, STEPS] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="let DeepSpeed log, and show the trace of an error")
     ] = False,
-    local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,  # of launchers
 ) -> int:
     """Train a recipe; see the module's docstring."""
     import_named(import_)
     if list_:
-        print("\n".join(list_recipes()))
+        print_recipes()
         return 0
     if not recipe:
         raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
@@ -401,7 +412,13 @@ def train_command(
             from recipes.estimate import print_plan
 
             return print_plan(
-                changed, **options, world=world, calibrate=calibrate or 0, verbose=verbose, take_step=take_step
+                changed,
+                **options,
+                world=world,
+                calibrate=calibrate or 0,
+                verbose=verbose,
+                as_json=json_,
+                take_step=take_step,
             )
         words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         words += [word for name in import_ for word in ("--import", name)]
@@ -425,9 +442,9 @@ def train_command(
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -> int:
     words = sys.argv[1:] if argv is None else argv
-    return call(
-        train_command, [word for word in words if word != "--deepspeed"], prog=prog
-    )  # of DeepSpeed's own parser
+    # Flags of launchers; their ranks come from the environment.
+    own = [word for word in words if word != "--deepspeed" and not word.startswith(("--local_rank=", "--local-rank="))]
+    return call(train_command, own, prog=prog)
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:

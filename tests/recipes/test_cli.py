@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 
 import pytest
@@ -95,3 +96,13 @@ def test_train_runs_as_a_whole_process():
     entry = "import sys; from recipes.cli import main; sys.exit(main())"
     done = command([sys.executable, "-c", entry, "train", "text.ggd_tinny"], PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "'text.ggd_tiny'" in done.stderr
+
+
+def test_recipes_are_listed_by_family_and_planned_as_json(capsys):
+    assert main(["train", "--list"]) == 0
+    printed = capsys.readouterr().out
+    assert "text.<method>_tiny: 0.9M parameters, context 256" in printed and "ggd_ssmax" in printed
+    assert len(printed.splitlines()) < 200
+    assert main(["train", "text.ggd_tiny", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["recipe"]["train"]["steps"] == 4500 and plan["deepspeed"]["train_batch_size"] == 8

@@ -202,46 +202,29 @@ class Heads(Listing, AttentionEvaluator):
             console.print(table)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """The measure by head; against θβ and θβ against θα, of priors that have them; SSMax's s by layer."""
-        what, beta = _shown(results), "theta_beta"
-        kinds = [("head", what)]
-        kinds += [(beta, what), ("theta_alpha", beta)] if _has(results, beta) else []
-        kinds += [("head", "ssmax.s")] if _has(results, "ssmax.s") else []
-        figure, axes = panels(1, len(kinds), width=4.2, height=3.7)
-        for axis, (across, up) in zip(axes, kinds, strict=True):
-            for result, style in zip(results, styles_of(results), strict=True):
-                for retrieval in (False, True):
-                    rows = [row for row in result.rows if (row["retrieval"] > 0) == retrieval]
-                    points = [(_value(row, across), _value(row, up)) for row in rows]
-                    points = [point for point in points if None not in point]
-                    fill = {"markerfacecolor": style["color"] if retrieval else "none", "linestyle": ""}
-                    label = {"label": style["label"] if not retrieval else "_"}
-                    axis.plot(*(zip(*points, strict=True) if points else ((), ())), **style | fill | label)
-            if across == "head":
-                layers = 1 + max(int(row["head"].partition(".")[0]) for result in results for row in result.rows)
-                axis.set_xticks(range(layers))
-            axis.set(xlabel=NAMES.get(across, across), ylabel=NAMES.get(up, up))
-            axis.grid(alpha=0.25, linewidth=0.6)
-            for name, line in ((across, axis.axvline), (up, axis.axhline)):
-                if name == beta:
-                    line(0.0, color="0.6", linewidth=0.8, zorder=0)
-            if up == "answer_mass":
-                axis.set_ylim(-0.04, 1.04)
-            elif up == "distance":
-                log_if_wide(axis, [row[up] for result in results for row in result.rows])
+        """The measure by head, heads of a layer side by side; filled where the prior looks away from the query."""
+        what = _shown(results)
+        figure, (axis,) = panels(1, 1, width=5.2, height=3.9)
+        for result, style in zip(results, styles_of(results), strict=True):
+            for retrieval in (False, True):
+                rows = [
+                    row for row in result.rows if (row["retrieval"] > 0) == retrieval and _value(row, what) is not None
+                ]
+                fill = {"markerfacecolor": style["color"] if retrieval else "none", "linestyle": ""}
+                label = {"label": style["label"] if not retrieval else "_"}
+                axis.plot([_value(row, "head") for row in rows], [row[what] for row in rows], **style | fill | label)
+        layers = 1 + max(int(row["head"].partition(".")[0]) for result in results for row in result.rows)
+        axis.set_xticks(range(layers))
+        label = "weight on the answer" if what == "answer_mass" else "mean distance of the keys"
+        axis.set(xlabel="layer (heads side by side)", ylabel=label)
+        axis.grid(alpha=0.25, linewidth=0.6)
+        if what == "answer_mass":
+            axis.set_ylim(-0.04, 1.04)
+        else:
+            log_if_wide(axis, [row[what] for result in results for row in result.rows])
         if any(row["retrieval"] for result in results for row in result.rows):
             figure.suptitle("filled: retrieval heads, whose prior looks away from the query", fontsize=9)
-        finish(figure, axes, results, path)
-
-
-NAMES = {
-    "head": "layer (heads side by side)",
-    "answer_mass": "weight on the answer",
-    "distance": "mean distance of the keys",
-    "theta_beta": "θβ",
-    "theta_alpha": "θα",
-    "ssmax.s": "SSMax's s",
-}
+        finish(figure, [axis], results, path)
 
 
 def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Sampling from a causal LM with a KV cache: greedy, temperature, top-k, top-p, stop strings, streaming."""
+"""Sampling from a causal LM with a KV cache: greedy, temperature, top-k, top-p, streaming."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,12 +27,6 @@ PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
 CACHE_SHARE = 4  # keys and values of the rows that are read together take at most a quarter of the memory
 Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]  # token ids, of any lengths
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
-
-
-class Decodes(Protocol):
-    """A tokenizer, as far as generation needs one."""
-
-    def decode(self, ids: list[int], /) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -73,12 +67,10 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop: Sequence[str] = (),
-    tokenizer: Decodes | None = None,
     eos_id: int | None = None,
     seed: int | torch.Generator | None = None,
 ) -> list[list[int]]:
-    """New tokens of each prompt, without the prompt, its end token, or the stop string.
+    """New tokens of each prompt, without the prompt or its end token.
 
     Rows are read in batches where memory asks for it (see `batches`). Calls may run in several threads.
 
@@ -88,38 +80,32 @@ def generate(
         temperature: 0 takes the likeliest token; else logits are divided by it.
         top_k: sample among the k likeliest.
         top_p: sample among the likeliest tokens that together reach this probability.
-        stop: strings that end a row when they appear; needs `tokenizer`, whose decode(ids) finds them.
         eos_id: a token that ends a row.
         seed: of the sampling; a generator, on the model's device, goes on where it is.
 
     Raises:
         ValueError: for empty prompts or settings out of range.
     """
-    if stop and tokenizer is None:
-        raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
     read = partial(stream, model, max_new_tokens=max_new_tokens, seed=_generator(model, seed))
     rows: list[list[int]] = []
     for part in batches(model, prompts, max_new_tokens):
         steps = read(prompts[part], temperature=temperature, top_k=top_k, top_p=top_p)
-        rows += _rows(steps, eos_id, stop, tokenizer)
+        rows += _rows(steps, eos_id)
     return rows
 
 
-def _rows(
-    steps: Iterator[Tensor], eos_id: int | None, stop: Sequence[str], tokenizer: Decodes | None
-) -> list[list[int]]:
+def _rows(steps: Iterator[Tensor], eos_id: int | None) -> list[list[int]]:
     """The tokens of each row up to its end."""
     rows: list[list[int]] = []
-    done: list[bool] = []
+    ended: set[int] = set()
     for tokens in steps:
-        rows, done = rows or [[] for _ in tokens], done or [False] * len(tokens)
+        rows = rows or [[] for _ in tokens]
         for n, token in enumerate(tokens.tolist()):
-            if done[n] or token == eos_id:
-                done[n] = True
-                continue
-            rows[n].append(token)
-            done[n] = tokenizer is not None and bool(stop) and _cut_at_stop(rows[n], stop, tokenizer)
-        if all(done):
+            if token == eos_id:
+                ended.add(n)
+            if n not in ended:
+                rows[n].append(token)
+        if len(ended) == len(rows):
             break
     return rows
 
@@ -244,14 +230,3 @@ def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | N
         return tokens, None
     real = torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]
     return tokens, real.long().to(device) - 1
-
-
-def _cut_at_stop(row: list[int], stop: Sequence[str], tokenizer: Decodes) -> bool:
-    """Whether the decoded row holds a stop string; if so the row is cut to the tokens before it."""
-    text = tokenizer.decode(row)
-    ends = [text.find(s) for s in stop if s in text]
-    if not ends:
-        return False
-    while row and len(tokenizer.decode(row)) > min(ends):
-        row.pop()
-    return True

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -82,10 +81,6 @@ class PriorzooConfig(PreTrainedConfig):
     def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
         """The tokenizer of a spec. FileNotFoundError where its files are missing."""
         raise NotImplementedError
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Do nothing: `auto_map` is always written."""
 
 
 class PriorzooCache(TransformersCache):
@@ -155,25 +150,13 @@ class PriorzooModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        if not mean_resizing:
-            raise ValueError("mean_resizing=False is not served: new embeddings are drawn about the mean of the old")
-        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.model.config = replace(self.model.config, vocab_size=embedding.weight.shape[0])
         self.config.architecture = asdict(self.model.config)
         return embedding
 
-    def _set_gradient_checkpointing(
-        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, every_n_layers: int = 1
-    ) -> None:
-        """Recompute each block in the backward pass. ValueError for what the decoder's own recomputation does not do."""
-        options = getattr(gradient_checkpointing_func, "keywords", {})
-        function = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func)
-        plain = function is checkpoint and every_n_layers == 1 and options in ({}, {"use_reentrant": False})
-        if enable and not plain:
-            raise ValueError(
-                "gradient checkpointing recomputes every layer, with use_reentrant=False and no other options: "
-                f"got every_n_layers={every_n_layers}, {options or gradient_checkpointing_func}"
-            )
+    def _set_gradient_checkpointing(self, enable: bool = True, **options: Any) -> None:
+        """Recompute each block in the backward pass, in the decoder's own way whatever the options."""
         self.model.gradient_checkpointing = enable
 
     def new_cache(self, capacity: int = 0) -> PriorzooCache:
@@ -249,15 +232,6 @@ class PriorzooModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_main_process:
             complete_folder(Path(save_directory), self.config)
-
-    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        # `transformers` has put its automatic card there by now, or the one that the repository has.
-        complete_folder(Path(working_dir), self.config)
-        return super()._upload_modified_files(working_dir, *args, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Do nothing, as in `PriorzooConfig`."""
 
 
 class TiedHead(nn.Module):
@@ -394,9 +368,6 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
 
-    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError("continuous batching is not served; generate() takes past_key_values=model.new_cache(tokens)")
-
 
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:
     """Document ids (B, T) of new tokens: −1 on padding, 0 else; None where no token so far is padding."""
@@ -453,7 +424,7 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
         except FileNotFoundError as error:
             logging.getLogger(__name__).warning("%s is saved without a tokenizer: %s", folder, error)
     card = folder / "README.md"
-    if not card.exists() or "automatically generated" in card.read_text():  # by transformers
+    if not card.exists():
         card.write_text(model_card(config))
     classes = sorted(target.split(".")[1] for target in config.auto_map.values())
     (folder / f"{REMOTE_CODE}.py").write_text(
@@ -465,22 +436,14 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
 def model_card(config: PriorzooConfig) -> str:
     entries = config.architecture or {}
     position = entries["position"] if isinstance(entries["position"], str) else " ".join(entries["position"])
+    ssmax = ", with SSMax" if entries["ssmax"] else ""
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
-tags:
-- priorzoo
-- {config.model_type}
+tags: [priorzoo, {config.model_type}]
 ---
 
-# A causal decoder of priorzoo
-
-| | |
-|---|---|
-| position method | {position}{", with SSMax" if entries["ssmax"] else ""} |
-| layers, width, heads | {entries["num_layers"]}, {entries["dim"]}, {entries["num_heads"]} |
-| training context | {entries["train_context"]} tokens |
-| tokenizer | {entries["tokenizer"]} |
+# A causal decoder of priorzoo: {position}{ssmax}, trained at {entries["train_context"]} tokens
 
 The package priorzoo must be installed: `pipeline("text-generation", "FOLDER_OR_REPOSITORY", trust_remote_code=True)`.
 

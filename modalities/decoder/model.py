@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modalities.decoder import fused_loss
 from modalities.decoder.generation import generate
 from modalities.decoder.tokenizers import save_copy, use_copy
 from zoo.attention.base import Kernel, has_values, single_documents
@@ -264,20 +263,10 @@ class Decoder(ZooModel):
     def token_losses(self, features: Tensor, targets: Tensor) -> Tensor:
         """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0 where a target is −100.
 
-        Logits of more than `LOGIT_BYTES` are made in chunks of tokens, and again in the backward pass; on a GPU by Liger where
-        it is installed.
+        Logits of more than `LOGIT_BYTES` are made in chunks of tokens, and again in the backward pass.
         """
         if not self.chunks_losses(targets.numel()):
             return self._losses(features, targets)
-        unembedding = self.embedding if self.head is None else self.head
-        plain = type(self).forward_head is Decoder.forward_head  # DNA's may add to the logits
-        if plain and fused_loss.serves(features, unembedding):
-            losses = fused_loss.fused_losses(features.flatten(0, 1), unembedding.weight, targets.flatten(), IGNORED)
-            return losses.view(targets.shape)
-        return self.losses_in_chunks(features, targets)
-
-    def losses_in_chunks(self, features: Tensor, targets: Tensor) -> Tensor:
-        """`token_losses` of no more tokens at a time than `LOGIT_BYTES` of logits."""
         rows = max(1, LOGIT_BYTES // (4 * self.config.vocab_size))
         parts = zip(features.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         again: dict[str, Any] = dict(use_reentrant=False, preserve_rng_state=False)  # nothing here is random

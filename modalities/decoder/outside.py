@@ -6,15 +6,12 @@ opened. Caches are the model's own. Attention is seen where the model takes its 
 
 from __future__ import annotations
 
-import copy
 import inspect
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["OutsideCache", "OutsideConfig", "OutsideDecoder", "open_causal_lm"]
 
 OBSERVED = "priorzoo_observed"  # the attention function that shows its calls
-_TURN = threading.RLock()  # a pass of a head stands in for its base model's: threads take turns
-_OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
+_OBSERVERS: list[Observer] = []  # the last one is shown all calls
 
 
 @dataclass(frozen=True)
@@ -58,13 +54,6 @@ class OutsideConfig:
     tokenizer: str
 
 
-class Mark(NamedTuple):
-    """A saved state of a cache; `copy` of one that cannot be cropped."""
-
-    length: int
-    copy: Any = None
-
-
 class OutsideCache:
     """The cache that a model makes when it reads its first tokens, with the marks of `zoo.decoding.Cache`."""
 
@@ -73,31 +62,19 @@ class OutsideCache:
         self.length = 0
         self.real: Tensor | None = None  # (B, length) bool, where rows are padded
 
-    @property
-    def recurrent(self) -> bool:
-        """Whether it holds states of a recurrence, which cannot be cropped."""
-        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-        if self.held is None:
-            return False
-        kinds = map(type, getattr(self.held, "layers", [None]))
-        return not all(kind in (DynamicLayer, DynamicSlidingWindowLayer) for kind in kinds)
-
-    def mark(self) -> Mark:
-        if self.recurrent:
-            return Mark(self.length, copy.deepcopy(self.held))
+    def mark(self) -> int:
         if self.held is not None:
             self.held.activate_past_recording()
-        return Mark(self.length)
+        return self.length
 
-    def rewind(self, mark: Mark) -> None:
+    def rewind(self, mark: int) -> None:
         """Drop the tokens after `mark`."""
-        if mark.copy is not None or not mark.length:
-            self.held = copy.deepcopy(mark.copy)
-        elif mark.length < self.length:
-            self.held.crop(mark.length - self.length)
-        self.length = mark.length
-        self.real = None if self.real is None else self.real[:, : mark.length]
+        if not mark:
+            self.held = None
+        elif mark < self.length:
+            self.held.crop(mark - self.length)
+        self.length = mark
+        self.real = None if self.real is None else self.real[:, :mark]
 
 
 class OutsideDecoder(nn.Module):
@@ -116,7 +93,6 @@ class OutsideDecoder(nn.Module):
         self._kind: Any = None  # class of the base model's output
         self._base = self._find_base()
         self._takes = set(inspect.signature(self._base[0].forward).parameters)
-        self._cache = "past_key_values" if "past_key_values" in self._takes else "cache_params"  # state-space models'
 
     @torch.inference_mode()
     def _find_base(self) -> list[Any]:
@@ -164,9 +140,8 @@ class OutsideDecoder(nn.Module):
         return 2 * self.config.num_layers * groups * width * next(self.model.parameters()).element_size()
 
     def _read(self, tokens: Tensor, **options: Any) -> Any:
-        with _TURN:
-            output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
-            self._kind = type(output)
+        output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
+        self._kind = type(output)
         return output
 
     def forward_features(
@@ -180,28 +155,27 @@ class OutsideDecoder(nn.Module):
     ) -> Tensor:
         """As `Decoder.forward_features`.
 
-        Raises ValueError beyond the model's table of positions, for rows of several documents, for a model without a cache, or
-        where attention cannot be seen.
+        Raises ValueError beyond the model's table of positions, for rows of several documents, for a cache of a model with
+        recurrent states, or where attention cannot be seen.
         """
         name, most = self.config.name, self.config.max_context
         reach = tokens.shape[1] + (cache.length if cache else 0)
         if most and reach > most:
             raise ValueError(f"hf:{name} has positions for {most} tokens and is given {reach}: choose --lengths to fit")
-        if cache is not None and cache.recurrent and tokens.shape[1] > 1:
-            # Several tokens after a state: some models of transformers begin anew there.
-            every = [None] * tokens.shape[1] if segments is None else segments.split(1, dim=1)
-            steps = zip(tokens.split(1, dim=1), every, strict=True)
-            read = [self.forward_features(one, segments=ids, cache=cache, kernel=kernel) for one, ids in steps]
-            return torch.cat(read if last is None else read[-last:], dim=1)
         options = self._padding(segments, cache)
         if cache is not None:
-            options |= {"use_cache": True, self._cache: cache.held}
+            if "past_key_values" not in self._takes:
+                raise ValueError(f"hf:{name}: {self.model.config.model_type} keeps no keys and values to go on from")
+            options |= {"use_cache": True, "past_key_values": cache.held}
         with self._shown(kernel):
             output = self._read(tokens, **options)
         if cache is not None:
-            cache.held, cache.length = getattr(output, self._cache, None), reach
-            if cache.held is None:
-                raise ValueError(f"hf:{name}: {self.model.config.model_type} gives no cache to go on from")
+            cache.held, cache.length = output.past_key_values, reach
+            if not {type(layer).__name__ for layer in cache.held.layers} <= {
+                "DynamicLayer",
+                "DynamicSlidingWindowLayer",
+            }:
+                raise ValueError(f"hf:{name}: {self.model.config.model_type} keeps states, which cannot be rewound")
         features = output.last_hidden_state
         return features if last is None else features[:, -last:]
 
@@ -222,12 +196,11 @@ class OutsideDecoder(nn.Module):
         """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives them."""
         base, flat = self._base[0], features.reshape(1, -1, features.shape[-1])
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
-        with _TURN:
-            base.forward = lambda *_, **__: self._kind(last_hidden_state=flat)
-            try:
-                logits = self.model(input_ids=tokens, use_cache=False).logits
-            finally:
-                del base.forward
+        base.forward = lambda *_, **__: self._kind(last_hidden_state=flat)
+        try:
+            logits = self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            del base.forward
         return logits.float().reshape(*features.shape[:-1], -1)
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:
@@ -253,14 +226,14 @@ class OutsideDecoder(nn.Module):
             see(call)
 
         observer = Observer(count_and_see)
-        token = _OBSERVER.set(observer)
+        _OBSERVERS.append(observer)
         try:
             if not adapted:
                 self.model.set_attn_implementation(OBSERVED)
             with attending_by(observer):
                 yield
         finally:
-            _OBSERVER.reset(token)
+            _OBSERVERS.pop()
             if not adapted:
                 self.model.set_attn_implementation(implementation)
         if calls != self.config.num_layers:
@@ -308,6 +281,5 @@ def _observed(
     scaled = query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError("attention with a bias beside its mask cannot be analysed")
-    if (observer := _OBSERVER.get()) is not None:  # None in another thread, which reads with the same model
-        observer.see(AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask))
+    _OBSERVERS[-1].see(AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask))
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

@@ -16,12 +16,10 @@ class TextDataConfig:
     """What to train on.
 
     Attributes:
-        source, tokenizer: spec strings (sources.py, tokenizers.py); or "tokens:FOLDER", whose folders train and heldout
-            `TokenCorpus.save` wrote.
+        source, tokenizer: spec strings (sources.py, tokenizers.py).
         context: L, tokens a model sees at once.
         facts_fraction: share of training rows that state facts and ask for them (rows.py).
         facts_weight: what each token of an answer counts in the loss; other tokens count 1.
-        facts_paraphrased: share of those facts whose question repeats the subject alone (`Grammar.paraphrased`).
         copies_fraction: share of training rows in which a stretch of text comes again.
         cache_dir: see `tokenize_corpus`.
         heldout_source: a source that is held out as a whole, instead of a split of `source`.
@@ -34,7 +32,6 @@ class TextDataConfig:
     seed: int = bounded(0, 0, LARGEST_SEED)
     facts_fraction: float = bounded(0.0, 0, 1)
     facts_weight: float = 1.0
-    facts_paraphrased: float = bounded(0.0, 0, 1)
     copies_fraction: float = bounded(0.0, 0, 1)
     cache_dir: str | None = None
     num_workers: int = bounded(0, 0, MOST_WORKERS)
@@ -51,4 +48,4 @@ class TextDataConfig:
 
     @property
     def row_mix(self) -> RowMix:
-        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight, self.facts_paraphrased)
+        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight)

@@ -1,8 +1,7 @@
 """A corpus tokenised once: one flat array of ids and where each document starts in it.
 
-A saved corpus is a folder of `tokens.npy` (uint16 or uint32), `offsets.npy`, `corpus.json` and `manifest.json`, the digests by
-which the others are verified when it is opened. It can be opened on a machine that has neither the text nor the tokenizer's
-package.
+A cached corpus is a folder of `tokens.npy` (uint16 or uint32), `offsets.npy`, `corpus.json` and `manifest.json`, the digests by
+which the others are verified when it is opened.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ import numpy as np
 from modalities.files import data_folder, new_folder, seal, sealed_damage
 from modalities.text.sources import SPLITS, Document, Source, document_split
 from modalities.text.tokenizers import Tokenizer
-from zoo.inputs import parse_json
+from zoo.inputs import read_json
 
-_FORMAT = 2  # raise when the files or the rules of splitting and tokenising change; 1 is 2 without digests
+_FORMAT = 2  # raise when the files or the rules of splitting and tokenising change
 _FILES = ("tokens.npy", "offsets.npy", "corpus.json")
 _BAR_FROM_BYTES = 16 * 2**20  # a smaller corpus takes a second or two and needs no bar
 _IN_MEMORY = 1 << 25  # tokens
@@ -52,16 +51,10 @@ class TokenCorpus:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the corpus to a new folder. FileExistsError for an existing one."""
-        if Path(folder).exists():
-            raise FileExistsError(f"{folder} exists; a saved corpus is never overwritten")
-        self.save_once(Path(folder))
-
-    def save_once(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Write the corpus to a folder, unless another process is first."""
-        facts: dict[str, object] = {"format": _FORMAT, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
-        facts |= {"num_bytes": self.num_bytes, "num_tokens": len(self.tokens), "ids": self.ids}
+        facts: dict[str, object] = {"tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
+        facts |= {"num_bytes": self.num_bytes, "ids": self.ids}
         with new_folder(folder, "corpus.json") as temporary:
             np.save(temporary / "tokens.npy", self.tokens)
             np.save(temporary / "offsets.npy", self.offsets)
@@ -69,38 +62,14 @@ class TokenCorpus:
             seal(temporary)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> TokenCorpus:
-        """Open a saved corpus, memory-mapped. FileNotFoundError for a missing one, ValueError for a damaged one."""
-        folder = Path(folder)
-        if not (folder / "corpus.json").is_file():
-            raise FileNotFoundError(f"{folder} holds no saved corpus (no corpus.json)")
-        facts = parse_json((folder / "corpus.json").read_bytes(), str(folder / "corpus.json"))
-        version = facts.get("format") if isinstance(facts, dict) else facts
-        if version != 1 and (damage := sealed_damage(folder, _FILES)):
-            raise ValueError(f"{folder}: {damage}; delete it")
-        if version not in (1, _FORMAT):
-            raise ValueError(f"{folder}: format {version!r:.80}, this version reads 1 and {_FORMAT}; delete it")
-        tokens = _array(folder / "tokens.npy", "uint16", "uint32")
-        offsets = np.array(_array(folder / "offsets.npy", "int64"))
-        fields = {"ids": list, "num_bytes": int, "tokenizer": str, "fingerprint": str}
-        for name, kind in fields.items():
-            if not isinstance(facts.get(name), kind):
-                raise ValueError(f"{folder}: corpus.json has no {name}; delete it")
-        bounds = len(offsets) == len(facts["ids"]) + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-        if not (bounds and facts.get("num_tokens") == len(tokens) == offsets[-1]):
-            raise ValueError(f"{folder}: offsets.npy and corpus.json do not fit {len(tokens)} tokens; delete it")
-        return cls(tokens, offsets, **{name: facts[name] for name in fields})
-
-
-def _array(path: Path, *kinds: str) -> np.ndarray:
-    """A line of whole numbers, memory-mapped. ValueError for anything else, which is never unpickled."""
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy's parser of headers can raise nearly anything
-        raise ValueError(f"{path}: damaged ({error}); delete {path.parent}") from error
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.name not in kinds:
-        raise ValueError(f"{path}: expected one line of {' or '.join(kinds)}; delete {path.parent}")
-    return array
+    def load(cls, folder: Path) -> TokenCorpus:
+        """Open a saved corpus, memory-mapped. ValueError for a damaged one."""
+        if damage := sealed_damage(folder, _FILES):
+            raise ValueError(f"{folder}: {damage}")
+        facts = read_json(folder / "corpus.json", most=2**34)
+        tokens, offsets = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in _FILES[:2])
+        fields = ("ids", "num_bytes", "tokenizer", "fingerprint")
+        return cls(tokens, np.array(offsets), **{name: facts[name] for name in fields})
 
 
 def tokenize_corpus(
@@ -130,7 +99,7 @@ def tokenize_corpus(
         if folder.is_dir():
             try:
                 return TokenCorpus.load(folder)
-            except (ValueError, FileNotFoundError) as error:
+            except ValueError as error:
                 warnings.warn(f"damaged cache of {source.spec!r}, which is tokenised again ({error})", stacklevel=2)
                 shutil.rmtree(folder, ignore_errors=True)
     documents = (document for document in source if split == "all" or document_split(document) == split)
@@ -139,7 +108,7 @@ def tokenize_corpus(
         raise ValueError(_why_empty(source, split))
     if folder is None or (cache_dir is None and len(corpus.tokens) <= _IN_MEMORY):
         return corpus
-    corpus.save_once(folder)
+    corpus.save(folder)
     return TokenCorpus.load(folder)
 
 

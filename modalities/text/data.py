@@ -129,8 +129,6 @@ def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None 
     spec = config.source
     if split == "heldout" and config.heldout_source is not None:
         spec, split = config.heldout_source, "all"
-    if spec.startswith("tokens:"):
-        return TokenCorpus.load(f"{spec[len('tokens:') :]}/{'heldout' if split == 'all' else split}")
     source = open_source(spec)
     limit = config.heldout_limit if isinstance(source, HFSource) else None
     return tokenize_corpus(source, tokenizer, split=split, cache_dir=config.cache_dir, limit=limit)

@@ -54,8 +54,6 @@ class Grammar:
         asides: sentences with a number of no interest at "|".
         codes, syllables: of names made of letters and a number, and of invented names.
         frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of names.
-        questions: that repeat the subject alone.  turned: statements with the value before the subject.
-        paraphrased: share of the facts that are asked for by one of `questions`, half of them stated by one of `turned`.
     """
 
     wordings: tuple[tuple[str, str], ...]
@@ -71,9 +69,6 @@ class Grammar:
     frame_words: tuple[str, ...] = ()
     frame_marks: tuple[str, ...] = ()
     invented: float = 0.0
-    questions: tuple[str, ...] = ()
-    turned: tuple[str, ...] = ()
-    paraphrased: float = 0.0
 
     def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
         """A name of a list; of the kinds after them an invented one, a code, or two words."""
@@ -125,27 +120,9 @@ class Grammar:
         return pick(rng, text if len(text) and drawn < 0.7 else self.frame_words)
 
     def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
-        """A wording of the list, or an invented one; the question repeats it, or is in other words."""
+        """A wording of the list, or an invented one."""
         invented = bool(self.invented) and rng.random() <= self.invented
-        wording = self.invent_wording(rng, text) if invented else pick(rng, self.wordings)
-        if not self.paraphrased or "{name}" not in wording[0] or rng.random() > self.paraphrased:
-            return wording
-        return self.paraphrase(rng, wording[0], text, invented)
-
-    def paraphrase(
-        self, rng: np.random.Generator, statement: str, text: Sequence[str], invented: bool
-    ) -> tuple[str, str]:
-        """The statement, or one with its value before its subject, and a question that repeats the subject alone."""
-        if rng.random() < 0.5:
-            frame = statement.partition("|")[0].rstrip(" :=,-><+*~&@%$#_()") if invented else ""
-            statement = f"| {frame}." if frame else pick(rng, self.turned)
-        if invented and rng.random() < 0.7:
-            words = [self.draw_word(rng, text) for _ in range(int(rng.integers(0, 5)))]
-            words.insert(int(rng.integers(len(words) + 1)), "{name}")
-            lead = pick(rng, ("", "", " It is", f" {self.draw_word(rng, text)} {self.draw_word(rng, text)}"))
-            return statement, " ".join(words) + pick(rng, ("?", ":", " ->", " =", ".", "? A:")) + lead
-        questions = [question for question in self.questions if "{noun}" in statement or "{noun}" not in question]
-        return statement, pick(rng, questions)
+        return self.invent_wording(rng, text) if invented else pick(rng, self.wordings)
 
     def invent_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
         """Random words around the name, repeated by the question."""
@@ -179,8 +156,6 @@ GRAMMARS = {
     "train": replace(TRAIN, invented=0.0),
     "invented": replace(TRAIN, invented=1.0),
     "heldout": HELDOUT,
-    "paraphrased": replace(HELDOUT, paraphrased=1.0),
-    "train_paraphrased": replace(TRAIN, invented=0.0, paraphrased=1.0),
 }
 
 

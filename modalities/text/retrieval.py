@@ -30,12 +30,11 @@ from modalities.evaluation import (
 )
 from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, MOST_DOCUMENTS, EncodedDocument, open_heldout
-from modalities.text.facts import VALUES
 from modalities.text.prompts import TEMPLATES, Haystack, Template, default_haystack, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from zoo.slices import slices
 
-FILLERS = "own, grass, text (held-out documents) or file:PATH"
+FILLERS = "own, grass or text (held-out documents)"
 
 __all__ = ["FILLERS", "HaystackEvaluator", "Retrieval", "RetrievalSettings", "TextEvaluator"]
 
@@ -54,10 +53,8 @@ class TextEvaluator(Evaluator[S, Decoder]):
         return self.text_name
 
     def heldout_for(self, model: Decoder) -> Heldout[tuple[EncodedDocument, ...]]:
-        """The documents in the model's tokens. ValueError where training read tokens and kept no text."""
+        """The documents in the model's tokens."""
         name = self.text_name
-        if name.startswith("tokens:"):
-            raise ValueError(f"training read {name!r}, which holds no text: name held-out text with --source")
         whole = self.settings.source is None and self.trained_on.get("heldout_source") is not None
         return open_heldout(name, model.config.tokenizer, "all" if whole else "heldout")
 
@@ -123,14 +120,11 @@ class RetrievalSettings(LengthSettings):
     filler: str | None = option(None, f"{FILLERS}; default: what belongs to the template")
     facts: tuple[int, ...] = option((1,), "facts in the text, as 1,2,5; one is asked for", parse=counts)
     distractors: tuple[int, ...] = option((0,), "sentences with another number, as 0,1,4", parse=counts)
-    values: str = option("digits", f"{', '.join(VALUES)}: what the facts of a grammar's template say")
     depths: int | None = option(None, "places of the fact between the text's start and end; default: the evaluator's")
-    prefix_digits: int | None = option(None, "digits of the key that the prompt gives away; default: as published")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("template", self.template, TEMPLATES)
-        check_choice("values", self.values, list(VALUES))
         if self.depths is not None and self.depths < 2:
             raise ValueError(f"depths must be at least 2, got {self.depths}")
         for name in ("facts", "distractors"):
@@ -156,14 +150,13 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         super().__init__(settings, trained_on)
         options = self.settings
         name = options.template or "own"
-        prefix = (1 if name == "bam" else 0) if options.prefix_digits is None else options.prefix_digits
         # (facts, distractors) → what columns of the condition end with
         self.conditions: dict[tuple[int, int], str] = {}
         for facts, distractors in product(options.facts, options.distractors):
             parts = [f"facts={facts}"] * (len(options.facts) > 1)
             parts += [f"distractors={distractors}"] * (len(options.distractors) > 1)
             self.conditions[facts, distractors] = f" ({', '.join(parts)})" if parts else ""
-        self.templates = [Template(name, *condition, prefix, options.values) for condition in self.conditions]
+        self.templates = [Template(name, *condition) for condition in self.conditions]
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
             drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True, within=0.2) for c in conditions)
@@ -188,7 +181,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
             "seed": self.settings.seed,
             "samples": self.samples,
             "depths": self.depths,
-            "template": [template.name, template.given, *([template.values] if template.values != "digits" else [])],
+            "template": [template.name, int(template.name == "bam")],  # digits of the key that the prompt gives away
             "hay": self.haystack(model).fingerprint,
         } | ({"grammar": template.grammar.fingerprint} if template.grammar else {})
 

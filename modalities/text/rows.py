@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 
-from modalities.text.facts import HELDOUT, TRAIN, Fact, Grammar, Sentence, draw_facts, fill_aside, pick, sentence_ends
+from modalities.text.facts import HELDOUT, TRAIN, Fact, Sentence, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["RowMix", "copies_row", "facts_row"]
@@ -24,19 +23,11 @@ WORD = re.compile("[A-Za-z]{2,}")
 
 @dataclass(frozen=True)
 class RowMix:
-    """Shares of training rows: `facts_row` (whose answers count `weight` in the loss), `copies_row`; the rest is plain.
-
-    paraphrased: share of the facts whose question repeats the subject alone.
-    """
+    """Shares of training rows: `facts_row` (whose answers count `weight` in the loss), `copies_row`; the rest is plain."""
 
     facts: float = 0.0
     copies: float = 0.0
     weight: float = 1.0
-    paraphrased: float = 0.0
-
-    @cached_property
-    def grammar(self) -> Grammar:
-        return replace(TRAIN, paraphrased=self.paraphrased)
 
     def __call__(self, row: Row, key: list[int], tokenizer: Tokenizer) -> Row:
         """The row itself, or one made of its text; `key` seeds the draw."""
@@ -45,29 +36,26 @@ class RowMix:
         rng = np.random.default_rng(key)
         drawn = rng.random()
         if drawn < self.facts:
-            return facts_row(row, rng, tokenizer, self.weight, self.grammar)
+            return facts_row(row, rng, tokenizer, self.weight)
         return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
 
     def identity(self) -> dict[str, object] | None:
         """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
         if not self.facts and not self.copies:
             return None
-        shares = asdict(self)
-        if not self.paraphrased:  # as in states saved before there were paraphrases
-            del shares["paraphrased"]
-        return shares | ({"grammar": self.grammar.fingerprint} if self.facts else {})
+        return asdict(self) | ({"grammar": TRAIN.fingerprint} if self.facts else {})
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""
         if self.facts:
             rng = np.random.default_rng(0)
-            sizes = [_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, self.grammar, 1)]
+            sizes = [_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, TRAIN, 1)]
             if context < max(sizes):
                 needs = f"tokenizer {tokenizer.name!r} needs at least {max(sizes)}"
                 raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
 
 
-def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float, grammar: Grammar = TRAIN) -> Row:
+def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> Row:
     """Facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
     One to ten facts, as many as fit, stand between sentences; all or some are asked for at the end. Values count 0 in the loss
@@ -77,7 +65,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
     statements, answers = [], []
     said = [word for word in WORD.findall(tokenizer.decode(row["tokens"])) if word.lower() not in HELDOUT.vocabulary]
     count = MOST_FACTS if rng.random() < FULL else int(rng.integers(1, MOST_FACTS + 1))
-    for fact in draw_facts(rng, grammar, count, text=said):
+    for fact in draw_facts(rng, TRAIN, count, text=said):
         statement, answer, size = _ask(fact, tokenizer, weight)
         if size > room:
             break
@@ -85,7 +73,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
         statements.append(statement)
         answers.append(answer)
     if rng.random() < 0.3:
-        aside = _encode(fill_aside(pick(rng, grammar.asides), rng), tokenizer, 0.0)
+        aside = _encode(fill_aside(pick(rng, TRAIN.asides), rng), tokenizer, 0.0)
         if aside.shape[1] <= room:
             statements.append(aside)
             rng.shuffle(statements)

@@ -5,19 +5,16 @@
     "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all held out
     "english"                         a mix of all three: every speech, every 2nd document of poetry, every 10th RFC
     "PATH or GLOB"                    .txt (a document per file), .jsonl, .parquet; .txt and .jsonl also as .gz
-    "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset, streamed
+    "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset of the hub or in a folder, streamed
 
 Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
 
     field=text           the field that holds the text (JSONL, Parquet, hf)
-    id_field=id          the field that names the document; rows without it are named file:row
     split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by hash
     split=heldout        or "train": of every document, instead of the split by hash
     errors=strict        or "replace": what to do with invalid Unicode in .txt and .jsonl
-    data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
-    data_dir, revision   hf only: handed to load_dataset
 
-JSONL is read here because errors of `datasets` name no row.
+Documents are named by a row's "id", else by file:row. JSONL is read here because errors of `datasets` name no row.
 """
 
 from __future__ import annotations
@@ -51,8 +48,7 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
 }
 # name -> corpora, and every how many documents of each
 _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
-_HUB_OPTIONS = ("data_files", "data_dir", "revision")
-_OPTIONS = ("field", "id_field", "split_field", "split", "errors", *_HUB_OPTIONS)
+_OPTIONS = ("field", "split_field", "split", "errors")
 _SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 LONGEST_TEXT = 1 << 30  # bytes of a .txt
@@ -152,13 +148,10 @@ class HFSource(Source):
 
     def load(self) -> Any:
         """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
-        extra: dict[str, Any] = {name: value for name, value in self.options.items() if name in _HUB_OPTIONS}
-        if files := extra.get("data_files"):
-            extra["data_files"] = [str(path) for path in matching_files(files)] or files
         require("datasets", f"source {self.spec!r}", "data")
         from datasets import load_dataset
 
-        return load_dataset(self.name, self.config, split=self.split, streaming=True, **extra)
+        return load_dataset(self.name, self.config, split=self.split, streaming=True)
 
     def document(self, row: dict[str, Any], number: int) -> Document:
         return _row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
@@ -179,8 +172,6 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     place, options = _parse(spec)
     if place.startswith("hf:"):
         return _hf_source(spec, place.removeprefix("hf:"), options)
-    if only := next((name for name in _HUB_OPTIONS if name in options), None):
-        raise ValueError(f"source {spec!r}: option {only!r} is only for 'hf:…' sources")
     excerpt = FileSource(spec, ((_ASSETS / "sotu_excerpt.jsonl", options, 1),))
     if place == "sotu-excerpt":
         return excerpt
@@ -312,7 +303,7 @@ def _row_document(row: Any, default_id: str, where: str, options: dict[str, str]
         split = _field(row, options["split_field"], where)
         if split not in (*SPLITS, "unused"):
             raise ValueError(f"{where}: split {split!r} is none of 'train', 'heldout', 'unused'")
-    name = row.get(options.get("id_field", "id"))
+    name = row.get("id")
     return Document(default_id if name is None else str(name), text or "", split)
 
 

@@ -121,7 +121,7 @@ def test_weights_tokens_and_tokenizers_are_no_pickles(mark: Path, tmp_path: Path
     corpus_of([Document("a", "words")], ByteTokenizer()).save(tmp_path / "tokens")
     np.save(tmp_path / "tokens" / "tokens.npy", np.array([Runs(mark)], dtype=object), allow_pickle=True)
     seal(tmp_path / "tokens")
-    with pytest.raises(ValueError, match=r"tokens\.npy: damaged|memory-mapped"):
+    with pytest.raises(ValueError, match=r"memory-mapped|allow_pickle"):
         TokenCorpus.load(tmp_path / "tokens")
     (tmp_path / "tokenizer.json").write_bytes(pickle.dumps(Runs(mark)))
     for spec in (f"hf:{tmp_path}", f"{tmp_path}/tokenizer.json", f"gpt2:{tmp_path}"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 import torch
@@ -126,27 +125,6 @@ def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(options, tokens: to
     assert sizes[0] == 64 and len(sizes) == 1 + 2 * 13 and max(sizes[1:]) == 5  # each chunk again in backward
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()) + 2e-8)
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Liger's kernels, interpreted")
-@pytest.mark.parametrize("tied", [True, False])
-def test_ligers_loss_equals_the_chunks(tied: bool, tokens: torch.Tensor, monkeypatch) -> None:
-    """Weights of tokens, ignored ones, and all gradients, in float32."""
-    pytest.importorskip("liger_kernel")
-    model = small("text_rope_tiny", tied=tied).float().train()
-    weights = torch.rand(2, 32)
-    features = torch.randn(2, 32, model.config.dim, requires_grad=True)
-    targets = tokens[:, 1:].clone()
-    targets[0, 20:] = -100
-    monkeypatch.setattr("modalities.decoder.model.LOGIT_BYTES", 0)
-    found = []
-    for fused in (False, True):
-        monkeypatch.setattr("modalities.decoder.fused_loss.serves", lambda *given, fused=fused: fused)
-        losses = model.token_losses(features, targets)
-        unembedding = model.embedding.weight if tied else model.head.weight
-        found.append([losses, *torch.autograd.grad((losses * weights).sum(), [features, unembedding])])
-    for chunks, liger in zip(*found, strict=True):
-        torch.testing.assert_close(liger, chunks, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_and_document_borders_are_no_targets(tokens: torch.Tensor) -> None:

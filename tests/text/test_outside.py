@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from modalities.decoder.generation import generate
 from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.hf import wrap
-from modalities.text.prompts import PUBLISHED, Template, open_haystack
+from modalities.text.prompts import Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from recipes.commands import CommandError
 from recipes.targets import find_outside, find_targets, modality_of
@@ -24,8 +23,6 @@ from tests.recipes.test_evaluate import invoke
 from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
 from zoo import create_model
 from zoo.analysis import analyse
-from zoo.attention import AttentionCall
-from zoo.attention.dispatch import Observer
 
 LETTERS = [*map(chr, range(32, 127)), "\n"]
 
@@ -81,19 +78,6 @@ def test_generation_pads_on_the_left_and_goes_on_from_the_cache(zoo_model, folde
     assert generate(outside, prompts[:1], max_new_tokens=12)[0] == written[0, ids.shape[1] :].tolist()
 
 
-def test_threads_share_a_model(tmp_path):
-    """Eight generate at once, to the bit as one after the other, also while another thread watches attention."""
-    outside = load(plain(tmp_path))
-    prompts = [[2 + n, *range(5, 9 + n)] for n in range(8)]
-    alone = [generate(outside, [row], max_new_tokens=12) for row in prompts]
-    seen: list[AttentionCall] = []
-    with ThreadPoolExecutor(8) as pool, outside._shown(Observer(seen.append)):
-        assert list(pool.map(lambda row: generate(outside, [row], max_new_tokens=12), prompts)) == alone
-        assert not seen
-        outside._read(torch.tensor([prompts[0]]))
-    assert len(seen) == outside.config.num_layers
-
-
 def test_attention_is_seen_exactly(tmp_path):
     """Weights are those of transformers' own eager attention."""
     folder = plain(tmp_path)
@@ -108,7 +92,7 @@ def test_attention_is_seen_exactly(tmp_path):
 
 SHAPE = dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64)
 SHAPE |= dict(intermediate_size=64)
-# Of each kind one: tables of positions, biases by distance, sliding windows, experts, states, states beside attention.
+# Of each kind one: tables of positions, biases by distance, sliding windows, experts.
 KINDS = {
     "opt": dict(SHAPE, ffn_dim=64, word_embed_proj_dim=32),
     "gpt_neox": SHAPE,
@@ -117,8 +101,6 @@ KINDS = {
     "mistral": dict(SHAPE, num_key_value_heads=1, sliding_window=8),
     "granite": dict(SHAPE, logits_scaling=3.0),
     "mixtral": dict(SHAPE, num_key_value_heads=1, num_local_experts=4),
-    "mamba": dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8),
-    "lfm2": dict(SHAPE, num_key_value_heads=1, layer_types=["conv", "full_attention"]),
 }
 
 
@@ -146,11 +128,28 @@ def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
         padding[0, :7] = -1
         short = outside.model(tokens[:1, 7:]).logits.float()
         torch.testing.assert_close(outside(tokens, segments=padding)[:1, 7:], short, **same)
-    if kind in ("bloom", "gptj", "mamba", "lfm2"):
+    if kind in ("bloom", "gptj"):
         with pytest.raises(ValueError, match=f"attention of {kind} cannot be seen: [01] of 2 layers"):
             analyse(outside, tokens)
     else:
         assert len(analyse(outside, tokens)) == 2
+
+
+STATES = {
+    "mamba": dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8),
+    "lfm2": dict(SHAPE, num_key_value_heads=1, layer_types=["conv", "full_attention"]),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_models_that_keep_states_are_refused(kind, tmp_path):
+    from transformers import AutoConfig
+
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **STATES[kind])).save_pretrained(tmp_path)
+    character_tokenizer(LETTERS, ["<e>"], eos="<e>", model_max_length=64).save_pretrained(tmp_path)
+    outside = load(tmp_path)
+    with pytest.raises(ValueError, match=f"{kind} keeps (no keys and values|states)"):
+        outside.forward_features(torch.zeros(1, 4, dtype=torch.int64), cache=outside.new_cache())
 
 
 def test_a_head_that_caps_logits_is_its_own(tmp_path):
@@ -195,7 +194,7 @@ def tokenizer_of(tmp_path, **options):
 @pytest.mark.parametrize(("kind", "template"), [*((kind, "own") for kind in TOKENIZERS), ("adds BOS", "bam")])
 def test_prompts_begin_once_and_are_of_the_length_asked_for(kind, template, tmp_path):
     tokenizer = tokenizer_of(tmp_path, **TOKENIZERS[kind])
-    hay = open_haystack("grass" if template in PUBLISHED else "own", tokenizer)
+    hay = open_haystack("grass" if template == "bam" else "own", tokenizer)
     prompt, answer = Template(template).draw(900, 0.5, np.random.default_rng(0), tokenizer, hay)
     assert len(prompt) + len(answer) <= 900 if template == "bam" else len(prompt) + len(answer) == 900
     begins = [] if template == "bam" else [tokenizer.bos_id]  # BAM's prompt has none

@@ -27,7 +27,7 @@ from zoo.files import write_json
 
 Row = dict[str, object]
 Call = Callable[[], object]
-PACKAGES = ("triton", "flash-attn", "transformers", "timm", "liger-kernel")
+PACKAGES = ("triton", "flash-attn", "transformers", "timm")
 SLEEP = 10_000_000  # cycles: more than the host takes to launch a step
 
 

@@ -1,21 +1,18 @@
-"""Wall time and peak memory of a block of code, and the memory that a device has."""
+"""Wall time and peak memory of a block of code."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import torch
 
-__all__ = ["Meter", "device_memory", "device_name"]
+__all__ = ["Meter", "device_name"]
 
 _STATM = "/proc/self/statm"
-_GROUP_LIMIT = "/sys/fs/cgroup/memory.max"
 _INTERVAL = 0.002  # seconds between two looks at the resident set
 
 
@@ -69,23 +66,6 @@ def device_name(device: torch.device | str) -> str:
     """ "cpu", or the GPU's name."""
     device = torch.device(device)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def device_memory(device: torch.device | str) -> int:
-    """Bytes of a GPU; on the CPU the least of the machine's and the limits of the process and its control group."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if not hasattr(os, "sysconf"):  # not a POSIX system
-        return sys.maxsize
-    import resource
-
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        limits.append(most)
-    with contextlib.suppress(OSError, ValueError):  # no control groups, or "max"
-        limits.append(int(Path(_GROUP_LIMIT).read_text()))
-    return min(limits)
 
 
 def _resident_bytes() -> int:

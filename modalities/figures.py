@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,6 @@ DASHES = ("-", "--", ":", "-.")
 ERROR_BAND = "standard error"
 FEWEST = 100  # predictions of an octave of positions that is drawn
 NAME_WIDTH = 0.3  # of a panel, below which the names of two places of training are one
-SINGLE_SPAN = 0.1  # of octaves, over which models stand side by side where an axis has one place
 Style = dict[str, Any]  # arguments of matplotlib's plot
 LINE: Style = {"linewidth": 1.6, "markersize": 5.5, "alpha": 0.9, "zorder": 3}
 RULE: Style = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
@@ -77,13 +76,8 @@ def scores_figure(
     along: Axis = LENGTH,
     *,
     unit: str = "tokens",
-    styles: Sequence[Style] | None = None,
-    bare: Collection[str] = (),
 ) -> None:
-    """A panel for each score that is drawn and that rows have: over the axis, or by position in the longest window.
-
-    unit: what positions count. styles, bare: as in `curves`.
-    """
+    """A panel for each score that is drawn and that rows have: over the axis, or by position in the longest window."""
     results = mean_of_seeds(results, along.column)
     columns = {name for result in results for row in result.rows for name in row}
     drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
@@ -91,12 +85,12 @@ def scores_figure(
     cut: list[str] = []
     for axis, score in zip(axes, drawn, strict=False):
         if score.by_position:
-            position_curves(axis, results, score.column, score.label, styles=styles, unit=unit)
+            position_curves(axis, results, score.column, score.label, unit=unit)
         else:
-            cut += curves(axis, results, score, along, styles=styles, bare=bare)
+            cut += curves(axis, results, score, along)
     for axis in axes[len(drawn) :]:
         axis.set_visible(False)
-    finish(figure, axes, results, path, unseeded=bare, cut=cut)
+    finish(figure, axes, results, path, cut=cut)
 
 
 def overview_figure(
@@ -143,18 +137,17 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
     save_figure(figure, path)
 
 
-def styles_of(results: Sequence[ModelResult], known: Mapping[str, tuple[str, str]] | None = None) -> list[Style]:
-    """Line styles by method, those of `known` before the common ones. A second model of a method keeps its colour and marker
-    and takes the next dash pattern; a method without a style takes a spare one, dashed where these come again."""
-    table = {**STYLES, **(known or {})}
+def styles_of(results: Sequence[ModelResult]) -> list[Style]:
+    """Line styles by method. A second model of a method keeps its colour and marker and takes the next dash pattern; a method
+    without a style takes a spare one, dashed where these come again."""
     models: Counter[str] = Counter()
     spare: dict[str, int] = {}
     styles = []
     for result in results:
         method = result.method
-        base = method if method in table else method.removesuffix("_ssmax")
-        round_, place = (0, 0) if base in table else divmod(spare.setdefault(base, len(spare)), len(SPARE))
-        color, marker = table.get(base) or SPARE[place]
+        base = method if method in STYLES else method.removesuffix("_ssmax")
+        round_, place = (0, 0) if base in STYLES else divmod(spare.setdefault(base, len(spare)), len(SPARE))
+        color, marker = STYLES.get(base) or SPARE[place]
         dashes = DASHES[(models[method] + round_) % len(DASHES)]
         models[method] += 1
         style = {"color": color, "marker": marker, "markerfacecolor": color if base == method else "white"}
@@ -174,31 +167,20 @@ def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Fig
     return figure, list(axes.flat)
 
 
-def curves(
-    axis: Axes,
-    results: Sequence[ModelResult],
-    score: Score,
-    along: Axis = LENGTH,
-    *,
-    styles: Sequence[Style] | None = None,
-    bare: Collection[str] = (),
-) -> list[str]:
+def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis = LENGTH) -> list[str]:
     """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that have the score.
 
-    Models that have not converged in context (`Score.within`) are drawn up to it; returns their labels. At a single place
-    models are drawn next to each other, with bars for bands. bare: methods without a band, such as baselines.
+    Models that have not converged in context (`Score.within`) are drawn up to it; returns their labels.
     """
     column = along.column
     ticks = sorted({row[column] for result in results for row in result.rows})
     cut = [result.label for result in unconverged(results, score, column)]
-    for n, (result, style) in enumerate(zip(results, styles or styles_of(results), strict=True)):
+    for result, style in zip(results, styles_of(results), strict=True):
         last = result.trained_at if result.label in cut else math.inf
         shown = [row.get(score.column) is not None and row[column] <= last for row in result.rows]
-        aside = 2 ** (SINGLE_SPAN * ((n + 0.5) / len(results) - 0.5)) if len(ticks) == 1 else 1.0
-        places = [row[column] * aside for row in compress(result.rows, shown)]
+        places = [row[column] for row in compress(result.rows, shown)]
         axis.plot(places, [row[score.column] for row in compress(result.rows, shown)], **style)
-        if result.method not in bare or isinstance(result, SeedMean):
-            _draw_band(axis, places, result, score.column, shown, style["color"], bar=len(ticks) == 1)
+        _draw_band(axis, places, result, score.column, shown, style["color"])
     _scale_along(axis, ticks, along)
     axis.set(xlabel=along.label, ylabel=score.label or score.column.replace("_", " "))
     axis.grid(alpha=0.25, linewidth=0.6)
@@ -206,10 +188,7 @@ def curves(
         axis.set_ylim(-0.04, 1.04)
     elif not score.linear:
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
-    if isinstance(score.level, str):  # dotted along the rows that have it
-        rows = next((result.rows for result in results if score.level in result.rows[0]), [])
-        axis.plot([row[column] for row in rows], [row[score.level] for row in rows], **RULE, linestyle=":")
-    elif score.level is not None:
+    if score.level is not None:
         axis.axhline(score.level, **RULE)
     _mark_training(axis, results, along)
     if score.title:
@@ -218,10 +197,10 @@ def curves(
 
 
 def _draw_band(
-    axis: Axes, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str, *, bar: bool
+    axis: Axes, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str
 ) -> None:
     """From the least to the greatest seed, or one seed's standard error about its score in dashes; nothing where neither is
-    known. Faint bands have edges, to be followed where bands overlap; a bar serves a single place."""
+    known."""
     dashed = not isinstance(result, SeedMean)
     if isinstance(result, SeedMean):
         low, high = ([row[column] for row in compress(rows, shown)] for rows in (result.low, result.high))
@@ -231,13 +210,10 @@ def _draw_band(
         if not any(error > 0 for error in errors):  # NaN is not
             return
         low, high = ([row[column] + k * e for row, e in zip(rows, errors, strict=True)] for k in (-1, 1))
-    dashes = "--" if dashed else "-"
-    if bar:
-        axis.vlines(places, low, high, color=color, alpha=0.6, linewidth=1.2, linestyle=dashes, zorder=2)
     gid = ERROR_BAND if dashed else None  # `finish` looks for it
     axis.fill_between(places, low, high, color=color, alpha=0.04 if dashed else 0.07, linewidth=0, zorder=2, gid=gid)
     for edge in (low, high):
-        axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle=dashes, zorder=2)
+        axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle="--" if dashed else "-", zorder=2)
 
 
 def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
@@ -270,13 +246,7 @@ def log_if_wide(axis: Axes, values: Sequence[float]) -> None:
 
 
 def position_curves(
-    axis: Axes,
-    results: Sequence[ModelResult],
-    column: str,
-    ylabel: str,
-    *,
-    styles: Sequence[Style] | None = None,
-    unit: str = "tokens",
+    axis: Axes, results: Sequence[ModelResult], column: str, ylabel: str, *, unit: str = "tokens"
 ) -> None:
     """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window.
 
@@ -284,7 +254,7 @@ def position_curves(
     """
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
     drawn: list[float] = []
-    for row, style in zip(rows, styles or styles_of(results), strict=True):
+    for row, style in zip(rows, styles_of(results), strict=True):
         if column in row:
             ends, windows = row["position_to"], row.get("tokens", row.get("bases", 0)) / row["length"]
             sizes = [min(end, row["length"]) - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -332,20 +302,17 @@ def finish(
     results: Sequence[ModelResult],
     path: Path,
     *,
-    unseeded: Collection[str] = (),
     cut: Collection[str] = (),
 ) -> None:
     """One legend for all panels, to their right, in the order of the models; then save.
 
-    unseeded: methods of which a single result is not called one seed.
     cut: labels of models that are drawn up to their training in some panel, since they have not converged there.
     """
     handles, labels = axes[0].get_legend_handles_labels()
     counts = [result.seeds if isinstance(result, SeedMean) else 1 for result in results]
     seeds, names = set(counts), {label: label for label in labels}
     for result, name, count in zip(results, short_names(results), counts, strict=True):
-        plain = len(seeds) == 1 or (count == 1 and result.method in unseeded)
-        names[result.label] = name + ("" if plain else f", {count} seeds" if count > 1 else ", one seed")
+        names[result.label] = name + ("" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed")
     texts = [names[label] + " *" * (label in cut) for label in labels]
     lines = []  # what bands and asterisks mean
     dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)

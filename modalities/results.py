@@ -46,9 +46,7 @@ class Score:
     tabled: bool = True  # tables show it
     drawn: bool = True  # the default figure has a panel for it
     title: str = ""  # above the panel
-    level: float | str | None = (
-        None  # a line in the panel, such as chance: a value, or the column of rows that holds it
-    )
+    level: float | None = None  # a line in the panel, such as chance
     by_position: bool = False  # rows hold lists, by octaves of positions inside windows ("position_to")
 
 

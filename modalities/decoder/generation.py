@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from modalities.cost import device_memory
 from zoo.decoding import Cache
 from zoo.offload import execution_device
 from zoo.slices import slices
@@ -21,10 +19,9 @@ from zoo.slices import slices
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder
 
-__all__ = ["Sampling", "batches", "generate", "left_pad", "prefill", "stream", "stream_text"]
+__all__ = ["Sampling", "generate", "left_pad", "prefill", "stream", "stream_text"]
 
 PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
-CACHE_SHARE = 4  # keys and values of the rows that are read together take at most a quarter of the memory
 Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]  # token ids, of any lengths
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
 
@@ -72,7 +69,7 @@ def generate(
 ) -> list[list[int]]:
     """New tokens of each prompt, without the prompt or its end token.
 
-    Rows are read in batches where memory asks for it (see `batches`). Calls may run in several threads.
+    All rows are read together. Calls may run in several threads.
 
     Args:
         prompts: token ids, of any lengths.
@@ -86,19 +83,10 @@ def generate(
     Raises:
         ValueError: for empty prompts or settings out of range.
     """
-    read = partial(stream, model, max_new_tokens=max_new_tokens, seed=_generator(model, seed))
-    rows: list[list[int]] = []
-    for part in batches(model, prompts, max_new_tokens):
-        steps = read(prompts[part], temperature=temperature, top_k=top_k, top_p=top_p)
-        rows += _rows(steps, eos_id)
-    return rows
-
-
-def _rows(steps: Iterator[Tensor], eos_id: int | None) -> list[list[int]]:
-    """The tokens of each row up to its end."""
     rows: list[list[int]] = []
     ended: set[int] = set()
-    for tokens in steps:
+    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, seed=seed, **sampling):
         rows = rows or [[] for _ in tokens]
         for n, token in enumerate(tokens.tolist()):
             if token == eos_id:
@@ -146,14 +134,6 @@ def _generator(model: Decoder, seed: int | torch.Generator | None) -> torch.Gene
     if seed is None or isinstance(seed, torch.Generator):
         return seed
     return torch.Generator(execution_device(model.embedding)).manual_seed(seed)
-
-
-def batches(model: Decoder, prompts: Prompts, new_tokens: int) -> list[slice]:
-    """Parts of the prompts whose keys and values, with those of `new_tokens` each, take at most 1/CACHE_SHARE of
-    `device_memory`; one row at least."""
-    row = (max(map(len, prompts), default=0) + new_tokens) * model.token_bytes
-    most = device_memory(execution_device(model.embedding)) // CACHE_SHARE
-    return list(slices(max(1, len(prompts)), max(1, most // max(1, row))))
 
 
 def prefill(

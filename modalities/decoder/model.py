@@ -179,17 +179,6 @@ class Decoder(ZooModel):
         parts = [part for a in attentions for part in (a.prior, a.ssmax)]
         return [part for part in parts if part is not None]
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token of one row in a KV cache: its keys with their lanes, and its values, of all layers."""
-        heads, groups = self.config.num_heads, self.config.num_kv_heads or self.config.num_heads
-        columns = 0
-        for layer in self.layers:
-            attention = cast(Block, layer).attention
-            lanes = attention.prior.num_lanes
-            columns += (heads if lanes else groups) * (attention.content_dim + lanes) + groups * attention.head_dim
-        return columns * self.embedding.weight.element_size()
-
     def forward_features(
         self,
         tokens: Tensor,

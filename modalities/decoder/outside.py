@@ -131,14 +131,6 @@ class OutsideDecoder(nn.Module):
     def new_cache(self, capacity: int = 0) -> OutsideCache:
         return OutsideCache()
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token of one row."""
-        config, heads = self.model.config.get_text_config(), self.config.num_heads
-        groups = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
-        return 2 * self.config.num_layers * groups * width * next(self.model.parameters()).element_size()
-
     def _read(self, tokens: Tensor, **options: Any) -> Any:
         output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
         self._kind = type(output)

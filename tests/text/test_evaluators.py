@@ -137,7 +137,7 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
 @pytest.mark.parametrize("position", ["ggd", "goat", "cable"])
 def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monkeypatch):
     model, facts = tiny(position).double(), 3
-    evaluator = made(Far, lengths=(700,), depths=facts, exact=700, filler="own")
+    evaluator = made(Far, lengths=(700,), depths=facts, filler="own")
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 256)
     read, calls, force = [], [], far.force_and_write
     evaluator.advance = read.append
@@ -145,14 +145,14 @@ def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monk
     ((_, cell),) = evaluator.run(model)
     rng, bytes_ = np.random.default_rng([evaluator.settings.seed, 700, 0, facts]), load_tokenizer("bytes")
     text, asked = Template("heldout", facts).draw_all(700, rng, bytes_, evaluator.haystack(model))
-    assert read == [256, 256, len(text) - 512] * 2 and len(calls) == 2 * facts
-    for (question, answer), ((prompt, expected), (forced, written)) in zip(asked, calls, strict=False):
+    assert read == [256, 256, len(text) - 512] and len(calls) == facts
+    for (question, answer), ((prompt, expected), (forced, written)) in zip(asked, calls, strict=True):
         assert prompt[0].tolist() == question.tolist() and expected[0].tolist() == answer.tolist()
         whole = torch.as_tensor(np.concatenate([text, question, answer]))[None]
         with torch.inference_mode():
             torch.testing.assert_close(forced[0], model(whole)[0, -1 - len(answer) : -1])
         assert written.tolist() == model.generate(whole[:, : -len(answer)], max_new_tokens=len(answer))
-    assert cell["exact_match"] == 0 and cell["difference"] < 1e-5 and cell["left_out"] == 0 < cell["seconds"]
+    assert cell["exact_match"] == 0 and cell["left_out"] == 0 < cell["seconds"]
     right = asked[1][0].tolist()
     monkeypatch.setattr(far, "force_and_write", lambda m, q, a, c: (a, a if q[0].tolist() == right else q))
     (row,) = evaluator.rows(dict(evaluator.run(model)))

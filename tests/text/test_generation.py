@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from modalities.decoder import generation
-from modalities.decoder.generation import Sampling, batches, stream_text
+from modalities.decoder.generation import Sampling, stream_text
 from modalities.decoder.scoring import token_nll
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
@@ -44,32 +42,10 @@ def test_end_tokens(model) -> None:
     assert model.generate([[256]], max_new_tokens=12, eos_id=free[3])[0] == free[: free.index(free[3])]
 
 
-def test_rows_that_do_not_fit_in_memory_are_read_in_batches(model, monkeypatch) -> None:
-    """Greedy rows do not change, samples go on with the generator, and no cache outlives its batch."""
-    prompts = [list(range(3, 3 + n)) for n in (40, 7, 23, 40, 1, 12, 33)]
-    whole = model.generate(prompts, max_new_tokens=8)
-    caches, made = [], model.new_cache
-    monkeypatch.setattr(model, "new_cache", lambda *a: caches.append(weakref.ref(cache := made(*a))) or cache)
-    row = model.token_bytes * (40 + 8)
-    monkeypatch.setattr(generation, "device_memory", lambda device: generation.CACHE_SHARE * (3 * row - 1))
-    gc.disable()
-    try:
-        assert batches(model, prompts, 8) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
-        assert model.generate(prompts, max_new_tokens=8) == whole and len(caches) == 4
-        assert not any(cache() for cache in caches)
-    finally:
-        gc.enable()
+def test_rows_draw_apart_and_again(model) -> None:
     sampled = model.generate([[5]] * 12, max_new_tokens=48, temperature=1.0, seed=3)
     assert len({tuple(row) for row in sampled}) == 12
     assert sampled == model.generate([[5]] * 12, max_new_tokens=48, temperature=1.0, seed=3)
-
-
-def test_a_tokens_bytes_are_those_of_the_cache() -> None:
-    for options in ({}, {"lanes": "beside"}, {"num_kv_heads": 2}, {"position": "rope", "num_kv_heads": 2}):
-        model = create_model("text_goat_tiny", num_layers=2, **options).eval()
-        cache = model.new_cache(256)
-        model.forward_features(torch.zeros(2, 256, dtype=torch.int64), cache=cache)
-        assert cache.memory() == 2 * 256 * model.token_bytes
 
 
 def test_threads_share_a_model() -> None:

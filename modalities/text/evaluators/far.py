@@ -25,6 +25,7 @@ from modalities.evaluation import (
     option,
     standard_error,
 )
+from modalities.text.facts import HELDOUT
 from modalities.text.prompts import Template
 from modalities.text.retrieval import FILLERS, HaystackEvaluator
 from modalities.text.tokenizers import load_tokenizer
@@ -38,20 +39,15 @@ __all__ = ["Far", "FarSettings"]
 class FarSettings(LengthSettings):
     """`samples` counts texts of each length. By default shorter texts are more, up to 16: together as long as the longest."""
 
-    template: str = option("heldout", "words of the facts: heldout, train or invented")
     filler: str = option("text", FILLERS)
     depths: int = option(5, "facts of a text, at even depths from its start to its end, each asked for")
-    exact: int = option(0, "texts up to this length are read again with no key left out: column `difference`")
 
     factors = (8, 32, 128)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if Template(self.template, 1).grammar is None or self.depths < 2:
-            got = f"template {self.template!r} with depths={self.depths}"
-            raise ValueError(
-                f"far asks for several facts, got {got}; expected two or more of heldout, train or invented"
-            )
+        if self.depths < 2:
+            raise ValueError(f"far asks for several facts, got depths={self.depths}; expected 2 or more")
 
 
 class Far(HaystackEvaluator[FarSettings]):
@@ -62,7 +58,6 @@ class Far(HaystackEvaluator[FarSettings]):
     | `exact_match` | answers generated exactly, with `standard_error` over texts; `by_depth` in the order of `depths` |
     | `seconds`, `mib` | wall time of the prefill, and its memory at the peak, the cache included |
     | `left_out` | share of the logits that were not computed, without the last layer, which attends for one token only; CPU |
-    | `difference` | of the answers' logits, read with and without leaving out, the largest absolute difference |
 
     Times and memory are of the machine that measured, with as many threads as torch was given. Texts are read one at a time.
     """
@@ -74,7 +69,6 @@ class Far(HaystackEvaluator[FarSettings]):
         Score("seconds", "seconds to read the text"),
         Score("mib", "MiB at the peak", drawn=False),
         Score("left_out", "logits left out", unit_interval=True),
-        Score("difference", drawn=False),
     )
     paired_over = "texts"
 
@@ -83,15 +77,8 @@ class Far(HaystackEvaluator[FarSettings]):
         return self.settings.filler
 
     def identity(self, model: Decoder) -> dict[str, object]:
-        template = Template(self.settings.template, self.settings.depths)
-        assert template.grammar is not None
-        return {
-            "seed": self.settings.seed,
-            "template": template.name,
-            "facts": template.facts,
-            "hay": self.haystack(model).fingerprint,
-            "grammar": template.grammar.fingerprint,
-        }
+        facts = {"seed": self.settings.seed, "template": "heldout", "facts": self.settings.depths}
+        return facts | {"hay": self.haystack(model).fingerprint, "grammar": HELDOUT.fingerprint}
 
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.lengths_for(model)
@@ -103,27 +90,25 @@ class Far(HaystackEvaluator[FarSettings]):
     def cells(self, model: Decoder) -> list[Cell]:
         lengths = self.points(model)
         self.describe_hay(model, max(lengths))
-        cells = []
-        for n in lengths:
-            twice = n <= self.settings.exact
-            for k in range(self.settings.samples or min(16, lengths[-1] // n)):
-                name = f"length={n}/text={k}" + ("/twice" if twice else "")
-                cells.append(Cell(name, cost=n * (1 + twice), data={"length": n, "text": k, "twice": twice}))
-        return cells
+        return [
+            Cell(f"length={n}/text={k}", cost=n, data={"length": n, "text": k})
+            for n in lengths
+            for k in range(self.settings.samples or min(16, lengths[-1] // n))
+        ]
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         settings, length = self.settings, cell.data["length"]
         rng = np.random.default_rng([settings.seed, length, cell.data["text"], settings.depths])
-        template, tokenizer = Template(settings.template, settings.depths), load_tokenizer(model.config.tokenizer)
+        template, tokenizer = Template("heldout", settings.depths), load_tokenizer(model.config.tokenizer)
         text, asked = template.draw_all(length, rng, tokenizer, self.haystack(model))
         tokens = torch.as_tensor(text, device=device_of(model))[None]
         meter = Meter(tokens.device)
         with meter, skipping(True) as tally:
             cache = self._read(model, tokens, model.new_cache(length))
-        forced, right = self._answer(model, cache, asked)
+        right = self._answer(model, cache, asked)
         every = model.config.num_heads * (model.config.num_layers - 1) * len(text) * (len(text) + 1) // 2
         counted = every > 0 and tokens.device.type == "cpu"
-        value: CellValue = {
+        return {
             "length": length,
             "exact_match": sum(right) / len(right),
             "seconds": meter.seconds,
@@ -131,12 +116,6 @@ class Far(HaystackEvaluator[FarSettings]):
             "left_out": tally.left_out / every if counted else math.nan,
             "right": right,
         }
-        if cell.data["twice"]:
-            del cache
-            with skipping(False):
-                plain, _ = self._answer(model, self._read(model, tokens, model.new_cache(length)), asked)
-            value["difference"] = max(float((a - b).abs().max()) for a, b in zip(forced, plain, strict=True))
-        return value
 
     @torch.inference_mode()
     def _read(self, model: Decoder, tokens: Tensor, cache: Cache) -> Cache:
@@ -144,19 +123,15 @@ class Far(HaystackEvaluator[FarSettings]):
         return cache
 
     @torch.inference_mode()
-    def _answer(
-        self, model: Decoder, cache: Cache, asked: list[tuple[np.ndarray, np.ndarray]]
-    ) -> tuple[list[Tensor], list[int]]:
-        """Of each question its answer's logits (A, V), and 1 where it is generated; the cache is left as it was."""
-        logits, right = [], []
+    def _answer(self, model: Decoder, cache: Cache, asked: list[tuple[np.ndarray, np.ndarray]]) -> list[int]:
+        """1 where the answer of a question is generated; the cache is left as it was."""
+        right = []
         for question, answer in asked:
             mark = cache.mark()
             ids, expected = (torch.as_tensor(x, device=device_of(model))[None] for x in (question, answer))
-            forced, written = force_and_write(model, ids, expected, cache)
-            logits.append(forced[0])
-            right.append(int(torch.equal(written, expected)))
+            right.append(int(torch.equal(force_and_write(model, ids, expected, cache)[1], expected)))
             cache.rewind(mark)
-        return logits, right
+        return right
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = super().rows({name: {k: v for k, v in cell.items() if k != "right"} for name, cell in cells.items()})
@@ -166,8 +141,6 @@ class Far(HaystackEvaluator[FarSettings]):
             row["standard_error"] = standard_error(right.mean(1))
             row["texts"], row["depths"] = len(texts), np.linspace(0, 1, right.shape[1]).tolist()
             row["by_depth"] = right.mean(0).tolist()
-            if "difference" in row:
-                row["difference"] = max(cell["difference"] for cell in texts)
         return rows
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from modalities.results import (
     compact,
     mean_of_seeds,
     short_names,
-    unconverged,
 )
 from zoo.prior_plot import save_figure
 
@@ -82,15 +81,14 @@ def scores_figure(
     columns = {name for result in results for row in result.rows for name in row}
     drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
     figure, axes = panels(math.ceil(len(drawn) / 3) or 1, min(3, len(drawn)) or 1, width=4.6, height=3.9)
-    cut: list[str] = []
     for axis, score in zip(axes, drawn, strict=False):
         if score.by_position:
             position_curves(axis, results, score.column, score.label, unit=unit)
         else:
-            cut += curves(axis, results, score, along)
+            curves(axis, results, score, along)
     for axis in axes[len(drawn) :]:
         axis.set_visible(False)
-    finish(figure, axes, results, path, cut=cut)
+    finish(figure, axes, results, path)
 
 
 def overview_figure(
@@ -98,11 +96,10 @@ def overview_figure(
 ) -> None:
     """One panel an evaluator, of the score that represents it: (title, score, results) of each."""
     figure, axes = panels(1, len(measured), width=4.9, height=4.2)
-    cut: list[str] = []
     for axis, (title, score, results) in zip(axes, measured, strict=True):
-        cut += curves(axis, mean_of_seeds(results, along.column), score, along)
+        curves(axis, mean_of_seeds(results, along.column), score, along)
         name_panel(axis, title)
-    finish(figure, axes, mean_of_seeds(measured[0][2], along.column), path, cut=cut)
+    finish(figure, axes, mean_of_seeds(measured[0][2], along.column), path)
 
 
 def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, title: str) -> None:
@@ -167,17 +164,12 @@ def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Fig
     return figure, list(axes.flat)
 
 
-def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis = LENGTH) -> list[str]:
-    """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that have the score.
-
-    Models that have not converged in context (`Score.within`) are drawn up to it; returns their labels.
-    """
+def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis = LENGTH) -> None:
+    """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that have the score."""
     column = along.column
     ticks = sorted({row[column] for result in results for row in result.rows})
-    cut = [result.label for result in unconverged(results, score, column)]
     for result, style in zip(results, styles_of(results), strict=True):
-        last = result.trained_at if result.label in cut else math.inf
-        shown = [row.get(score.column) is not None and row[column] <= last for row in result.rows]
+        shown = [row.get(score.column) is not None for row in result.rows]
         places = [row[column] for row in compress(result.rows, shown)]
         axis.plot(places, [row[score.column] for row in compress(result.rows, shown)], **style)
         _draw_band(axis, places, result, score.column, shown, style["color"])
@@ -193,7 +185,6 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
     _mark_training(axis, results, along)
     if score.title:
         name_panel(axis, score.title)
-    return cut
 
 
 def _draw_band(
@@ -296,33 +287,21 @@ def name_panel(axis: Axes, text: str) -> None:
     axis.set_title(text, pad=17)  # above the line that names the training length
 
 
-def finish(
-    figure: Figure,
-    axes: Sequence[Axes],
-    results: Sequence[ModelResult],
-    path: Path,
-    *,
-    cut: Collection[str] = (),
-) -> None:
-    """One legend for all panels, to their right, in the order of the models; then save.
-
-    cut: labels of models that are drawn up to their training in some panel, since they have not converged there.
-    """
+def finish(figure: Figure, axes: Sequence[Axes], results: Sequence[ModelResult], path: Path) -> None:
+    """One legend for all panels, to their right, in the order of the models; then save."""
     handles, labels = axes[0].get_legend_handles_labels()
     counts = [result.seeds if isinstance(result, SeedMean) else 1 for result in results]
     seeds, names = set(counts), {label: label for label in labels}
     for result, name, count in zip(results, short_names(results), counts, strict=True):
         names[result.label] = name + ("" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed")
-    texts = [names[label] + " *" * (label in cut) for label in labels]
-    lines = []  # what bands and asterisks mean
+    texts = [names[label] for label in labels]
+    lines = []  # what bands mean
     dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)
     if seeds != {1}:
         lines.append(f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest")
         lines += ["(one seed: standard error, thin dashes)"] * dashed
     elif dashed:
         lines.append("thin dashes: standard error")
-    if cut:
-        lines.append("* not converged in context:\n   not drawn beyond it")
     columns = 1 + (len(texts) > 16)  # more would not fit under each other
     style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
     legend = figure.legend(handles, texts, loc="outside right center", **style)

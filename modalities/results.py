@@ -40,9 +40,6 @@ class Score:
     unit_interval: bool = False  # the panel's axis is 0 to 1, and more is better
     linear: bool = False  # the panel's axis is never logarithmic
     exception: bool = False  # a count that tables show where it is not 0, and figures do not
-    # How much worse than the best model's it may be where a model was trained: a difference where `unit_interval`, else a
-    # share. Models that are worse have not converged in context: their curves beyond it are not drawn. None: all are.
-    within: float | None = None
     tabled: bool = True  # tables show it
     drawn: bool = True  # the default figure has a panel for it
     title: str = ""  # above the panel
@@ -64,27 +61,6 @@ class ModelResult:
     group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
     source: str | None = None  # of held-out data; None for evaluators that have none
     trained_range: tuple[int, ...] = ()  # least and greatest place of training where it was at several; else empty
-
-
-def unconverged(results: Sequence[ModelResult], score: Score, axis: str) -> list[ModelResult]:
-    """The results whose score at the place of training is worse than the best there by more than `score.within`.
-
-    Those trained at one place are compared with each other; one that was not measured at its own is not judged.
-    """
-    if score.within is None:
-        return []
-    late = []
-    for result in results:
-        peers = [other for other in results if other.trained_at == result.trained_at]
-        values = [row.get(score.column) for peer in peers for row in peer.rows if row[axis] == peer.trained_at]
-        finite = [value for value in values if isinstance(value, float) and math.isfinite(value)]
-        value = next((row.get(score.column) for row in result.rows if row[axis] == result.trained_at), None)
-        if not finite or not isinstance(value, float):
-            continue
-        bound = max(finite) - score.within if score.unit_interval else min(finite) * (1 + score.within)
-        if not (value >= bound if score.unit_interval else value <= bound):  # NaN is late
-            late.append(result)
-    return late
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score
 from modalities.files import file_safe, write_table
-from modalities.results import SeedMean, mean_of_seeds, short_names, unconverged
+from modalities.results import SeedMean, mean_of_seeds, short_names
 from recipes.console import Console
 from zoo.files import write_json
 from zoo.slices import slices
@@ -118,11 +118,6 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
             shown = [_value(result, axis, point, score) for point in points]
             table.add_row(name if k == 0 else "", score.column, *shown, end_section=k + 1 == len(scores))
     console.print(table)
-    for score in tabled:
-        if late := unconverged(results, score, axis):
-            margin = f"{score.within:g}" if score.unit_interval else f"{score.within:.0%}"
-            reason = f"not converged in context, by {score.column} over {margin} worse than the best there"
-            console.print(f"{reason}: {', '.join(short_names(late))}")
 
 
 def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:

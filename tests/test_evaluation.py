@@ -24,7 +24,7 @@ from modalities.evaluation import (
 )
 from modalities.figures import curves, finish, panels, scores_figure
 from modalities.paired import Observed, paired_rows, scores_by_unit, t_quantile
-from modalities.results import Score, SeedMean, compact, mean_of_seeds, unconverged
+from modalities.results import Score, SeedMean, compact, mean_of_seeds
 from zoo.errors import ran_out_of_memory
 
 
@@ -187,33 +187,6 @@ def test_evaluators_of_a_folder(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ figures
-
-BITS = Score("bits", within=0.05)
-EXACT = Score("exact", unit_interval=True, within=0.2)
-
-
-def model(label, *, at=128, **values):
-    rows = [{"length": n} | {name: value[k] for name, value in values.items()} for k, n in enumerate((128, 512))]
-    return ModelResult(label, at, rows)
-
-
-def test_models_that_have_not_converged():
-    for score, values, late in (
-        (BITS, {"a": 2.0, "b": 2.09, "c": 2.11}, ["c"]),
-        (EXACT, {"a": 0.9, "b": 0.7, "c": 0.69}, ["c"]),
-        (BITS, {"a": math.nan, "b": 2.0}, ["a"]),
-        (BITS, {"a": math.nan}, []),
-        (Score("bits"), {"a": 2.0, "b": 9.0}, []),
-    ):
-        results = [model(label, **{score.column: (value, 5.0)}) for label, value in values.items()]
-        assert [result.label for result in unconverged(results, score, "length")] == late
-    results = [model("a", bits=(2.0, 1.0)), model("b", at=512, bits=(9.0, 1.8)), model("c", at=512, bits=(9.0, 2.0))]
-    results += [model("unmeasured", at=256, bits=(9.0, 9.0))]
-    assert [result.label for result in unconverged(results, BITS, "length")] == ["c"]  # judged where it was trained
-    _, (axis,) = panels(1, 1, width=4, height=3)
-    cut = curves(axis, [model("a", bits=(2.0, 2.0)), model("b", bits=(3.0, 3.0))], BITS)
-    drawn = {line.get_label(): list(line.get_xdata()) for line in axis.lines}
-    assert drawn["a"] == [128, 512] and drawn["b"] == [128] and cut == ["b"]
 
 
 @pytest.mark.parametrize(("spread", "group", "bands"), [(0.1, "g", 2), (math.nan, "", 0)])

@@ -139,7 +139,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
     A condition is a number of facts and of distractors; of several each has columns such as `free_generation (facts=5)`.
     """
 
-    overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True, within=0.2)
+    overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True)
     scores: tuple[Score, ...] = (Score("teacher_forced", drawn=False), overview)
     paired_over = "prompts"
     default_samples = 5
@@ -159,7 +159,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         self.templates = [Template(name, *condition) for condition in self.conditions]
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
-            drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True, within=0.2) for c in conditions)
+            drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True) for c in conditions)
             self.scores = (*(Score(f"teacher_forced{c}", drawn=False) for c in conditions), *drawn)
             self.overview = drawn[-1]
 

@@ -41,7 +41,7 @@ class Perplexity(TextEvaluator[LengthSettings]):
     name = "perplexity"
     version = 2
     summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
-    overview = Score("bits_per_byte", "bits per byte, less is better", within=0.05)
+    overview = Score("bits_per_byte", "bits per byte, less is better")
     scores = (Score("perplexity"), overview)
     paired_over = "documents"
 
@@ -126,10 +126,10 @@ class Perplexity(TextEvaluator[LengthSettings]):
         """Bits per byte against length, and NLL by position inside windows of the longest length."""
         results = mean_of_seeds(results, self.axis.column)
         figure, axes = panels(1, 2, width=4.6, height=3.9)
-        cut = curves(axes[0], results, self.overview)
+        curves(axes[0], results, self.overview)
         name_panel(axes[0], "bits per byte")
         position_curves(axes[1], results, "position_nll", "nats per token")
-        finish(figure, axes, results, path, cut=cut)
+        finish(figure, axes, results, path)
 
 
 @lru_cache(maxsize=8)

@@ -13,6 +13,7 @@ Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
     split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by hash
     split=heldout        or "train": of every document, instead of the split by hash
     errors=strict        or "replace": what to do with invalid Unicode in .txt and .jsonl
+    data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
 
 Documents are named by a row's "id", else by file:row. JSONL is read here because errors of `datasets` name no row.
 """
@@ -48,7 +49,7 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
 }
 # name -> corpora, and every how many documents of each
 _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
-_OPTIONS = ("field", "split_field", "split", "errors")
+_OPTIONS = ("field", "split_field", "split", "errors", "data_files")
 _SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 LONGEST_TEXT = 1 << 30  # bytes of a .txt
@@ -148,10 +149,12 @@ class HFSource(Source):
 
     def load(self) -> Any:
         """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
+        files = self.options.get("data_files")
+        named = {"data_files": [str(path) for path in matching_files(files)] or files} if files else {}
         require("datasets", f"source {self.spec!r}", "data")
         from datasets import load_dataset
 
-        return load_dataset(self.name, self.config, split=self.split, streaming=True)
+        return load_dataset(self.name, self.config, split=self.split, streaming=True, **named)
 
     def document(self, row: dict[str, Any], number: int) -> Document:
         return _row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
@@ -172,6 +175,8 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     place, options = _parse(spec)
     if place.startswith("hf:"):
         return _hf_source(spec, place.removeprefix("hf:"), options)
+    if "data_files" in options:
+        raise ValueError(f"source {spec!r}: option 'data_files' is only for 'hf:…' sources")
     excerpt = FileSource(spec, ((_ASSETS / "sotu_excerpt.jsonl", options, 1),))
     if place == "sotu-excerpt":
         return excerpt

@@ -166,6 +166,7 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
         "sotu-excerpt?feild=text": (ValueError, "'feild'.*'field'"),
         "sotu-excerpt?errors=skip": (ValueError, "'skip'.*'strict' or 'replace'"),
         "sotu-excerpt?split=train&split_field=s": (ValueError, "one of them"),
+        "sotu-excerpt?data_files=x": (ValueError, "data_files.*'hf:"),
         "english?field=body": (ValueError, "english.*options"),
         "hf:a:b:c:d": (ValueError, "'hf:NAME"),
     }

@@ -36,7 +36,7 @@ def spec(tmp_path_factory, texts):
     for file in range(FILES):
         lines = [json.dumps({"body": t}) for t in texts[file::FILES]]
         (folder / f"part-{file}.jsonl").write_text("\n".join(lines) + "\n")
-    return f"hf:{folder}?field=body"
+    return f"hf:json?data_files={folder}/*.jsonl&field=body"
 
 
 def config(spec, **options):

@@ -212,11 +212,11 @@ class Heads(Listing, AttentionEvaluator):
                 ]
                 fill = {"markerfacecolor": style["color"] if retrieval else "none", "linestyle": ""}
                 label = {"label": style["label"] if not retrieval else "_"}
-                axis.plot([_value(row, "head") for row in rows], [row[what] for row in rows], **style | fill | label)
+                axis.plot([_across(row) for row in rows], [row[what] for row in rows], **style | fill | label)
         layers = 1 + max(int(row["head"].partition(".")[0]) for result in results for row in result.rows)
         axis.set_xticks(range(layers))
-        label = "weight on the answer" if what == "answer_mass" else "mean distance of the keys"
-        axis.set(xlabel="layer (heads side by side)", ylabel=label)
+        ylabel = "weight on the answer" if what == "answer_mass" else "mean distance of the keys"
+        axis.set(xlabel="layer (heads side by side)", ylabel=ylabel)
         axis.grid(alpha=0.25, linewidth=0.6)
         if what == "answer_mass":
             axis.set_ylim(-0.04, 1.04)
@@ -239,20 +239,19 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     return {name: column.detach().double().tolist() for name, column in columns.items()}
 
 
+def _across(row: Row) -> float:
+    """Where a head is drawn: heads of a layer side by side about its number."""
+    layer, head = map(int, row["head"].split("."))
+    return layer + 0.6 * (head / max(1, row["heads"] - 1) - 0.5)
+
+
 def _value(row: Row, name: str) -> float | None:
-    """The number in column `name`, or in that of a part of a sum, such as "ggd.theta_beta"; None where there is none."""
-    if name == "head":  # heads of a layer are drawn side by side about its number
-        layer, head = map(int, row["head"].split("."))
-        return layer + 0.6 * (head / max(1, row["heads"] - 1) - 0.5)
-    column = next((column for column in row if column == name or column.endswith(f".{name}")), None)
-    value = None if column is None else row[column]
+    """The number in column `name`; None where there is none."""
+    value = row.get(name)
     return None if value is None or math.isnan(value) else value
-
-
-def _has(results: Sequence[ModelResult], name: str) -> bool:
-    return any(_value(row, name) is not None for result in results for row in result.rows)
 
 
 def _shown(results: Sequence[ModelResult]) -> str:
     """The measure that tables and figures are about."""
-    return "answer_mass" if _has(results, "answer_mass") else "distance"
+    answers = any(_value(row, "answer_mass") is not None for result in results for row in result.rows)
+    return "answer_mass" if answers else "distance"

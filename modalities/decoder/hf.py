@@ -82,6 +82,10 @@ class PriorzooConfig(PreTrainedConfig):
         """The tokenizer of a spec. FileNotFoundError where its files are missing."""
         raise NotImplementedError
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: `auto_map` is always written."""
+
 
 class PriorzooCache(TransformersCache):
     """`held`, a cache of `Decoder.new_cache`, as one of `transformers`; without `layers`, since lanes and sums are in it."""
@@ -155,7 +159,7 @@ class PriorzooModel(PreTrainedModel):
         self.config.architecture = asdict(self.model.config)
         return embedding
 
-    def _set_gradient_checkpointing(self, enable: bool = True, **options: Any) -> None:
+    def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **options: Any) -> None:
         """Recompute each block in the backward pass, in the decoder's own way whatever the options."""
         self.model.gradient_checkpointing = enable
 
@@ -232,6 +236,10 @@ class PriorzooModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_main_process:
             complete_folder(Path(save_directory), self.config)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Do nothing, as in `PriorzooConfig`."""
 
 
 class TiedHead(nn.Module):
@@ -367,6 +375,9 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("continuous batching is not served; generate() takes past_key_values=model.new_cache(tokens)")
 
 
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:

@@ -10,6 +10,7 @@ import pytest
 
 import priorzoo
 import zoo
+from recipes import train
 from recipes.cli import COMMANDS, main
 from tests.launching import ROOT, command
 
@@ -99,10 +100,10 @@ def test_train_runs_as_a_whole_process():
 
 
 def test_recipes_are_listed_by_family_and_planned_as_json(capsys):
-    assert main(["train", "--list"]) == 0
+    assert train.main(["--list"]) == 0
     printed = capsys.readouterr().out
     assert "text.<method>_tiny: 0.9M parameters, context 256" in printed and "ggd_ssmax" in printed
     assert len(printed.splitlines()) < 200
-    assert main(["train", "text.ggd_tiny", "--dry-run", "--json"]) == 0
+    assert train.main(["text.ggd_tiny", "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["recipe"]["train"]["steps"] == 4500 and plan["deepspeed"]["train_batch_size"] == 8

@@ -96,7 +96,7 @@ def test_a_prior_from_outside_an_evaluator_and_a_recipe(project: Path) -> None:
         plot,
         ["evaluate", *models, "repeat", *options],
         with_settings(["train", "text.ggd_tiny", "--run-dir", "run"], during),
-        ["train", "text.ggd_long_tiny", "--dry-run"],
+        ["train", "text.ggd_long_tiny", "--dry-run", "--json"],
     ]
     assert "256" in run(project, "-c", COMMANDS, json.dumps(lines))
     assert (project / "results" / "passkey.csv").exists() and (project / "hyperbola.prior.png").exists()

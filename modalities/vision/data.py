@@ -79,9 +79,10 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     else:
         try:
             shards = open_shard_source(config.source, "train")
-            classes = (shards or open_images(config.source, "train", hold_out=False)).classes
-        except FileNotFoundError:  # trained elsewhere
+        except FileNotFoundError:  # on another machine
             classes = None
+        else:
+            classes = (shards or open_images(config.source, "train", hold_out=False)).classes
         images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
         if classes and images.classes and classes != images.classes:
             pairs = enumerate(zip_longest(classes, images.classes))

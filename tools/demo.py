@@ -38,6 +38,7 @@ SETTINGS = {
     "evaluate.every": 100,
     "train.log_every": 50,
 }
+LENGTHS = "256,512,1024,2048,4096,8192"
 ROOT = Path(__file__).resolve().parent.parent
 
 console = Console()
@@ -47,8 +48,6 @@ def main(
     runs: Annotated[Path, typer.Option(help="folder of the two runs")] = Path("runs/demo"),
     out: Annotated[Path, typer.Option(help="folder for tables and plots")] = Path("results/demo"),
     steps: Annotated[int, typer.Option(help="training steps of each")] = 500,
-    samples: Annotated[int, typer.Option(help="stretches of text at each length")] = 1,
-    lengths: Annotated[str, typer.Option(help="what to evaluate at")] = "256,512,1024,2048,4096,8192",
 ) -> None:
     """Train, evaluate, draw."""
     started = time.perf_counter()
@@ -64,9 +63,9 @@ def main(
     run_together(commands)
 
     console.rule("2 of 2: reading held-out speeches, up to 32 times the training length")
-    words = [str(runs / method) for method in METHODS] + ["perplexity", "--lengths", lengths, "--samples", str(samples)]
+    words = [str(runs / method) for method in METHODS] + ["perplexity", "--lengths", LENGTHS, "--samples", "1"]
     run_together({"": [sys.executable, str(ROOT / "recipes/evaluate.py"), *words, "--out", str(out)]})
-    results = {result.method: result for result in load_results(Perplexity, out)}
+    results = load_results(Perplexity, out)
     draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
     console.print(summary(results), soft_wrap=True)
@@ -109,45 +108,35 @@ def _relay(name: str, lines: IO[str]) -> None:
             console.print(name + line.rstrip(), soft_wrap=True)
 
 
-def draw(results: dict[str, ModelResult], path: Path) -> None:
+def draw(results: list[ModelResult], path: Path) -> None:
     """Bits per byte over the length of the window: the two models as thick lines, shipped ones as thin lines behind them."""
-    from modalities.figures import panels, styles_of
+    from modalities.figures import curves, panels
     from zoo.prior_plot import save_figure
 
-    figure, (axis,) = panels(1, 1, width=8.0, height=4.8)
-    lines = [results[method] for method in METHODS]
+    shipped = []
     for name in SHIPPED:
-        rows = [row for row in manifest()[name]["measured"] if "bits_per_byte" in row]
+        card = manifest()[name]
+        rows = [row for row in card["measured"] if "bits_per_byte" in row]
         method = name.removeprefix("text_").partition("_tiny")[0]
-        [style] = styles_of([ModelResult(label=f"{name} (shipped)", method=method, trained_at=256, rows=rows)])
-        places, values = zip(*((row["length"], row["bits_per_byte"]) for row in rows), strict=True)
-        axis.plot(places, values, **style | {"linewidth": 1.0, "alpha": 0.5, "markersize": 3.5, "zorder": 2})
-    for result, style in zip(lines, styles_of(lines), strict=True):
-        places, values = zip(*((row["length"], row["bits_per_byte"]) for row in result.rows), strict=True)
-        axis.plot(
-            places, values, **style | {"linewidth": 3.2, "markersize": 7, "label": f"{result.method}, trained just now"}
-        )
-    axis.axvline(lines[0].trained_at, color="0.35", linewidth=1.0, linestyle="--", zorder=1)
-    axis.annotate(
-        f"trained at {lines[0].trained_at}",
-        (lines[0].trained_at, 1.01),
-        xycoords=("data", "axes fraction"),
-        ha="center",
-    )
-    ticks = [row["length"] for row in lines[0].rows]
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axis.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
-    axis.set(xlabel="tokens in the window (log₂)", ylabel="bits per byte of held-out speeches (lower is better)")
-    axis.grid(alpha=0.25, linewidth=0.6)
+        shipped.append(ModelResult(f"{name} (shipped)", card["train_context"], rows, method=method))
+    figure, (axis,) = panels(1, 1, width=8.0, height=4.8)
+    (score,) = (score for score in Perplexity.scores if score.column == "bits_per_byte" and not score.by_position)
+    curves(axis, [*shipped, *results], score)
+    own = {result.label: f"{result.method}, trained just now" for result in results}
+    for line in axis.lines:
+        if (name := str(line.get_label())) in own:
+            line.set(linewidth=3.2, markersize=7, zorder=4, linestyle="-", label=own[name])
+        elif name.endswith("(shipped)"):
+            line.set(linewidth=1.0, markersize=3.5, alpha=0.6)
     axis.legend(frameon=False, fontsize=9)
     save_figure(figure, path)
 
 
-def summary(results: dict[str, ModelResult]) -> str:
+def summary(results: list[ModelResult]) -> str:
     """Three sentences: what is seen, from the measured rows, and what to type next."""
-    ends = {method: (results[method].rows[0], results[method].rows[-1]) for method in METHODS}
-    (ggd, ggd_far), (rope, rope_far) = (ends[method] for method in METHODS)
+    (ggd, *_, ggd_far), (rope, *_, rope_far) = (
+        next(result.rows for result in results if result.method == method) for method in METHODS
+    )
     return (
         f"Inside the training length of {ggd['length']} tokens, GGD with SSMax reads at {ggd['bits_per_byte']:.2f} bits "
         f"per byte and RoPE at {rope['bits_per_byte']:.2f}.\n"

@@ -33,16 +33,6 @@ def data_folder() -> Path:
     return user_data_path("priorzoo", appauthor=False)
 
 
-def command_name(name: str) -> str:
-    """How messages name a command: by its file in a checkout, elsewhere as the console command does."""
-    return f"python recipes/{name.replace('-', '_')}.py" if _CHECKOUT else f"priorzoo {name}"
-
-
-def fetch_command(arguments: str) -> str:
-    """How error messages name the command that fetches data."""
-    return f"`{command_name('fetch-data')} {arguments}`"
-
-
 def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
     """ "did you mean 'x'? " for the wanted file with the name closest to that of `place`, in its folder; or ""."""
     folder = Path(place).parent

@@ -1,6 +1,6 @@
 """Recipes: named training set-ups, the loop that runs them, and the run folders they leave behind.
 
-`find_recipe("text.ggd_ssmax_tiny")` gives a `Recipe`; `recipes/train.py` trains it, `recipes/evaluate.py` measures it.
+`find_recipe("text.ggd_ssmax_tiny")` gives a `Recipe`; `priorzoo train` trains it, `priorzoo evaluate` measures it.
 """
 
 from recipes.registry import find_recipe, list_recipes

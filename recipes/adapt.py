@@ -1,8 +1,8 @@
 """Give a causal language model of transformers a prior, and train it on: for longer contexts, or without its own positions.
 
-    python recipes/adapt.py MODEL --position ggd_goat --drop-rope --source english --context 1024 --out FOLDER
-    python recipes/adapt.py MODEL --position nope --out FOLDER               trained on alike, without a prior: the control
-    python recipes/evaluate.py hf:MODEL hf:FOLDER perplexity                 before and after
+    priorzoo adapt MODEL --position ggd_goat --drop-rope --source english --context 1024 --out FOLDER
+    priorzoo adapt MODEL --position nope --out FOLDER               trained on alike, without a prior: the control
+    priorzoo evaluate hf:MODEL hf:FOLDER perplexity                 before and after
 
 MODEL is a folder or hub name, or a RoPE model of the zoo, which becomes a Llama. transformers' Trainer trains on packed rows of
 --source by AdamW, its rate warmed up and then falling by a cosine; priors have a rate of their own and no weight decay. FOLDER
@@ -101,7 +101,7 @@ def adapt_command(
     console.print(facts_table("done", losses | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/adapt.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo adapt") -> int:
     return call(with_options(adapt_command, {"adapt": Adaptation}), argv, prog=prog)
 
 

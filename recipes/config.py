@@ -78,7 +78,7 @@ class Evaluate:
     """What is measured during training.
 
     every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the end.
-    during: evaluators of `recipes/evaluate.py` by name, each with the number of steps between its runs, or with its
+    during: evaluators of `priorzoo evaluate` by name, each with the number of steps between its runs, or with its
         settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}.
     """
 

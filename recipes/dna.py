@@ -1,9 +1,9 @@
 """DNA recipes by name.
 
 `dna.<method>_tiny`, `_copy_tiny`, `_human_tiny`, `_human_3m` and `_small` exist for every method in the registry
-(`python recipes/train.py --list`); `goat_human` and `human_125m` are the paper's set-ups.
+(`priorzoo train --list`); `goat_human` and `human_125m` are the paper's set-ups.
 
-tiny needs the genomes (`python recipes/fetch_data.py dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that
+tiny needs the genomes (`priorzoo fetch-data dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that
 ships with the package.
 """
 
@@ -74,7 +74,7 @@ def human_3m(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 1024, on every genome that `python recipes/fetch_data.py dna genomes` fetches."""
+    """About 10M parameters, context 1024, on every genome that `priorzoo fetch-data dna genomes` fetches."""
     return Recipe(
         name=f"dna.{method}_small",
         modality="dna",
@@ -107,12 +107,12 @@ def human(name: str, model: str, **train: int) -> Recipe:
 def goat_human() -> Recipe:
     """GOAT-DNA as its script has it (arXiv 2601.15380): 8 layers, 8 heads, 512, R = 2, M = 8, key bias, L 1024.
 
-    deepspeed --num_gpus 1 recipes/train.py dna.goat_human
+    deepspeed --num_gpus 1 --module priorzoo.train dna.goat_human
 
     Beside it, with the same budget: --set model.name=dna_rope_25m. The paper reports 1.83 GB of peak memory against RoPE's
     2.86, and a Pearson r of GC trajectories of 0.466 against 0.320. Its schedule is not published: 20,000 steps of 64 × 1024
-    bases here. Needs data/human (`recipes/prepare_genome.py`), or --set data.source=genomes:human --set data.split=none for
-    the part of it that `recipes/fetch_data.py dna genomes` fetches. Hardware: one 24 GB GPU.
+    bases here. Needs data/human (`priorzoo prepare-genome`), or --set data.source=genomes:human --set data.split=none for
+    the part of it that `priorzoo fetch-data dna genomes` fetches. Hardware: one 24 GB GPU.
     """
     return human("goat_human", "dna_goat_25m", steps=20_000, batch=64, micro_batch=8)
 
@@ -121,10 +121,10 @@ def goat_human() -> Recipe:
 def human_125m() -> Recipe:
     """125M parameters on a whole human assembly (GRCh38 or T2T): 18 layers, 12 heads, 768, L 1024, 3.9e10 bases.
 
-    deepspeed --num_gpus 8 recipes/train.py dna.human_125m
+    deepspeed --num_gpus 8 --module priorzoo.train dna.human_125m
 
     The size that the GOAT paper names; its layers are not printed. Beside it: --set model.name=dna_rope_125m.
-    Needs data/human: `python recipes/prepare_genome.py GENOME.fa.gz --out data/human --primary` writes the split and prints the
+    Needs data/human: `priorzoo prepare-genome GENOME.fa.gz --out data/human --primary` writes the split and prints the
     two settings that name the FASTA. 75,000 steps of 512 × 1024 bases are about 13 passes over one strand. Hardware: 8 × 80
     GB GPUs. Not run yet.
     """

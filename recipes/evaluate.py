@@ -472,7 +472,7 @@ def list_evaluators() -> None:
         console.print(table)
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/evaluate.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo evaluate") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     names = [part for word in words if not word.startswith("-") for part in split_names(word)]
     modalities: dict[str, None] = {}  # of the models; evaluators of others are not imported

@@ -87,7 +87,7 @@ def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
     return True
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/fetch_data.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo fetch-data") -> int:
     return call(fetch_command, argv, prog=prog)
 
 

@@ -243,7 +243,7 @@ def _prose(text: object) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/gallery.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo gallery") -> int:
     return call(gallery_command, argv, prog=prog)
 
 

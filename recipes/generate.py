@@ -1,8 +1,8 @@
 """Continue a text with a language model, or a sequence of bases with a model of DNA.
 
-    python recipes/generate.py text_rope_lm.english "The people of the United States"
-    python recipes/generate.py RUN_DIR - --temperature 0 < prompt.txt
-    python recipes/generate.py dna_goat_tiny.genomes ACGTACGT --max-new-tokens 60
+    priorzoo generate text_rope_lm.english "The people of the United States"
+    priorzoo generate RUN_DIR - --temperature 0 < prompt.txt
+    priorzoo generate dna_goat_tiny.genomes ACGTACGT --max-new-tokens 60
 
 The model is a name with weights, a run folder or a saved model's folder. What follows the prompt is printed as it is written;
 the prompt itself is not. The same seed writes the same text. Exit codes: 0 done, 2 the request cannot be served as written,
@@ -59,7 +59,7 @@ def generate_command(
     return 0
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/generate.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo generate") -> int:
     return call(generate_command, argv, prog=prog)
 
 

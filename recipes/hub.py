@@ -231,7 +231,7 @@ def dataset_name(source: str) -> str:
     return name if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and (source.startswith("hf:") or "/" not in name) else ""
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/hub.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo hub") -> int:
     return call(hub_command, argv, prog=prog)
 
 

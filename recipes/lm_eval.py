@@ -1,7 +1,7 @@
 """Downstream tasks, by lm-evaluation-harness: its own command line, with the text models of the zoo as its model `priorzoo`.
 
-    python recipes/lm_eval.py --model priorzoo --model_args pretrained=RUN_DIR,dtype=bfloat16 --tasks arc_easy,hellaswag
-    python recipes/lm_eval.py ls tasks
+    priorzoo lm-eval --model priorzoo --model_args pretrained=RUN_DIR,dtype=bfloat16 --tasks arc_easy,hellaswag
+    priorzoo lm-eval ls tasks
 
 All words but --import go to the harness; model_args are the arguments of `modalities.text.lm_eval.PriorzooLM`. Needs the extra
 `lm-eval`. Exit codes: 0 done, 2 the request cannot be served as written.
@@ -44,7 +44,7 @@ def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = [])
         sys.argv = before
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/lm_eval.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo lm-eval") -> int:
     return call(app, argv, prog=prog)
 
 

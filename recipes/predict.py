@@ -1,7 +1,7 @@
 """Name what images show: the likeliest classes of each, with probabilities.
 
-    python recipes/predict.py vision_goat_ssmax_tiny_patch8.glyphs letter.png
-    python recipes/predict.py RUN_DIR *.png --top 3 --size 96
+    priorzoo predict vision_goat_ssmax_tiny_patch8.glyphs letter.png
+    priorzoo predict RUN_DIR *.png --top 3 --size 96
 
 The model is a name with weights, a run folder or a saved model's folder. An image's largest central window is resized to the
 training size, or to --size. Exit codes: 0 done, 2 the request cannot be served as written.
@@ -60,7 +60,7 @@ def predict_command(
     console.print(table)
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/predict.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo predict") -> int:
     return call(predict_command, argv, prog=prog)
 
 

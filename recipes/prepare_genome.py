@@ -24,7 +24,6 @@ import typer
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.splits import Region, read_bed, split_contigs
-from modalities.files import command_name
 from recipes.commands import call
 from zoo.files import write_text
 from zoo.naming import did_you_mean
@@ -52,7 +51,7 @@ def prepare_command(
     report = f"; {genome.report}" if genome.report else ""
     typer.echo(f"{len(genome.contigs):,} contigs, {genome.known:,} known bases{report}")
     options = " ".join(f"--set {shlex.quote(setting)}" for setting in (f"data.source={source}", f"data.split={bed}"))
-    typer.echo(f"train on it: {command_name('train')} {RECIPE} {options}")
+    typer.echo(f"train on it: priorzoo train {RECIPE} {options}")
 
 
 def _split(genome: Genome, hold_out: str | None, primary: bool) -> tuple[Region, ...]:
@@ -72,7 +71,7 @@ def _split(genome: Genome, hold_out: str | None, primary: bool) -> tuple[Region,
     return tuple(Region(c.name, 0, c.length, "heldout" if c.name in wanted else "train") for c in contigs)
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/prepare_genome.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo prepare-genome") -> int:
     return call(prepare_command, argv, prog=prog)
 
 

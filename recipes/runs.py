@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from modalities.contract import find_modality
-from modalities.files import command_name
 from recipes.checkpoints import (
     ASIDE,
     complete_checkpoints,
@@ -108,7 +107,7 @@ class RunFolder:
     def continuation(self) -> str:
         """The command that continues this run."""
         words = [*self.words, "--run-dir", str(self.path), "--resume", "auto"]
-        return f"{command_name('train').removeprefix('python ')} {shlex.join(words)}"
+        return f"priorzoo train {shlex.join(words)}"
 
     def plot(self) -> Path | None:
         """plots/loss.png from metrics.jsonl: training and held-out loss, gradient norm, learning rate and throughput."""
@@ -472,6 +471,6 @@ def newest_weights(recipe_name: str) -> Path:
     if folder is None:
         raise ConfigError(
             f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
-            f"make one with `{command_name('train')} {recipe_name}`, or name weights with --set model.init_from=…"
+            f"make one with `priorzoo train {recipe_name}`, or name weights with --set model.init_from=…"
         )
     return folder

@@ -184,7 +184,7 @@ def find_trained(name: str, device: str, imports: list[str]) -> Target:
     [target] = targets
     if not target.trained:
         tags = list_models(f"{name}.*", pretrained=True)
-        known = ", ".join(tags) or "none of this architecture; `python -m zoo list --pretrained` prints all"
+        known = ", ".join(tags) or "none of this architecture; `priorzoo list --pretrained` prints all"
         raise CommandError(f"{name} is untrained; with weights: {known}")
     return target
 

@@ -1,6 +1,6 @@
 """Text recipes by name.
 
-`text.<method>_tiny` and `_lm` exist for every method in the registry (`python recipes/train.py --list`); the other
+`text.<method>_tiny` and `_lm` exist for every method in the registry (`priorzoo train --list`); the other
 functions are the papers' set-ups. Their data stream from the Hugging Face hub: they need the network or a local copy
 (`--set data.source='c4/*.json.gz'`), the named tokenizer file, and GPUs.
 """
@@ -28,7 +28,7 @@ PRIOR_RATES = {"ggd": 20.0, "t5": 20.0}
 def tiny(method: str) -> Recipe:
     """0.9M parameters, context 256: State of the Union speeches in 1,024 word pieces, facts to be found again mixed in.
 
-    deepspeed --num_gpus 1 recipes/train.py text.<method>_tiny
+    deepspeed --num_gpus 1 --module priorzoo.train text.<method>_tiny
 
     Most rows state facts and ask for them (`modalities.text.facts`), or hold a stretch of text that comes again. Hardware: one
     CPU core for half an hour.
@@ -65,7 +65,7 @@ def lm(method: str) -> Recipe:
     """3.4M parameters, context 512, that write English: speeches, verse and RFCs in 4,096 word pieces, plain text alone.
 
     Hardware: one CPU core with AMX for three to four hours. The corpus is tokenised once, into the data folder's cache. Needs
-    `python recipes/fetch_data.py text sotu poetry rfc --offline`.
+    `priorzoo fetch-data text sotu poetry rfc --offline`.
     """
     return Recipe(
         name=f"text.{method}_lm",
@@ -88,10 +88,10 @@ GPU: dict[str, Any] = {"precision": "bf16", "zero_stage": 1, "save_every": 1000,
 def goat_c4(method: str) -> Recipe:
     """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L 2048, 4.0e9 tokens.
 
-    deepspeed --num_gpus 8 recipes/train.py text.goat_c4_<method>_125m     goat, alibi, rope; any other method, sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.goat_c4_<method>_125m     goat, alibi, rope; any other method, sums too
 
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
-    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python recipes/fetch_data.py text gpt2`).
+    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`priorzoo fetch-data text gpt2`).
     """
     c4 = "hf:allenai/c4:en"
     return Recipe(
@@ -128,10 +128,10 @@ BAM_METHODS: dict[str, dict[str, Any]] = {
 def bam(method: str, size: str) -> Recipe:
     """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>      ggd (BAM), alibi, rope, …, with _ssmax; sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.bam_<method>_<size>   ggd (BAM), alibi, rope, …, with _ssmax; sums too
 
     Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper raises after training for RoPE-SSMax
-    (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured with
+    (`priorzoo evaluate RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured with
     `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others. Needs Mistral-v0.3's tokenizer.json.
     Expected of ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at 256k.
     """
@@ -178,7 +178,7 @@ CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal")
 def cable(method: str, size: str) -> Recipe:
     """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in all; GPT-2's layers.
 
-    deepspeed --num_gpus 8 recipes/train.py text.cable_<method>_<size>       cable, alibi, kerple, …; sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.cable_<method>_<size>       cable, alibi, kerple, …; sums too
 
     Sizes 44m (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M). Hardware: 8 × 40 GB GPUs.
     Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable 20.63/20.02/19.24/19.31/19.28, alibi

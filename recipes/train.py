@@ -1,9 +1,9 @@
 """Train a model of the zoo by recipe. One flat file for every modality.
 
-    deepspeed --num_gpus N recipes/train.py text.ggd_ssmax_tiny [--set train.steps=200 ...]
-    torchrun --nproc-per-node N recipes/train.py text.ggd_ssmax_tiny
-    python recipes/train.py text.ggd_ssmax_tiny
-    python recipes/train.py my_recipe.py[:function]         a recipe of your own, in a file that may register priors
+    deepspeed --num_gpus N --module priorzoo.train text.ggd_ssmax_tiny [--set train.steps=200 ...]
+    torchrun --nproc-per-node N --module priorzoo.train text.ggd_ssmax_tiny
+    priorzoo train text.ggd_ssmax_tiny
+    priorzoo train my_recipe.py[:function]         a recipe of your own, in a file that may register priors
 
 The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final weights. Exit codes:
 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be run as written, 128 + n stopped by
@@ -440,7 +440,7 @@ def train_command(
         return 1
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> int:
     words = sys.argv[1:] if argv is None else argv
     # Flags of launchers; their ranks come from the environment.
     own = [word for word in words if word != "--deepspeed" and not word.startswith(("--local_rank=", "--local-rank="))]

@@ -52,7 +52,7 @@ def train_seeds_command(
         raise CommandError(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2") from error
     imports = [word for name in import_ for word in ("--import", name)]
     require_packages()
-    runs: dict[Path, list[str]] = {}  # folder → what `recipes/train.py` is called with
+    runs: dict[Path, list[str]] = {}  # folder → what `priorzoo train` is called with
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
         # The settings of seed 0 are the recipe's own.
         settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
@@ -79,7 +79,7 @@ def _train(folder: Path, words: list[str]) -> int:
         return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log).returncode
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train_seeds.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train-seeds") -> int:
     return call(train_seeds_command, argv, prog=prog)
 
 

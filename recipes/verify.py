@@ -1,7 +1,7 @@
 """Verify a run: every file of its checkpoints and of its final weights, by size and SHA-256, and its metrics.
 
-    python recipes/verify.py RUN_DIR…
-    python recipes/verify.py FOLDER                 a checkpoint, or a saved model
+    priorzoo verify RUN_DIR…
+    priorzoo verify FOLDER                 a checkpoint, or a saved model
 
 Exit codes: 0 all is as it was written, 1 something is not, 2 the request cannot be served as written.
 """
@@ -71,7 +71,7 @@ def _state(folder: Path) -> str:
     return f"damaged: {reason}" if reason else "whole"
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/verify.py") -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo verify") -> int:
     return call(verify_command, argv, prog=prog)
 
 

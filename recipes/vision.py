@@ -1,9 +1,9 @@
 """Vision recipes by name.
 
 `vision.<method>_tiny`, `_photos`, `_solar`, `_scenes`, `_scenes_shapes` and `_count` exist for every method in the registry
-(`python recipes/train.py --list`); the other functions are the papers' set-ups.
+(`priorzoo train --list`); the other functions are the papers' set-ups.
 
-tiny needs the glyph data (`python recipes/fetch_data.py vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
+tiny needs the glyph data (`priorzoo fetch-data vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
 letters of 23 fonts that ship. ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset
 shards (`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from the hub.
 """
@@ -50,11 +50,11 @@ SCENE_TASKS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
 def scene(task: str, method: str) -> Recipe:
     """0.7M parameters, windows of 96 pixels on crowds of letters that keep their pixels.
 
-    python recipes/evaluate.py RUN_DIR find,map --sizes 96,144,192,288,384        of _count: map
+    priorzoo evaluate RUN_DIR find,map --sizes 96,144,192,288,384        of _count: map
 
     scenes: the class token says which letter is ringed, every patch which letter it is on. count: the class token says how
     many are ringed. Without the map's loss 10,000 pictures taught nothing. scenes_shapes: each batch has one of several sizes
-    and aspects. Needs `python recipes/fetch_data.py vision scenes --offline`. Hardware: one CPU core.
+    and aspects. Needs `priorzoo fetch-data vision scenes --offline`. Hardware: one CPU core.
     """
     target, source, classes, shapes = SCENE_TASKS[task]
     return Recipe(
@@ -76,10 +76,10 @@ PHOTOGRAPHS = {"photos": 14, "solar": 2}  # sources and their classes
 def photographs(source: str, method: str) -> Recipe:
     """0.5M parameters, 96 pixels: photographs of fruit (photos, 14 kinds, 348 pixels and more) or of solar cells (solar, 300).
 
-    python recipes/evaluate.py RUN_DIR resolution --sizes 96,144,192,288
+    priorzoo evaluate RUN_DIR resolution --sizes 96,144,192,288
 
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
-    `python recipes/fetch_data.py vision photos solar`. Hardware: one CPU core.
+    `priorzoo fetch-data vision photos solar`. Hardware: one CPU core.
     """
     augmentation: dict[str, Any] = {
         "crop_scale": (0.35, 1.0),
@@ -128,7 +128,7 @@ GOAT_IMAGENET: dict[str, tuple[str, dict[str, Any]]] = {
 def goat_imagenet(method: str) -> Recipe:
     """GOAT's ImageNet set-up (arXiv 2601.15380): ViT-S/16, SwiGLU, 16 pairs in two dimensions, key bias; 224 pixels.
 
-    deepspeed --num_gpus 8 recipes/train.py vision.goat_imagenet_<method>_vits16         goat, ape (learned) or rope2d
+    deepspeed --num_gpus 8 --module priorzoo.train vision.goat_imagenet_<method>_vits16         goat, ape (learned) or rope2d
 
     150 epochs of AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 20 epochs of warm-up, batch 1024, RandAugment 2/9, mixup 0.8,
     CutMix 1.0, smoothing 0.1, erasing 0.25, drop-path 0.1; float16 with a dynamic loss scale; no clipping. RandAugment is
@@ -146,7 +146,7 @@ def goat_imagenet(method: str) -> Recipe:
 def ggd2d_imagenet_vitb16() -> Recipe:
     """A ViT-B/16 with GGD distances in two dimensions, for resolution extrapolation: 224 pixels, 150 epochs, EMA.
 
-    deepspeed --num_gpus 8 recipes/train.py vision.ggd2d_imagenet_vitb16
+    deepspeed --num_gpus 8 --module priorzoo.train vision.ggd2d_imagenet_vitb16
 
     `--set model.name=vision_alibi_base_patch16` and so on trains other methods. For comparison, ViT-B/16 of the LookHere paper
     (arXiv 2405.13985; trained at 224, measured to 1024): 2-D ALiBi 79.5 → 63.6, 2-D RoPE 80.4 → 51.4. Batch 2048, AdamW,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from modalities import files
-from modalities.files import data_folder, fetch_command, file_safe, matching_files, near_file, new_folder, write_table
+from modalities.files import data_folder, file_safe, matching_files, near_file, new_folder, write_table
 from zoo.errors import one_line
 from zoo.files import ABANDONED, replacing, replacing_path, write_json, write_text
 
@@ -95,13 +95,11 @@ def test_what_killed_processes_left_is_removed_an_hour_later(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == left | {"t.csv", "cache.v1"}
 
 
-def test_the_data_folder_and_commands(tmp_path, monkeypatch):
+def test_the_data_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PRIORZOO_DATA", raising=False)
     assert data_folder() == Path("data")  # of a checkout, which this is
-    assert fetch_command("text rfc") == "`python recipes/fetch_data.py text rfc`"
     monkeypatch.setattr(files, "_CHECKOUT", False)
-    assert fetch_command("text rfc") == "`priorzoo fetch-data text rfc`"
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     assert data_folder().is_absolute() and data_folder().name == "priorzoo"
     (tmp_path / "data").mkdir()

@@ -40,7 +40,7 @@ app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxspli
 
 @dataclass(frozen=True)
 class Table:
-    """One call of `recipes/evaluate.py`; its fields are explained in weights.toml."""
+    """One call of `priorzoo evaluate`; its fields are explained in weights.toml."""
 
     evaluators: str
     options: str = ""
@@ -163,7 +163,7 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
         "optimiser": f"{optim['name']}, learning rate {optim['lr']:g}, of the priors' parameters "
         f"{optim['prior_lr_scale']:g} times that",
         "recipe": recipe["name"],
-        "command": f"deepspeed --num_gpus 1 recipes/train.py {recipe['name']}{changed}",
+        "command": f"deepspeed --num_gpus 1 --module priorzoo.train {recipe['name']}{changed}",
         "steps": settings["steps"],
         "seed": settings["seed"],
         "commit": json.loads((run / "environment.json").read_text())["commit"],

@@ -1,4 +1,4 @@
-"""python -m zoo list | show | plot-prior | doctor: models, what one consists of, its priors, and a check of the kernels.
+"""priorzoo list | show | plot-prior | doctor: models, what one consists of, its priors, and a check of the kernels.
 
 `call` runs any typer app with the project's way of reporting errors.
 """
@@ -88,7 +88,7 @@ def list_command(
     names = list_models(pattern, modality=modality, pretrained=pretrained)
     if not names:
         kind = "models with weights" if pretrained else "models"
-        raise ValueError(f"no {kind} match {pattern!r}; `python -m zoo list` prints all {len(list_models())}")
+        raise ValueError(f"no {kind} match {pattern!r}; `priorzoo list` prints all {len(list_models())}")
     if not pretrained:
         return print("\n".join(names))
     for title, columns, rows in pretrained_tables(names):

@@ -1,4 +1,4 @@
-"""What `python -m zoo doctor` prints: packages, devices, and which kernels compute here what they should."""
+"""What `priorzoo doctor` prints: packages, devices, and which kernels compute here what they should."""
 
 from __future__ import annotations
 

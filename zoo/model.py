@@ -86,7 +86,7 @@ class ZooModel(nn.Module):
         return set()
 
     def describe_input(self) -> dict[str, str]:
-        """What a training sample becomes, for `python -m zoo show`; empty where the configuration says it all."""
+        """What a training sample becomes, for `priorzoo show`; empty where the configuration says it all."""
         return {}
 
     def storable_state(

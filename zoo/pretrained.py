@@ -73,7 +73,7 @@ def resolve_tag(name: str, folder: Path | None = None) -> str:
     if tags:
         raise ValueError(f"{base} has no weights {tag!r}; it has: {', '.join(tags)}")
     hint = did_you_mean(base, dict.fromkeys(full.partition(".")[0] for full in known), most=3)
-    raise ValueError(f"no weights ship for {base!r}; {hint}`python -m zoo list --pretrained` prints all")
+    raise ValueError(f"no weights ship for {base!r}; {hint}`priorzoo list --pretrained` prints all")
 
 
 def verified_file(name: str, folder: Path | None = None) -> Path:

@@ -1,7 +1,7 @@
 """DNA sources: a spec string, parsed once, to files and a split.
 
 "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
-"genomes"                 everything that `recipes/fetch_data.py dna genomes` fetched into the data folder
+"genomes"                 everything that `priorzoo fetch-data dna genomes` fetched into the data folder
 "genomes:yeast,ustilago"  those of them
 "PATH or GLOB"            .fa .fasta .fna .gb .gbk .gbff, also with .gz or .bgz; several with commas
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.formats import SUFFIXES, is_sequence_file
-from modalities.files import data_folder, fetch_command, matching_files, near_file
+from modalities.files import data_folder, matching_files, near_file
 from zoo.naming import did_you_mean
 
 __all__ = ["DnaSource", "find_source"]
@@ -55,7 +55,7 @@ def _fetched(spec: str) -> tuple[Path, ...]:
     """The files of "genomes" or "genomes:a,b"."""
     folder = data_folder() / "genomes"
     there = sorted(path.stem for path in folder.glob("*.fa"))
-    fetch = f"to fetch them, {fetch_command('dna genomes')}"
+    fetch = "to fetch them, `priorzoo fetch-data dna genomes`"
     if not there:
         raise FileNotFoundError(f"source {spec!r}: no *.fa in {folder}; {fetch}")
     names = [name.strip() for name in spec.partition(":")[2].split(",")] if ":" in spec else there

@@ -1,4 +1,4 @@
-"""Training on models that `zoo.adapt` gave a prior, by transformers' Trainer; the command is `recipes/adapt.py`."""
+"""Training on models that `zoo.adapt` gave a prior, by transformers' Trainer; the command is `priorzoo adapt`."""
 
 from __future__ import annotations
 

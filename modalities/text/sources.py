@@ -1,7 +1,7 @@
 """Where documents come from: a spec string in, documents out, and the fixed held-out split.
 
     "sotu-excerpt"                    State of the Union speeches that ship with the package (the default)
-    "sotu" | "poetry" | "rfc"         corpora that `recipes/fetch_data.py text` puts into the data folder
+    "sotu" | "poetry" | "rfc"         corpora that `priorzoo fetch-data text` puts into the data folder
     "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all held out
     "english"                         a mix of all three: every speech, every 2nd document of poetry, every 10th RFC
     "PATH or GLOB"                    .txt (a document per file), .jsonl, .parquet; .txt and .jsonl also as .gz
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from modalities.files import data_folder, fetch_command, matching_files, near_file, opened
+from modalities.files import data_folder, matching_files, near_file, opened
 from zoo.errors import require
 from zoo.inputs import parse_json
 from zoo.naming import did_you_mean, nearest
@@ -194,7 +194,7 @@ def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileS
     paths = {name: data_folder() / _FETCHED[name][0] for name in every}
     if missing := {name: path for name, path in paths.items() if not path.is_file()}:
         listed, command = ", ".join(map(str, missing.values())), f"text {' '.join(missing)} --offline"
-        raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, {fetch_command(command)}")
+        raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, `priorzoo fetch-data {command}`")
     return FileSource(spec, tuple((paths[name], _FETCHED[name][1] | options, n) for name, n in every.items()))
 
 

@@ -33,7 +33,7 @@ from modalities.decoder.tokenizers import (
     start_id,
     tokenizer_file,
 )
-from modalities.files import data_folder, fetch_command, near_file
+from modalities.files import data_folder, near_file
 from zoo.errors import require
 from zoo.naming import did_you_mean, nearest
 
@@ -207,7 +207,7 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
     else:
         wanted = " or ".join(f"{a} + {b}" for a, b in pairs)
         raise FileNotFoundError(
-            f"tokenizer {spec!r}: no {wanted} in {folder}; to fetch them, {fetch_command('text gpt2')}"
+            f"tokenizer {spec!r}: no {wanted} in {folder}; to fetch them, `priorzoo fetch-data text gpt2`"
         )
     require("tokenizers", f"tokenizer {spec!r}", "text")
     import tokenizers

@@ -93,7 +93,7 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
 
     create.__name__ = create.__qualname__ = name
     create.__module__ = __name__  # timm finds default_cfgs through it
-    create.__doc__ = f"{name}, as `python -m zoo show {name}` describes it."
+    create.__doc__ = f"{name}, as `priorzoo show {name}` describes it."
     return create
 
 

@@ -1,6 +1,6 @@
 """Where images come from: a spec string in, a map-style `ImageSet` or a `ShardSet` out.
 
-    "glyphs" | "photos" | "solar"   shards that `python recipes/fetch_data.py vision NAME` puts into the data folder
+    "glyphs" | "photos" | "solar"   shards that `priorzoo fetch-data vision NAME` puts into the data folder
     "scenes" | "scenes-count"       the same, of pictures with boxes (`vision scenes`)
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from modalities.files import data_folder, fetch_command
+from modalities.files import data_folder
 from modalities.vision.hf import HFImages
 from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, Event, ImageSet, digest_of, heldout_places
 from modalities.vision.shards import ShardSet, TarImages, open_shards
@@ -48,7 +48,7 @@ def open_shard_source(spec: str, split: str) -> ShardSet | None:
     if spec in FETCHED:
         folder = data_folder() / "vision" / spec / ("heldout" if split == "all" else split)
         if not (folder / "index.json").is_file():
-            fetch = fetch_command(f"vision {spec.partition('-')[0]} --offline")
+            fetch = f"`priorzoo fetch-data vision {spec.partition('-')[0]} --offline`"
             instead = "; 'glyphs-builtin' needs no download" if spec == "glyphs" else ""
             raise FileNotFoundError(f"source {spec!r}: no {folder / 'index.json'}; to make it, {fetch}{instead}")
         return open_shards(spec, str(folder))

@@ -30,7 +30,7 @@ def test_the_whole_command(words, tmp_path, capsys):
     assert bed.read_text() == "chr1\t0\t900\ttrain\nchr2\t0\t700\ttrain\nchr20\t0\t100\theldout\n"
     assert "train: 2 regions, 1,600 bases" in printed and "5 contigs, 1,810 known bases" in printed
     command = shlex.split(printed.split("train on it: ")[1])
-    assert command[:3] == ["python", "recipes/train.py", "dna.human_125m"]
+    assert command[:3] == ["priorzoo", "train", "dna.human_125m"]
     settings = dict(part.split("=", 1) for part in command if "=" in part)
     source = find_source(settings["data.source"], settings["data.split"])
     assert len(load_regions(source, open_genome(source))) == 3

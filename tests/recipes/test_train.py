@@ -356,7 +356,7 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
     for start, words in {
         "text_ggd_ssmax_tiny.tset": ["'tset'", "test"],
         "nowhere/run": ["model.init_from=nowhere/run", "newest:RECIPE"],
-        "newest:text.ggd_tiny": ["recipes/train.py text.ggd_tiny", "runs/text.ggd_tiny"],
+        "newest:text.ggd_tiny": ["priorzoo train text.ggd_tiny", "runs/text.ggd_tiny"],
     }.items():
         assert run(tmp_path / "other", f"model.init_from={start}", *settings) == 2
         message = capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for words, message in (
         (["dna.human_125m"], str(tmp_path / "human" / "genome.fa")),
-        (["dna.goat_tiny"], "recipes/fetch_data.py dna genomes"),
+        (["dna.goat_tiny"], "priorzoo fetch-data dna genomes"),
         (["dna.goat_tiny", "--set", "model.options.tokenizer=kmer:2", "--dry-run"], "set data.tokenizer alone"),
     ):
         assert main(words) == 2 and message in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
     (tmp_path / "pic.png").write_text("x")
     cases = {
         "sotu-exerpt": (FileNotFoundError, "'sotu-excerpt'"),
-        "english": (FileNotFoundError, "fetch_data.py text sotu poetry rfc"),
+        "english": (FileNotFoundError, "fetch-data text sotu poetry rfc"),
         f"{tmp_path}/speeech.txt": (FileNotFoundError, "speech.txt'"),
         f"{tmp_path}/*.md": (FileNotFoundError, r"\*\.md"),
         f"{tmp_path}": (FileNotFoundError, r"folder.*/\*\.jsonl"),

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     models: dict[str, nn.Module] = {}
     for method in args.methods:
         if (name := f"vision_{method}_{args.model}") not in list_models("vision_*"):
-            raise SystemExit(f"no model {name}; `python -m zoo list` prints all")
+            raise SystemExit(f"no model {name}; `priorzoo list` prints all")
         torch.manual_seed(0)
         models[method] = create_model(name).to(device, dtype)
     with record.guard(TIMM, shape):

@@ -160,7 +160,7 @@ def test_malformed_genbank(tmp_path):
 def test_specs(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     assert [(contig.name, contig.length) for contig in opening().contigs] == [("yeast_chr01", 230_218)]
-    with pytest.raises(FileNotFoundError, match=r"no \*\.fa in .*genomes; .*fetch_data.py dna genomes`"):
+    with pytest.raises(FileNotFoundError, match=r"no \*\.fa in .*genomes; .*fetch-data dna genomes`"):
         opening("genomes")
     there = tmp_path / "genomes"
     there.mkdir()

@@ -99,7 +99,7 @@ def test_errors_name_what_is_valid(tmp_path):
     for spec, error, message in (
         ("byte", ValueError, r"'byte'.* 'bytes'\?"),
         ("", ValueError, "''"),
-        (f"gpt2:{tmp_path}", FileNotFoundError, r"encoder\.json.*merges\.txt.*fetch_data\.py text gpt2"),
+        (f"gpt2:{tmp_path}", FileNotFoundError, r"encoder\.json.*merges\.txt.*fetch-data text gpt2"),
         (f"{tmp_path}/tokeniser.json", FileNotFoundError, r"did you mean '.*/tokenizer\.json'"),
         (f"{tmp_path}/tokenizer.json", ValueError, r"tokenizer\.json"),
     ):

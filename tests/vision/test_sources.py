@@ -39,7 +39,7 @@ def test_unknown_sources(tmp_path, monkeypatch):
         ("hf:x?img=a", "unknown option 'img'"),
         ("folder:/no/such/place", "no folder"),
         (os.curdir, "did you mean 'folder:.'"),
-        ("glyphs", r"fetch_data.py vision glyphs.*glyphs-builtin"),
+        ("glyphs", r"fetch-data vision glyphs.*glyphs-builtin"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             open_images(spec, "train")

@@ -76,7 +76,7 @@ def adapt_command(
     model, tokenizer, spec = open_adaptable(name)
     context = run.context or model.config.max_position_embeddings
     patterns = run.train if run.train in ("all", "priors") else run.train.split(",")
-    zoo.adapt(model, position, keep_rope=keep_rope, ssmax=ssmax, train=patterns)
+    zoo.adapt(model, position, keep_rope=keep_rope, ssmax=ssmax, train_context=run.context, train=patterns)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     priors = sum(p.numel() for p in prior_parameters(model).values())
     rows_read = f"{run.steps:,} steps of {run.batch} rows of {context:,} tokens of {run.source}"

@@ -276,3 +276,20 @@ def test_priors_of_a_line_refuse_a_grid() -> None:
         grid = Positions.grid(2, 2)
         with pytest.raises(ValueError, match="needs a 2-D prior"):
             make(name)(grid, grid, causal=True, x=inputs(4))
+
+
+def test_soft_windows_and_gentle_slopes_are_set_by_number() -> None:
+    """GGD with θβ = 8 is a soft window; ALiBi of mean distance μ has slopes ln(1 + 1/μ)."""
+    window = create_prior("ggd", num_heads=2, init={"alpha": -8 * math.log(100.0), "beta": 8})
+    matrix = window.log_prior(Positions.line(151), Positions.line(151), causal=True)
+    log_prior = matrix.reshape(-1, 151, 151)[0, -1].flip(0)
+    assert -0.005 < log_prior[50] < 0 and abs(float(log_prior[100]) + 1) < 1e-3 and log_prior[150] < -25
+    slopes = create_prior("alibi", num_heads=2, mean_lag=[10, 1000]).slopes()
+    assert torch.equal(slopes, torch.tensor([math.log1p(0.1), math.log1p(0.001)], dtype=torch.float64))
+    for name, options in (
+        ("ggd", {"init": {"gamma": 1}}),
+        ("ggd", {"init": {"alpha": "slow"}}),
+        ("alibi", {"mean_lag": [1]}),
+    ):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            create_prior(name, num_heads=2, **options)

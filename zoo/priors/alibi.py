@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_flags
+from zoo.naming import check_flags, check_number
 from zoo.positions import Positions
 from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, bf16_pieces, line_table, prior_dtype
 
@@ -76,6 +76,8 @@ class Alibi(Prior):
     Args:
         num_heads: H.
         learnable: train the slopes, m = softplus(raw_slope), (H,); else they are constants.
+        mean_lag: slopes ln(1 + 1/μ), at which the prior over an endless past has the mean distance μ: a number of tokens, or a
+            number for each head (GOAT, arXiv 2601.15380, th. 3: of all priors of that mean it has most entropy). None: ALiBi's.
     """
 
     is_relative = True
@@ -83,11 +85,20 @@ class Alibi(Prior):
     by_head = ("raw_slope",)
     raw_slope: nn.Parameter
     layers = 1  # that are stacked
-    fixed: list[float] | None = None  # slopes of some heads
 
-    def __init__(self, num_heads: int, *, learnable: bool = False) -> None:
+    def __init__(
+        self, num_heads: int, *, learnable: bool = False, mean_lag: float | Sequence[float] | None = None
+    ) -> None:
         super().__init__(num_heads)
         check_flags(learnable=learnable)
+        lags: list[Any] = list(mean_lag) if isinstance(mean_lag, list | tuple) else [mean_lag] * num_heads
+        if len(lags) != num_heads:
+            raise ValueError(f"mean_lag={mean_lag!r}: expected a distance, or one for each of {num_heads} heads")
+        self.fixed: list[float] | None = None  # slopes
+        if mean_lag is not None:
+            for lag in lags:
+                check_number("mean_lag", lag, above=0)
+            self.fixed = [math.log1p(1 / lag) for lag in lags]
         if learnable:
             self.raw_slope = nn.Parameter(inverse_softplus(self._start(None)).float())
         self.learnable = learnable
@@ -152,5 +163,5 @@ class Alibi2d(IsotropicPrior, Alibi):
 
     Args:
         num_heads: H.
-        learnable: as in `Alibi`.
+        learnable, mean_lag: as in `Alibi`, along a line.
     """

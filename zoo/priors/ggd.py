@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from zoo.naming import check_flags, nearest
+from zoo.naming import check_flags, check_number, nearest
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, TablePrior, prior_dtype
 from zoo.priors.tables import ParametricTable
@@ -22,12 +22,17 @@ EPSILON = 1e-5
 # times that number.
 STEEP, LOWEST = 1e4, -1e30
 
-# θα and θβ of H heads at the start, as BAM's released code and paper have them.
-INITS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
-    "uniform": lambda heads: (torch.zeros(heads), torch.zeros(heads)),
-    "alibi": lambda heads: (alibi_slopes(heads).log().float(), torch.ones(heads)),
-    "linear": lambda heads: (alibi_slopes(heads).log().float(), torch.linspace(0, 1, heads)),
-    "sampled": lambda heads: (torch.randn(heads), torch.randn(heads)),
+# How the parameters of H heads start, by name, and what BAM's released code and paper call which start of all.
+STARTS: dict[str, Callable[[int], Tensor]] = {
+    "slope": lambda heads: alibi_slopes(heads).log().float(),
+    "linear": lambda heads: torch.linspace(0, 1, heads),
+    "sampled": lambda heads: torch.randn(heads),
+}
+INITS: dict[str, dict[str, float | str]] = {
+    "uniform": {},
+    "alibi": {"alpha": "slope", "beta": 1.0},
+    "linear": {"alpha": "slope", "beta": "linear"},
+    "sampled": {"alpha": "sampled", "beta": "sampled"},
 }
 
 
@@ -99,7 +104,8 @@ class Ggd(TablePrior):
     Args:
         num_heads: H.
         init: "uniform" (θα = θβ = 0, the paper's best), "alibi" (θα = ln of the ALiBi slopes, θβ = 1), "linear" (θβ from 0 to 1
-            over the heads, slopes as ALiBi's) or "sampled" (both standard normal). θμ starts at 0.
+            over the heads, slopes as ALiBi's) or "sampled" (both standard normal); or the start of alpha,
+            beta and mu, each a number, "slope", "linear" or "sampled": {"alpha": "slope", "beta": 8}; 0 where not named.
         train_alpha, train_beta, train_mu: whether each is trained; the others stay as they start.
     """
 
@@ -109,19 +115,22 @@ class Ggd(TablePrior):
         self,
         num_heads: int,
         *,
-        init: str = "uniform",
+        init: str | Mapping[str, float | str] = "uniform",
         train_alpha: bool = True,
         train_beta: bool = True,
         train_mu: bool = False,
     ) -> None:
         super().__init__(num_heads)
         check_flags(train_alpha=train_alpha, train_beta=train_beta, train_mu=train_mu)
-        if not isinstance(init, str) or init not in INITS:
+        if not isinstance(init, Mapping) and init not in INITS:
             raise ValueError(f"unknown init {init!r} of a ggd prior; {nearest(str(init), INITS)}")
-        alpha, beta = INITS[init](num_heads)
+        starts = {"alpha": 0.0, "beta": 0.0, "mu": 0.0} | dict(init if isinstance(init, Mapping) else INITS[init])
+        for name in starts.keys() - {"alpha", "beta", "mu"}:
+            raise ValueError(f"init of a ggd prior: unknown parameter {name!r}; expected alpha, beta or mu")
+        alpha, beta, mu = (_start(name, starts[name], num_heads) for name in ("alpha", "beta", "mu"))
         self.theta_alpha = nn.Parameter(alpha, requires_grad=train_alpha)
         self.theta_beta = nn.Parameter(beta, requires_grad=train_beta)
-        self.theta_mu = nn.Parameter(torch.zeros(num_heads), requires_grad=train_mu)
+        self.theta_mu = nn.Parameter(mu, requires_grad=train_mu)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         dtype = torch.promote_types(distance.dtype, torch.float32)
@@ -164,7 +173,7 @@ class Ggd2d(GridPrior):
         num_heads: int,
         *,
         form: str = "isotropic",
-        init: str = "uniform",
+        init: str | Mapping[str, float | str] = "uniform",
         train_alpha: bool = True,
         train_beta: bool = True,
         train_mu: bool = False,
@@ -188,3 +197,11 @@ class Ggd2d(GridPrior):
 
     def parametric(self) -> GgdTable:
         return GgdTable.of(self.axes(), ("r",) if self.form == "isotropic" else ("y", "x"))
+
+
+def _start(name: str, value: float | str, num_heads: int) -> Tensor:
+    """(H,) float32."""
+    if isinstance(value, str) and value in STARTS:
+        return STARTS[value](num_heads)
+    check_number(f"init of a ggd prior: {name}, if not one of {', '.join(STARTS)},", value)
+    return torch.full((num_heads,), float(value))

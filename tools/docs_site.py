@@ -48,6 +48,9 @@ def on_files(files: Any, *, config: Any) -> Any:
             todo += linked(path).values()
     gallery = ROOT / "build/gallery.html"
     subprocess.run([sys.executable, ROOT / "recipes/gallery.py", "--out", gallery], cwd=ROOT, check=True)
+    gallery.write_text(
+        gallery.read_text().replace("<header>", '<header>\n<p><a href="index.html">← priorzoo</a></p>', 1)
+    )
     files.append(File.generated(config, "gallery.html", abs_src_path=str(gallery)))
     models = ROOT / "build/MODELS.md"
     models.write_text(models_page())

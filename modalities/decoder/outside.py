@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -21,6 +21,7 @@ from zoo.adapters import is_adapted, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
+from zoo.inputs import read_object, read_tensors
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 
@@ -236,9 +237,31 @@ class OutsideDecoder(nn.Module):
 def open_causal_lm(name: str) -> PreTrainedModel:
     """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`."""
     open_tokenizer(name)  # looked for first
+    if (Path(name) / "adapter_config.json").is_file():
+        return _open_adapter(name)
     if is_adapted(name):
         return opened(name, "causal LM", lambda t: load_adapted(name))
     return opened(name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False))
+
+
+def _open_adapter(name: str) -> PreTrainedModel:
+    """A folder of PEFT on its base, adapted or not, merged. ValueError where priors were trained and the base has none."""
+    base = str(read_object(Path(name) / "adapter_config.json").get("base_model_name_or_path"))
+    if not is_adapted(base):
+        saved = Path(name) / "adapter_model.safetensors"
+        if saved.is_file() and any("position_bias" in key for key in read_tensors(saved)):
+            cure = "load it on zoo.load_adapted(BASE), merge_and_unload(), then zoo.save_adapted"
+            raise ValueError(f"hf:{name}: its adapter has priors, and its base {base!r} has none: {cure}")
+        return opened(
+            name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
+        )
+
+    def load(_: object) -> PreTrainedModel:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(load_adapted(base), name).merge_and_unload()
+
+    return opened(name, "causal LM", load)
 
 
 def _train_context(config: PreTrainedConfig, name: str) -> int:

@@ -11,8 +11,10 @@ import torch
 pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM
 
+import zoo
 from modalities.decoder.generation import generate
 from modalities.decoder.outside import OutsideDecoder, open_causal_lm
+from modalities.decoder.tokenizers import open_tokenizer
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.hf import wrap
 from modalities.text.prompts import Template, open_haystack
@@ -295,3 +297,28 @@ def test_a_model_whose_head_is_not_apart_is_refused(tmp_path):
 def _shifted(output, given):
     output.logits = output.logits + given["input_ids"][..., None]
     return output
+
+
+def test_an_adapter_of_peft_keeps_its_priors_or_is_refused(tmp_path, folders):
+    """Saved from an adapted model it is put on the adapted base; on a base without priors it is an error."""
+    peft = pytest.importorskip("peft")
+    model = zoo.adapt(open_causal_lm(folders["llama"]), "ggd", options={"init": "alibi"})
+    settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["position_bias"], task_type="CAUSAL_LM")
+    adapter = peft.get_peft_model(model, settings)
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        zoo.save_adapted(adapter, tmp_path / "lost")
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    adapter.save_pretrained(tmp_path / "adapter")
+    open_tokenizer(folders["llama"]).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"its base .* has none"):
+        open_causal_lm(str(tmp_path / "adapter"))
+    zoo.save_adapted(zoo.adapt(open_causal_lm(folders["llama"]), "ggd", options={"init": "alibi"}), tmp_path / "base")
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(tmp_path / "base")
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    loaded = open_causal_lm(str(tmp_path / "adapter"))
+    tokens = torch.randint(0, model.config.vocab_size, (1, 20))
+    torch.testing.assert_close(loaded.eval()(tokens).logits, adapter.eval()(tokens).logits, rtol=1e-4, atol=1e-5)

@@ -85,7 +85,14 @@ def adapt(
 
 
 def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write an adapted model in its library's layout; for transformers it is `save_pretrained`."""
+    """Write an adapted model in its library's layout; for transformers it is `save_pretrained`.
+
+    Raises:
+        ValueError: for a model in which PEFT has put adapters: its `save_pretrained` writes these alone, without priors.
+    """
+    if hasattr(model, "peft_config"):
+        cure = "merge_and_unload() it first, or save_pretrained() the adapter with modules_to_save=['position_bias']"
+        raise ValueError(f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}")
     _library(model).save(model, Path(folder))
 
 

@@ -5,7 +5,7 @@
 
 The folder: config.json, model.safetensors and manifest.json (sizes and SHA-256) as `save_pretrained` writes them; README.md, a
 card with YAML front matter, data, measured tables and the lines that load it; of a run its recipe.json; .gitattributes.
-A tokenizer of the user's is in it as tokenizer.json. `zoo.load_model(FOLDER)` and all commands read it. Needs
+A tokenizer of the user's is in it. `zoo.load_model(FOLDER)` and all commands read it. Needs
 `pip install 'priorzoo[hub]'`; --push also needs a login (`hf auth login`).
 """
 

@@ -205,7 +205,7 @@ def find_baselines(pattern: str) -> dict[str, Baseline]:
 
 
 def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
-    if outside := find_outside(name):
+    if not os.path.isdir(name) and (outside := find_outside(name)):
         if overrides:
             option = _leaves(overrides)[0][0]
             raise CommandError(f"--set {option} does not apply to {name}: it is measured as it was saved")

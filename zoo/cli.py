@@ -17,8 +17,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from zoo.errors import from_outside, one_line, require
+from zoo.errors import from_outside, one_line, printable, require
 from zoo.inputs import read_object
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -27,7 +28,7 @@ from zoo.pretrained import manifest, resolve_tag
 from zoo.registry import create_model, list_models, load_model, model_entry
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 Import = Annotated[
     list[str],
     typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
@@ -159,7 +160,7 @@ def show(
 
 def _show_model(title: str, model: ZooModel) -> None:
     total = sum(p.numel() for p in model.parameters())
-    console.print(f"[bold]{title}[/bold]  {model.modality}, {total:,} parameters")
+    console.print(Text.assemble((printable(title), "bold"), f"  {model.modality}, {total:,} parameters"))
     _print_pairs("configuration", dataclasses.asdict(model.config))
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     contents = [f"{attention.content_dim} of {attention.head_dim}" for attention in layers]
@@ -227,7 +228,7 @@ def _print_rows(title: str, rows: Sequence[Mapping[str, object]], *, header: boo
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value))
 
 
 @app.command("plot-prior")
@@ -258,7 +259,7 @@ def plot_prior(
         prior_plot.draw_grid_priors(model, title, path, size=size)
     else:
         prior_plot.draw_priors(model, title, path, length=length or 8 * model.config.train_context)
-    console.print(f"written: {path}", soft_wrap=True)
+    console.print(f"written: {printable(str(path))}", soft_wrap=True)
 
 
 @app.command()

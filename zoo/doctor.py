@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from zoo.attention.dispatch import KERNELS
 from zoo.attention.selfcheck import BOUNDS, check_kernel, device_name
@@ -43,7 +44,7 @@ def examine(console: Console) -> bool:
                 verdict = check_kernel(kernel, device, dtype)
             wrong += [f"{device}, {name}, {label}: {line}" for line in verdict.wrong]
             error = "not served" if verdict.worst is None else f"{verdict.worst:.0e}"
-            cells.append(f"[red]wrong ({len(verdict.wrong)})[/red]" if verdict.wrong else error)
+            cells.append(Text(f"wrong ({len(verdict.wrong)})", "red") if verdict.wrong else Text(error))
         table.add_row(device_name(device), name, *cells)
     console.print(table)
     for line in wrong:

@@ -110,7 +110,7 @@ class Decoder(ZooModel):
     position_embedding: nn.Module | None
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        """As `ZooModel.save_pretrained`, with a copy of the tokenizer's file where it is one of the user's."""
+        """As `ZooModel.save_pretrained`, with a copy of the tokenizer's files where they are the user's."""
         super().save_pretrained(folder, **options)
         if copies := save_copy(self.config.tokenizer, Path(folder)):
             write_json(Path(folder) / MANIFEST, file_digests(folder, [*SAVED, *copies]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 MOST_IDS = 2**24  # ids of a vocabulary
 _LARGEST = 1 << 28  # bytes of a file; the largest in use have some 30 million
 COPY = "tokenizer.json"  # in a saved model's folder
-_copies: dict[str, Path] = {}  # by the name in a spec
+_copies: dict[str, Path] = {}  # by the name in a spec; of "hf:NAME" the folder
 _T = TypeVar("_T")
 
 
@@ -37,8 +38,25 @@ def tokenizer_file(spec: str) -> Path | None:
     return _copies.get(name, Path(name)) if name.endswith(".json") else None
 
 
+def tokenizer_folder(name: str) -> str:
+    """The folder or repository of a spec "hf:NAME": the one of the model that was loaded, where it holds a copy, else NAME."""
+    return str(_copies.get(f"hf:{name}", name))
+
+
 def save_copy(spec: str, folder: Path) -> list[str]:
-    """Copy a spec's file into a saved model's folder, so that it travels with the model; names of the files written."""
+    """Copy a spec's file, or its folder of transformers, into a saved model's folder, so that it travels with the model; names
+    of the files written."""
+    if spec.startswith("hf:"):
+        place = tokenizer_folder(spec.removeprefix("hf:"))
+        if not Path(place).is_dir():  # of the hub
+            return []
+        with tempfile.TemporaryDirectory() as temporary:
+            open_tokenizer(place).save_pretrained(temporary)
+            written = sorted(path for path in Path(temporary).iterdir() if path.is_file())
+            for path in written:
+                with replacing(folder / path.name, "wb") as out:
+                    out.write(path.read_bytes())
+        return [path.name for path in written]
     file = tokenizer_file(spec)
     if file is None or not file.is_file():
         return []
@@ -49,17 +67,31 @@ def save_copy(spec: str, folder: Path) -> list[str]:
 
 
 def use_copy(spec: str, folder: Path) -> None:
-    """Read the spec's file from a saved model's folder from now on, where it has one. ValueError where another model that was
-    loaded brought another file of this name."""
+    """Read the spec's tokenizer from a saved model's folder from now on, where it has one. ValueError where another model that
+    was loaded brought another one of this name."""
+    if spec.startswith("hf:"):
+        if (folder / "tokenizer_config.json").is_file():
+            place = folder.absolute()
+            known = _copies.get(spec, place)
+            if known != place and known.is_dir() and len({*map(_fingerprint, (str(known), str(place)))}) > 1:
+                raise ValueError(_two(known, place, spec))
+            _copies[spec] = place
+        return
     name, copy = spec.partition("?")[0], (folder / COPY).absolute()
     if not name.endswith(".json") or not copy.is_file():
         return
     known = _copies.get(name, copy)
     if known.is_file() and known.read_bytes() != copy.read_bytes():
-        raise ValueError(
-            f"{known} and {copy} differ and are both called {name!r}: read their models one after the other"
-        )
+        raise ValueError(_two(known, copy, name))
     _copies[name] = copy
+
+
+def _two(known: Path, copy: Path, name: str) -> str:
+    return f"{known} and {copy} differ and are both called {name!r}: read their models one after the other"
+
+
+def _fingerprint(place: str) -> str:
+    return fingerprint_of_tokenizer(open_tokenizer(place))
 
 
 def check_tokenizer_file(path: Path) -> dict[str, Any]:

@@ -26,7 +26,8 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     """The tokenizer of bases or k-mers for `transformers`: letters in, the same ids out, behind the start token. It cannot
     refuse a letter: one that is no nucleotide code, an error of `modalities.dna.bases`, is an unknown base here."""
     tokenizer = load_tokenizer(spec)
-    assert isinstance(tokenizer, KmerTokenizer)
+    if not isinstance(tokenizer, KmerTokenizer):
+        raise ValueError(f"tokenizer {spec!r} is not served in transformers' form; only bases and k-mers are")
     # Whole k-mers; what is left over at the end makes no token.
     unknown = "N" * tokenizer.k
     words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}

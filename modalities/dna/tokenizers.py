@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, open_tokenizer, start_id
+from modalities.decoder.tokenizers import (
+    fingerprint_of_tokenizer,
+    no_panic,
+    open_tokenizer,
+    start_id,
+    tokenizer_folder,
+)
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode
 from zoo.naming import did_you_mean
 
@@ -156,8 +162,8 @@ class OutsideTokenizer(DnaTokenizer):
 
 
 @lru_cache(maxsize=8)
-def _outside(name: str) -> OutsideTokenizer:
-    return OutsideTokenizer(open_tokenizer(name), name)
+def _outside(name: str, place: str) -> OutsideTokenizer:
+    return OutsideTokenizer(open_tokenizer(place), name)
 
 
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
@@ -171,7 +177,7 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
         return _kmers(1, spec)
     kind, _, name = spec.partition(":")
     if kind == "hf":
-        return _outside(name)
+        return _outside(name, tokenizer_folder(name))
     if kind == "kmer":
         if not name.isdecimal() or not 1 <= int(name) <= LONGEST_KMER:
             raise ValueError(f"tokenizer {spec!r}: K must be a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'")

@@ -16,7 +16,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.tokenizers import make_fast
 from modalities.text.model import CausalLM
-from modalities.text.tokenizers import BPETokenizer, load_tokenizer
+from modalities.text.tokenizers import BPETokenizer, OutsideTokenizer, load_tokenizer
 
 __all__ = ["PriorzooTextConfig", "PriorzooTextForCausalLM", "PriorzooTextModel", "fast_tokenizer", "wrap"]
 
@@ -28,6 +28,13 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     special = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
     if isinstance(tokenizer, BPETokenizer):
         return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), split_special_tokens=True, **special)
+    if isinstance(tokenizer, OutsideTokenizer):
+        backend = getattr(tokenizer.inner, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError(
+                f"tokenizer {spec!r} is not one of the library `tokenizers`: its ids cannot be made in transformers alike"
+            )
+        return make_fast(Tokenizer.from_str(backend.to_str()), split_special_tokens=True, **special)
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
     vocabulary |= {f"<{role}>": number for role, number in special.items()}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

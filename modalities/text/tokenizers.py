@@ -32,6 +32,7 @@ from modalities.decoder.tokenizers import (
     read_backend,
     start_id,
     tokenizer_file,
+    tokenizer_folder,
 )
 from modalities.files import data_folder, near_file
 from zoo.errors import require
@@ -157,8 +158,8 @@ class OutsideTokenizer(Tokenizer):
 
 
 @lru_cache(maxsize=8)
-def _load_outside(name: str) -> OutsideTokenizer:
-    return OutsideTokenizer(open_tokenizer(name), name)
+def _load_outside(name: str, place: str) -> OutsideTokenizer:
+    return OutsideTokenizer(open_tokenizer(place), name)
 
 
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:
@@ -173,7 +174,7 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     if spec in SHIPPED:
         return _load_json(spec, _ASSETS / f"{spec}.json")
     if spec.startswith("hf:"):
-        return _load_outside(spec.removeprefix("hf:"))
+        return _load_outside(name := spec.removeprefix("hf:"), tokenizer_folder(name))
     kind = spec.partition("?")[0]
     if kind == "gpt2" or kind.startswith("gpt2:"):
         return _load_gpt2(spec, kind, **_options(spec, ()))

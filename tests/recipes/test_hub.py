@@ -162,6 +162,37 @@ def test_the_user_s_tokenizer_travels(tmp_path, monkeypatch):
     assert nll[0] == nll[1] == pytest.approx(perplexity("hf:saved"))
 
 
+def test_a_tokenizer_of_transformers_in_a_folder_travels(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from transformers import AutoTokenizer
+
+    from modalities.text.hf import fast_tokenizer, wrap
+    from modalities.text.tokenizers import load_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokenizers, "_copies", {})
+    fast_tokenizer("bpe-1k").save_pretrained("tok")
+    ids = load_tokenizer("hf:tok").encode("The people").tolist()
+    zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="hf:tok").save_pretrained("hf:model")
+    shutil.move("tok", "gone")
+    shutil.move("hf:model", "hf:moved")  # a folder, whatever else its name may mean
+    for folder in ("hf:moved", "hub/again"):
+        monkeypatch.setattr(tokenizers, "_copies", {})
+        assert main(["generate", folder, "The people", "--max-new-tokens", "2"]) == 0
+        assert load_tokenizer("hf:tok").encode("The people").tolist() == ids
+        if folder == "hf:moved":
+            assert main(["hub", folder, "--out", "hub/again"]) == 0
+    wrap(zoo.load_model("hub/again")).save_pretrained("wrapped")
+    assert AutoTokenizer.from_pretrained("wrapped")("The people")["input_ids"][1:] == ids
+    fast_tokenizer("bytes").save_pretrained("tok")
+    tokenizers.open_tokenizer.cache_clear()
+    monkeypatch.setattr(tokenizers, "_copies", {})
+    zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="hf:tok").save_pretrained("other")
+    zoo.load_model("hub/again")
+    with pytest.raises(ValueError, match=r"differ and are both called 'hf:tok'"):
+        zoo.load_model("other")
+
+
 def test_two_tokenizers_of_one_name_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizers, "_copies", {})
     for name, content in (("a", "{}"), ("b", "[]")):

@@ -34,6 +34,15 @@ def test_list_takes_a_pattern():
     assert invoke("list", "nothing*").exit_code == 2
 
 
+def test_names_are_printed_as_they_are(tmp_path):
+    folder = tmp_path / "a[red]\x1b]0;t\x07"
+    create_model("text_alibi_tiny", num_layers=1, tokenizer="[/b]\x1b[31m.json").save_pretrained(folder)
+    shown, drawn = invoke("show", folder), invoke("plot-prior", folder, "--out", tmp_path / "[red]p.png")
+    assert shown.exit_code == drawn.exit_code == 0 and "\x1b" not in shown.output
+    assert r"a[red]\x1b]0;t\x07" in shown.output and r"[/b]\x1b[31m.json" in shown.output
+    assert "[red]p.png" in drawn.output
+
+
 def test_show_counts_the_parameters_of_any_size():
     done = invoke("show", "text_ggd_ssmax_tiny")
     total = sum(p.numel() for p in create_model("text_ggd_ssmax_tiny").parameters())

@@ -164,16 +164,19 @@ def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[
 
 def print_plan(rows: list[tuple[Any, ...]], where: str) -> None:
     """What will be measured: rows of (evaluator, model, points, cells, finished cells, units to read)."""
-    axis = "/".join(dict.fromkeys(f"{evaluator.axis.column}s" for evaluator, *_ in rows))
-    unit = "/".join(dict.fromkeys(evaluator.unit for evaluator, *_ in rows))
-    table = Table(title=f"plan ({where})", title_justify="left")
-    for column in ("evaluator", "model", axis, "cells", "finished", f"{unit} to read"):
-        table.add_column(column, justify="left" if column in ("evaluator", "model") else "right", overflow="fold")
-    for evaluator, label, points, cells, finished, todo in rows:
+    console.print(f"plan: {where}", soft_wrap=True)
+    for name, points in dict.fromkeys((evaluator.name, tuple(points)) for evaluator, _, points, *_ in rows):
+        of_one = [row for row in rows if (row[0].name, tuple(row[2])) == (name, points)]
+        evaluator = of_one[0][0]
         names = any(isinstance(point, str) for point in points)
-        shown = str(len(points)) if names else ",".join(evaluator.axis.tick(point) for point in points)
-        table.add_row(evaluator.name, label, shown, str(cells), str(finished), f"{todo:,}")
-    console.print(table)
+        places = f"{len(points)} {evaluator.axis.column}s" if names else ",".join(map(evaluator.axis.tick, points))
+        table = _table(f"{name}: {places if names else f'{evaluator.axis.column}s {places}'}" if points else name)
+        table.add_column("model", overflow="fold")
+        for column in ("cells", "finished", f"{evaluator.unit} to read"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for _, label, _, cells, finished, todo in of_one:
+            table.add_row(label, str(cells), str(finished), f"{todo:,}")
+        console.print(table)
 
 
 def _value(result: ModelResult, axis: str, point: Any, score: Score) -> str:

@@ -35,6 +35,13 @@ Import = Annotated[
 ]
 
 
+SHORT = {  # columns of cards, where a table of 80 columns has no room for their names
+    "free_generation (facts=1)": "one fact",
+    "free_generation (facts=5)": "one of five",
+    "free_generation": "needle",
+    "bits_per_byte": "bits/byte",
+    "bits_per_base": "bits/base",
+}
 HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
@@ -216,10 +223,17 @@ def _print_pairs(title: str, pairs: Mapping[str, object]) -> None:
 
 def _print_rows(title: str, rows: Sequence[Mapping[str, object]], *, header: bool = True) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
+    if len(columns) > 7:  # scores become rows, places columns
+        axis, *scores = columns
+        rows = [
+            {axis: score.replace("_", " ")} | {str(r[axis]): r[score] for r in rows if score in r} for score in scores
+        ]
+        columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title, title_justify="left", title_style="dim", show_header=header)
-    table.box = table.box if header else None
+    table.box = SIMPLE_HEAD if header else None
     for column in columns:
-        table.add_column(column, justify="right" if column and header else "left")
+        title = SHORT.get(column, column.replace("_", " "))
+        table.add_column(title, justify="right" if column and header else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column, "")) for column in columns))
     console.print(table)

@@ -268,11 +268,6 @@ def check_values(recipe: Recipe) -> None:
         raise ConfigError(f"optim.betas={optim.betas}: expected two numbers in [0, 1)")
     if train.ema == 1:
         raise ConfigError("train.ema=1: expected a decay below 1, or 0 for none")
-    if optim.name == "muon" and train.zero_stage and train.clip:
-        raise ConfigError(
-            f"train.clip={train.clip}: expected 0 with optim.name='muon' at zero_stage={train.zero_stage}, where DeepSpeed "
-            "would clip the orthogonal updates and not the gradients; or optim.name=adamw"
-        )
     if train.ema and train.zero_stage == 3:
         raise ConfigError(f"train.ema={train.ema}: expected 0 at zero_stage 3, which cuts the weights up")
 
@@ -309,6 +304,11 @@ def resolve(
         train.zero_stage = 1  # which shares the optimiser's float32 copies out
     if train.precision == "fp16" and train.zero_stage == 0:
         raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
+    if recipe.optim.name == "muon" and train.zero_stage and train.clip:
+        raise ConfigError(
+            f"train.clip={train.clip}: expected 0 with optim.name='muon' at zero_stage={train.zero_stage}, where DeepSpeed "
+            "would clip the orthogonal updates and not the gradients; or optim.name=adamw"
+        )
     shared = train.sequence_parallel
     micro_batch, accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world, shared)
     train.micro_batch, train.accumulation = micro_batch, accumulation

@@ -11,10 +11,12 @@ deviation over seeds; they go to OUT/results. Exit codes: 0 done, 1 a run failed
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +34,7 @@ from recipes.registry import recipe_named
 from zoo.cli import Import
 from zoo.outside import import_named
 
+EVERY = 15.0  # seconds between two lines of a run
 HERE = Path(__file__).resolve().parent
 
 
@@ -73,10 +76,24 @@ def train_seeds_command(
 
 
 def _train(folder: Path, words: list[str]) -> int:
-    """Train in one thread, with a log next to the folder; a finished run is kept. Returns the exit code."""
+    """Train in one thread; a finished run is kept. Returns the exit code.
+
+    All output goes to a log next to the folder; a line with loss, rate and time left is shown now and then.
+    """
     command = [sys.executable, str(HERE / "train.py"), *words, "--run-dir", str(folder), "--resume", "auto"]
-    with Path(f"{folder}.log").open("a") as log:
-        return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log).returncode
+    environment, shown = os.environ | {"OMP_NUM_THREADS": "1"}, -math.inf
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with (
+        Path(f"{folder}.log").open("a") as log,
+        subprocess.Popen(command, env=environment, stdout=pipe, stderr=both, text=True, errors="replace") as process,
+    ):
+        for line in process.stdout or ():
+            log.write(line)
+            log.flush()
+            if line.startswith("step") and time.monotonic() > shown + EVERY:
+                print(f"{folder.name}: {line.rstrip()}", flush=True)
+                shown = time.monotonic()
+        return process.wait()
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train-seeds") -> int:

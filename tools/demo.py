@@ -2,20 +2,18 @@
 
     python tools/demo.py
 
-Two DeepSpeed launches train GGD with SSMax and RoPE on State of the Union speeches, 256 tokens at a time. Both then read
-held-out speeches in windows of 256 to 8,192 tokens. The figure has the two as thick lines and shipped models, from their
-cards, as thin ones. An interrupted demo continues where it stopped; `rm -r runs/demo` starts a new one.
+`priorzoo train-seeds` trains GGD with SSMax and RoPE on State of the Union speeches, 256 tokens at a time, side by side. Both
+then read held-out speeches in windows of 256 to 8,192 tokens. The figure has the two as thick lines and shipped models, from
+their cards, as thin ones. An interrupted demo continues where it stopped; `rm -r runs/demo` starts a new one.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
+import shlex
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 from modalities.evaluation import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
+from recipes import train_seeds
 from recipes.commands import call
 from recipes.console import Console
 from recipes.report import load_results
@@ -31,81 +30,33 @@ from zoo.pretrained import manifest
 METHODS = ("ggd_ssmax", "rope")
 SHIPPED = ("text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts", "text_alibi_tiny.facts")
 # Speeches alone: both methods learn these in the time. Facts to be found again take the whole recipe.
-SETTINGS = {
-    "data.facts_fraction": 0,
-    "data.copies_fraction": 0,
-    "optim.warmup": 40,
-    "evaluate.every": 100,
-    "train.log_every": 50,
-}
-LENGTHS = "256,512,1024,2048,4096,8192"
-ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {"data.facts_fraction": 0, "data.copies_fraction": 0, "optim.warmup": 40}
+SETTINGS |= {"evaluate.every": 100, "evaluate.samples": 64}
+MEASURED = "perplexity --lengths 256,512,1024,2048,4096,8192 --samples 1"
 
 console = Console()
 
 
 def main(
-    runs: Annotated[Path, typer.Option(help="folder of the two runs")] = Path("runs/demo"),
-    out: Annotated[Path, typer.Option(help="folder for tables and plots")] = Path("results/demo"),
+    out: Annotated[Path, typer.Option(help="folder of the runs, tables and plots")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(help="training steps of each")] = 500,
-) -> None:
+) -> int:
     """Train, evaluate, draw."""
     started = time.perf_counter()
-    console.rule("1 of 2: training GGD with SSMax and RoPE, side by side")
     settings = [
         word for key, value in {**SETTINGS, "train.steps": steps}.items() for word in ("--set", f"{key}={value}")
     ]
-    launcher = [str(Path(sys.executable).parent / "deepspeed"), "--log_level", "error", "--num_gpus", "1"]
-    commands = {}
-    for n, method in enumerate(METHODS):
-        words = [f"text.{method}_tiny", "--run-dir", str(runs / method), "--resume", "auto", *settings]
-        commands[method] = [*launcher, "--master_port", str(29700 + n), str(ROOT / "recipes/train.py"), *words]
-    run_together(commands)
-
-    console.rule("2 of 2: reading held-out speeches, up to 32 times the training length")
-    words = [str(runs / method) for method in METHODS] + ["perplexity", "--lengths", LENGTHS, "--samples", "1"]
-    run_together({"": [sys.executable, str(ROOT / "recipes/evaluate.py"), *words, "--out", str(out)]})
-    results = load_results(Perplexity, out)
+    recipes = [f"text.{method}_tiny" for method in METHODS]
+    words = [*recipes, "--seeds", "0", "--jobs", "2", "--out", str(out), *settings, "--evaluate", MEASURED]
+    console.print(f"$ priorzoo train-seeds {shlex.join(words)}", style="dim", soft_wrap=True)
+    if code := train_seeds.main(words):
+        return code
+    results = load_results(Perplexity, out / "results")
     draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
     console.print(summary(results), soft_wrap=True)
     console.print(f"The picture: {out / 'demo.png'}", soft_wrap=True)
-
-
-def run_together(commands: dict[str, list[str]]) -> None:
-    """Run the project's commands at the same time, each with a core; their lines are printed with their names.
-
-    Exits with the status of the first that fails.
-    """
-    for command in commands.values():
-        shown = (os.path.relpath(part) if part.startswith(str(ROOT)) else part for part in command)
-        console.print(f"$ {' '.join(shown)}", style="dim", soft_wrap=True)
-    threads = max(1, (os.cpu_count() or 1) // len(commands))
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    processes = [
-        subprocess.Popen(
-            words, stdout=subprocess.PIPE if name else None, stderr=subprocess.STDOUT, text=True, env=environment
-        )
-        for name, words in commands.items()
-    ]
-    readers = [
-        threading.Thread(target=_relay, args=(f"{name:>9} │ ", process.stdout))
-        for name, process in zip(commands, processes, strict=True)
-        if process.stdout
-    ]
-    for reader in readers:
-        reader.start()
-    codes = [process.wait() for process in processes]
-    for reader in readers:
-        reader.join()
-    if any(codes):
-        raise typer.Exit(next(code for code in codes if code))
-
-
-def _relay(name: str, lines: IO[str]) -> None:
-    for line in lines:
-        if line.startswith(("step", "error", "training failed")):
-            console.print(name + line.rstrip(), soft_wrap=True)
+    return 0
 
 
 def draw(results: list[ModelResult], path: Path) -> None:

@@ -147,6 +147,12 @@ def test_the_example_of_hugging_face_runs_as_it_is():
     json.dumps(chosen.to_dict())
 
 
+def test_muon_is_clipped_nowhere_that_deepspeed_clips_updates():
+    """Also where the precision chooses the stage."""
+    with pytest.raises(ConfigError, match=r"train\.clip=1\.0: expected 0"):
+        plan("optim.name=muon", "train.clip=1.0", device="cuda")
+
+
 def test_a_deepspeed_file_without_the_batch_gives_it():
     """The batch is micro × accumulation × ranks, as DeepSpeed derives it, unless the file or a --set names it."""
     file = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -21,7 +22,13 @@ def started(monkeypatch):
         commands.append([str(word) for word in words])
         return subprocess.CompletedProcess(words, statuses.pop(0) if statuses else 0)
 
+    class Process(contextlib.nullcontext):
+        def __init__(self, words, **_):
+            super().__init__(self)
+            self.stdout, self.wait = ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"], lambda: run(words).returncode
+
     monkeypatch.setattr(train_seeds.subprocess, "run", run)
+    monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
     return commands, statuses
 
 
@@ -32,6 +39,8 @@ def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(started
     *runs, measured = commands
     folders = [str(tmp_path / f"text.{method}_tiny-s{seed}") for method in ("ggd", "rope") for seed in (0, 2)]
     assert [run[run.index("--run-dir") + 1] for run in runs] == folders
+    assert capsys.readouterr().out.count("text.ggd_tiny-s2: step 1/5  loss 3.2\n") == 1
+    assert (tmp_path / "text.ggd_tiny-s2.log").read_text().count("step") == 2
     assert all(run[1].endswith("recipes/train.py") and "train.steps=5" in run for run in runs)
     assert [("train.seed=2" in run, "data.seed=2" in run) for run in runs] == [(False, False), (True, True)] * 2
     assert measured[2:] == [*folders, "passkey", "--lengths", "64", "--out", str(tmp_path / "results")]

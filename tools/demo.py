@@ -2,9 +2,8 @@
 
     python tools/demo.py
 
-`priorzoo train-seeds` trains GGD with SSMax and RoPE on State of the Union speeches, 256 tokens at a time, side by side. Both
-then read held-out speeches in windows of 256 to 8,192 tokens. The figure has the two as thick lines and shipped models, from
-their cards, as thin ones. An interrupted demo continues where it stopped; `rm -r runs/demo` starts a new one.
+GGD with SSMax and RoPE learn speeches side by side, 256 tokens at a time, and then read held-out ones in windows of up to
+8,192 tokens. An interrupted demo continues where it stopped; `rm -r runs/demo` starts a new one.
 """
 
 from __future__ import annotations
@@ -34,15 +33,13 @@ SETTINGS = {"data.facts_fraction": 0, "data.copies_fraction": 0, "optim.warmup":
 SETTINGS |= {"evaluate.every": 100, "evaluate.samples": 64}
 MEASURED = "perplexity --lengths 256,512,1024,2048,4096,8192 --samples 1"
 
-console = Console()
-
 
 def main(
     out: Annotated[Path, typer.Option(help="folder of the runs, tables and plots")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(help="training steps of each")] = 500,
 ) -> int:
     """Train, evaluate, draw."""
-    started = time.perf_counter()
+    started, console = time.perf_counter(), Console()
     settings = [
         word for key, value in {**SETTINGS, "train.steps": steps}.items() for word in ("--set", f"{key}={value}")
     ]
@@ -54,8 +51,7 @@ def main(
     results = load_results(Perplexity, out / "results")
     draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
-    console.print(summary(results), soft_wrap=True)
-    console.print(f"The picture: {out / 'demo.png'}", soft_wrap=True)
+    console.print(f"{summary(results)}\nThe picture: {out / 'demo.png'}", soft_wrap=True)
     return 0
 
 
@@ -71,8 +67,7 @@ def draw(results: list[ModelResult], path: Path) -> None:
         method = name.removeprefix("text_").partition("_tiny")[0]
         shipped.append(ModelResult(f"{name} (shipped)", card["train_context"], rows, method=method))
     figure, (axis,) = panels(1, 1, width=8.0, height=4.8)
-    (score,) = (score for score in Perplexity.scores if score.column == "bits_per_byte" and not score.by_position)
-    curves(axis, [*shipped, *results], score)
+    curves(axis, [*shipped, *results], Perplexity.overview)
     own = {result.label: f"{result.method}, trained just now" for result in results}
     for line in axis.lines:
         if (name := str(line.get_label())) in own:

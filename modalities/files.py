@@ -103,14 +103,17 @@ def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: 
         table.writerows([map(_harmless, columns), *([_harmless(row.get(name)) for name in columns] for row in rows)])
 
 
+_FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: in full width
+
+
 def _harmless(value: object) -> object:
     if not isinstance(value, str):
         return value
-    text = " ".join(value.splitlines())
+    text = " ".join(value.splitlines()).lstrip("\ufeff\u200b")  # which spreadsheets leave out
     try:
         float(text)
     except ValueError:
-        return f"'{text}" if len(text) > 1 and text.lstrip()[:1] in tuple("=+-@") else text
+        return f"'{text}" if len(text) > 1 and text.lstrip()[:1] in tuple(_FORMULA) else text
     return text
 
 

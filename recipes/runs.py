@@ -341,8 +341,8 @@ def check_same(plan: Plan, folder: Path) -> None:
             before, now = (tree.get(part) if isinstance(tree, dict) else None for tree in (before, now))
         if before != now:
             raise ConfigError(
-                f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}. Set it back, start anew with "
-                "another --run-dir, or remove the folder"
+                f"cannot resume {folder}: its {key} is {before!r:.300}, this recipe has {now!r:.300}. "
+                "Set it back, start anew with another --run-dir, or remove the folder"
             )
 
 

@@ -29,6 +29,12 @@ def test_tables(tmp_path):
     assert file_safe("text.ggd tiny (run/é)") == "text.ggd_tiny__run_é_"
 
 
+@pytest.mark.parametrize("label", ["\ufeff=1", "\u200b=1", "\uff1d1+1", "\uff20SUM(A1)"])
+def test_signs_that_spreadsheets_read_as_ascii(label, tmp_path):
+    write_table(tmp_path / "t.csv", [{"model": label}])
+    assert (tmp_path / "t.csv").read_text().split("\n")[1].startswith("'")
+
+
 def test_tables_have_no_formulas_and_no_line_breaks(tmp_path):
     hostile = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", " =1", "a\r\n=b\u2028c", "\t=x"]
     labels = [*hostile, "-2.5", "+1e3", "-", "+", "text.a-b"]

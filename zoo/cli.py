@@ -67,7 +67,9 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
         return leave.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as leave:  # typer and rich make a SystemExit(1) of the first
+        if isinstance(leave, SystemExit) and not isinstance(leave.__context__, BrokenPipeError):
+            raise
         # Python flushes it once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

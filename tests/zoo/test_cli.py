@@ -34,6 +34,13 @@ def test_list_takes_a_pattern():
     assert invoke("list", "nothing*").exit_code == 2
 
 
+@pytest.mark.parametrize("words", [["list"], ["show", "text_alibi_tiny"]])
+def test_a_reader_that_goes_away_is_141(words):
+    process = subprocess.Popen([sys.executable, "-m", "zoo", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 141
+
+
 def test_names_are_printed_as_they_are(tmp_path):
     folder = tmp_path / "a[red]\x1b]0;t\x07"
     create_model("text_alibi_tiny", num_layers=1, tokenizer="[/b]\x1b[31m.json").save_pretrained(folder)

@@ -29,30 +29,27 @@ from zoo.pretrained import manifest
 METHODS = ("ggd_ssmax", "rope")
 SHIPPED = ("text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts", "text_alibi_tiny.facts")
 # Speeches alone: both methods learn these in the time. Facts to be found again take the whole recipe.
-SETTINGS = {"data.facts_fraction": 0, "data.copies_fraction": 0, "optim.warmup": 40}
-SETTINGS |= {"evaluate.every": 100, "evaluate.samples": 64}
+SETTINGS = ["data.facts_fraction=0", "data.copies_fraction=0", "optim.warmup=40", "evaluate.every=100"]
 MEASURED = "perplexity --lengths 256,512,1024,2048,4096,8192 --samples 1"
 
 
 def main(
     out: Annotated[Path, typer.Option(help="folder of the runs, tables and plots")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(help="training steps of each")] = 500,
-) -> int:
+) -> int | None:
     """Train, evaluate, draw."""
     started, console = time.perf_counter(), Console()
-    settings = [
-        word for key, value in {**SETTINGS, "train.steps": steps}.items() for word in ("--set", f"{key}={value}")
-    ]
-    recipes = [f"text.{method}_tiny" for method in METHODS]
-    words = [*recipes, "--seeds", "0", "--jobs", "2", "--out", str(out), *settings, "--evaluate", MEASURED]
+    words = [f"text.{method}_tiny" for method in METHODS] + ["--seeds", "0", "--jobs", "2", "--out", str(out)]
+    for setting in (*SETTINGS, f"train.steps={steps}"):
+        words += ["--set", setting]
+    words += ["--evaluate", MEASURED]
     console.print(f"$ priorzoo train-seeds {shlex.join(words)}", style="dim", soft_wrap=True)
     if code := train_seeds.main(words):
         return code
     results = load_results(Perplexity, out / "results")
     draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
-    console.print(f"{summary(results)}\nThe picture: {out / 'demo.png'}", soft_wrap=True)
-    return 0
+    return console.print(f"{summary(results)}\nThe picture: {out / 'demo.png'}", soft_wrap=True)
 
 
 def draw(results: list[ModelResult], path: Path) -> None:
@@ -80,9 +77,8 @@ def draw(results: list[ModelResult], path: Path) -> None:
 
 def summary(results: list[ModelResult]) -> str:
     """Three sentences: what is seen, from the measured rows, and what to type next."""
-    (ggd, *_, ggd_far), (rope, *_, rope_far) = (
-        next(result.rows for result in results if result.method == method) for method in METHODS
-    )
+    rows = {result.method: result.rows for result in results}
+    (ggd, *_, ggd_far), (rope, *_, rope_far) = (rows[method] for method in METHODS)
     return (
         f"Inside the training length of {ggd['length']} tokens, GGD with SSMax reads at {ggd['bits_per_byte']:.2f} bits "
         f"per byte and RoPE at {rope['bits_per_byte']:.2f}.\n"

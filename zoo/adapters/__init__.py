@@ -90,7 +90,7 @@ def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     Raises:
         ValueError: for a model in which PEFT has put adapters: its `save_pretrained` writes these alone, without priors.
     """
-    if hasattr(model, "peft_config"):
+    if getattr(model, "peft_config", None) is not None:
         cure = "merge_and_unload() it first, or save_pretrained() the adapter with modules_to_save=['position_bias']"
         raise ValueError(f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}")
     _library(model).save(model, Path(folder))

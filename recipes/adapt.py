@@ -28,7 +28,6 @@ import typer
 
 import zoo
 from modalities.evaluation import option
-from modalities.text.adapting import adaptation_rows, open_adaptable, train_on
 from recipes.commands import CommandError, call, with_options
 from recipes.console import Console, facts_table
 from zoo.adapters.layer import prior_parameters
@@ -69,6 +68,8 @@ def adapt_command(
     **options: Any,
 ) -> None:
     run = Adaptation(**options)
+    from modalities.text.adapting import adaptation_rows, open_adaptable, train_on  # transformers takes seconds
+
     import_named(import_)
     if (out / "config.json").is_file():
         raise CommandError(f"{out} holds a model already; give another --out")

@@ -38,7 +38,13 @@ def test_evaluators_are_listed(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["evaluate", "--help"], ["evaluate", "txt_ggd_tiny", "passkey", "--lengths", "64"]]
+    "words",
+    [
+        ["--help"],
+        ["evaluate", "--help"],
+        ["adapt", "--help"],
+        ["evaluate", "txt_ggd_tiny", "passkey", "--lengths", "64"],
+    ],
 )
 def test_a_command_starts_without_what_it_does_not_need(words):
     script = "import sys; from recipes.cli import main; main(sys.argv[1:]); print('loaded', *sys.modules)"

@@ -24,7 +24,7 @@ from modalities.results import (
     mean_of_seeds,
     short_names,
 )
-from zoo.prior_plot import save_figure
+from zoo.files import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

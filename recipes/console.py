@@ -9,25 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TextIO
 
-import rich.console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+from zoo.cli import Console
 from zoo.errors import printable
-
-
-class Console(rich.console.Console):
-    """A terminal that prints text as it is: no markup, no highlighting, and control characters as \\x1b and the like."""
-
-    def __init__(self, **options: Any):
-        super().__init__(markup=False, highlight=False, **options)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
-
-    def on_broken_pipe(self) -> None:
-        raise  # the BrokenPipeError in whose handler rich calls this: it is `zoo.cli.call`'s
 
 
 class _Lasting:

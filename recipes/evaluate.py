@@ -71,10 +71,10 @@ from recipes.targets import (
 )
 from zoo.cli import Import
 from zoo.errors import ran_out_of_memory, require
+from zoo.files import FIGURE_FORMATS, figure_output
 from zoo.model import ZooModel
 from zoo.naming import nearest
 from zoo.outside import import_named
-from zoo.prior_plot import FORMATS, figure_output
 
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -237,8 +237,7 @@ class Measurement:
             lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
             note = f"note: {store.path} has no cell in line {lines}: measured again"
             console.print(note, soft_wrap=True)
-        cells = evaluator.cells(model)
-        todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
+        cells, todo = evaluator.cells(model), {cell.name: cell.cost for cell in self.unfinished(store)}
         started = time.perf_counter()
         values: dict[str, CellValue] = {}
         try:
@@ -271,41 +270,45 @@ class Measurement:
 
     def planned(self) -> tuple[Evaluator, str, Sequence[int | float | str], int, int, int]:
         """(evaluator, model, points, cells, finished cells, units to read). All samples are drawn for it."""
-        model, cells = self.target.model, self.evaluator.cells(self.target.model)
-        finished = self.store().finished
-        todo = [cell.cost for cell in cells if cell.name not in finished]
-        points = self.evaluator.points(model)
-        return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), sum(todo)
+        cells, todo = self.evaluator.cells(self.target.model), self.unfinished(self.store())
+        units, points = sum(cell.cost for cell in todo), self.evaluator.points(self.target.model)
+        return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), units
+
+    def unfinished(self, store: CellStore) -> list[Cell]:
+        return [cell for cell in self.evaluator.cells(self.target.model) if cell.name not in store.finished]
+
+    def work(self, cell: Cell) -> float:
+        """What a unit of a cell takes more of, the further along the axis: tokens of a window, pixels of an image."""
+        place = cell.data.get(self.evaluator.axis.column, 0)
+        return 0.0 if isinstance(place, str) else float(place) ** (2 if self.evaluator.unit == "images" else 1)
+
+    def seconds_per_unit(self, store: CellStore, *, keep: bool) -> tuple[float, float]:
+        """(a, b) of a + b·work, from the cheapest unfinished cell at each of the two least places. keep: store these cells."""
+        todo = sorted(self.unfinished(store), key=lambda cell: (-self.work(cell), -cell.cost))
+        points = []
+        for work, cell in sorted({self.work(cell): cell for cell in todo}.items())[:2]:
+            started = time.perf_counter()
+            value = self.evaluator.measure(self.target.model, cell)
+            points.append((work, (time.perf_counter() - started) / cell.cost))
+            if keep:
+                store.add(cell.name, value)
+        (work, rate), (further, slower) = points[0], points[-1]
+        slope = max(0.0, (slower - rate) / (further - work)) if further > work else 0.0
+        return max(0.0, rate - slope * work), slope
 
 
 def expected_seconds(measurements: Sequence[Measurement], *, keep: bool) -> float:
-    """What the unfinished cells will take, by timing the cheapest cell at the two least places of each evaluator's first model.
-
-    Seconds a unit are fitted as a + b·x, where x is the length, or the square of an image's side. keep: store these cells.
-    """
+    """What the unfinished cells will take, at the rates of each evaluator's first model. keep: store the timed cells."""
     rates: dict[str, tuple[float, float]] = {}
     total = 0.0
     for m in measurements:
-        evaluator, store = m.evaluator, m.store()
-        todo = [cell for cell in evaluator.cells(m.target.model) if cell.name not in store.finished]
-
-        def work(cell: Cell, evaluator: Evaluator = evaluator) -> float:
-            place = cell.data.get(evaluator.axis.column, 0)
-            return 0.0 if isinstance(place, str) else float(place) ** (2 if evaluator.unit == "images" else 1)
-
-        if todo and evaluator.name not in rates:
-            cheapest = {work(cell): cell for cell in sorted(todo, key=lambda cell: (-work(cell), -cell.cost))}
-            points = []
-            for x, cell in sorted(cheapest.items())[:2]:
-                started = time.perf_counter()
-                value = evaluator.measure(m.target.model, cell)
-                points.append((x, (time.perf_counter() - started) / cell.cost))
-                if keep:
-                    store.add(cell.name, value)
-            (x, rate), (further, slower) = points[0], points[-1]
-            slope = max(0.0, (slower - rate) / (further - x)) if further > x else 0.0
-            rates[evaluator.name] = max(0.0, rate - slope * x), slope
-        total += sum(cell.cost * (rates[evaluator.name][0] + rates[evaluator.name][1] * work(cell)) for cell in todo)
+        store = m.store()
+        if not (todo := m.unfinished(store)):
+            continue
+        if m.evaluator.name not in rates:
+            rates[m.evaluator.name] = m.seconds_per_unit(store, keep=keep)
+        constant, slope = rates[m.evaluator.name]
+        total += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
     return total
 
 
@@ -355,7 +358,7 @@ def evaluate_command(
     ] = [],  # noqa: B006
     import_: Import = [],  # noqa: B006
     format_: Annotated[
-        str, typer.Option("--format", metavar="FORMATS", help=f"of figures, some of {','.join(FORMATS)}")
+        str, typer.Option("--format", metavar="FORMATS", help=f"of figures, some of {','.join(FIGURE_FORMATS)}")
     ] = "png",
     width: Annotated[
         float | None, typer.Option(min=1, max=40, help="of figures, in inches; default: by panels")
@@ -375,8 +378,8 @@ def evaluate_command(
     if dtype not in DTYPES:
         raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
     for name in format_.split(","):
-        if name not in FORMATS:
-            raise CommandError(f"--format {name!r}: {nearest(name, FORMATS)}")
+        if name not in FIGURE_FORMATS:
+            raise CommandError(f"--format {name!r}: {nearest(name, FIGURE_FORMATS)}")
     figure_output.set((format_.split(","), width))
     device = find_device(device)
     overrides = parse_overrides(set_)

@@ -24,8 +24,8 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from modalities.files import data_folder
 from recipes.commands import call
@@ -80,9 +80,9 @@ def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
         data.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=data) as folder:
             # resolved: tools run in other working directories
-            console.print(escape(f"{name}: {corpus.fetch(data, Path(folder).resolve(), offline)}"))
+            console.print(f"{name}: {corpus.fetch(data, Path(folder).resolve(), offline)}")
     except FetchError as error:
-        console.print(f"[red]{name} was not fetched.[/red] {escape(str(error))}")
+        console.print(Text(f"{name} was not fetched.", "red"), str(error))
         return False
     return True
 

@@ -169,8 +169,9 @@ def print_plan(rows: list[tuple[Any, ...]], where: str) -> None:
         of_one = [row for row in rows if (row[0].name, tuple(row[2])) == (name, points)]
         evaluator = of_one[0][0]
         names = any(isinstance(point, str) for point in points)
-        places = f"{len(points)} {evaluator.axis.column}s" if names else ",".join(map(evaluator.axis.tick, points))
-        table = _table(f"{name}: {places if names else f'{evaluator.axis.column}s {places}'}" if points else name)
+        axis = f"{evaluator.axis.column}s"
+        places = f"{len(points)} {axis}" if names else f"{axis} {','.join(map(evaluator.axis.tick, points))}"
+        table = _table(f"{name}: {places}" if points else name)
         table.add_column("model", overflow="fold")
         for column in ("cells", "finished", f"{evaluator.unit} to read"):
             table.add_column(column, justify="right", no_wrap=True)

@@ -40,8 +40,8 @@ from recipes.checkpoints import (
     warn,
 )
 from recipes.config import ConfigError, Plan
-from zoo.errors import one_line, printable
-from zoo.files import make_folder, remove_abandoned, replacing, without_nan, write_json, write_text
+from zoo.errors import one_line
+from zoo.files import make_folder, remove_abandoned, save_figure, without_nan, write_json, write_text
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
@@ -125,7 +125,7 @@ class RunFolder:
         if not points["loss"]:
             return None
         figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), layout="constrained")
-        figure.suptitle(printable(self.path.name)[:80], fontsize=10, parse_math=False)  # $ is no formula here
+        figure.suptitle(self.path.name, fontsize=10)
         for axis, (key, title) in zip(axes.flat, titles.items(), strict=True):
             if points[key]:
                 axis.plot(*zip(*points[key], strict=True), label="training")
@@ -134,9 +134,7 @@ class RunFolder:
         if points["heldout_loss"]:
             axes[0, 0].plot(*zip(*points["heldout_loss"], strict=True), "o-", label="held out")
             axes[0, 0].legend()
-        with replacing(self.path / LOSS_CURVE, "wb") as file:
-            figure.savefig(file, dpi=130, format="png")
-        pyplot.close(figure)
+        save_figure(figure, self.path / LOSS_CURVE)
         return self.path / LOSS_CURVE
 
 

@@ -196,12 +196,16 @@ def target_name(word: str) -> str:
 
 def find_baselines(pattern: str) -> dict[str, Baseline]:
     """The baselines of all modalities whose names match a shell pattern."""
-    if modality_of(pattern) or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
+    if modality_of(pattern) or set(pattern) <= set("*?"):
         return {}
-    listed = [
-        (name, (modality, make)) for modality in installed_modalities() for name, make in modality.baselines.items()
-    ]
-    return {name: baseline for name, baseline in listed if fnmatch.fnmatch(name, pattern)}
+    return {name: baseline for name, baseline in _baselines(pattern).items() if fnmatch.fnmatch(name, pattern)}
+
+
+def _baselines(word: str) -> dict[str, Baseline]:
+    """All baselines; none for a word that is close to a model's name, whose error needs no modality's packages."""
+    if did_you_mean(word, list_models()):
+        return {}
+    return {name: (modality, make) for modality in installed_modalities() for name, make in modality.baselines.items()}
 
 
 def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
@@ -254,9 +258,7 @@ def _registered(name: str) -> Target:
     try:
         model_entry(name)
     except ValueError as error:
-        baselines: list[str] = []
-        if not did_you_mean(name, list_models()):
-            baselines = [known for modality in installed_modalities() for known in modality.baselines]
+        baselines = _baselines(name)
         if hint := did_you_mean(name, baselines):
             raise CommandError(f"no model or baseline {name!r}; {hint}baselines are {', '.join(baselines)}") from error
         raise CommandError(f"no folder {name!r} here; {error}") from error

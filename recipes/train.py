@@ -443,8 +443,10 @@ def train_command(
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> int:
     words = sys.argv[1:] if argv is None else argv
     # Flags of launchers; their ranks come from the environment.
-    own = [word for word in words if word != "--deepspeed" and not word.startswith(("--local_rank=", "--local-rank="))]
-    return call(train_command, own, prog=prog)
+    options = [
+        word for word in words if word != "--deepspeed" and not word.startswith(("--local_rank=", "--local-rank="))
+    ]
+    return call(train_command, options, prog=prog)
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:

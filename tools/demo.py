@@ -55,7 +55,7 @@ def main(
 def draw(results: list[ModelResult], path: Path) -> None:
     """Bits per byte over the length of the window: the two models as thick lines, shipped ones as thin lines behind them."""
     from modalities.figures import curves, panels
-    from zoo.prior_plot import save_figure
+    from zoo.files import save_figure
 
     shipped = []
     for name in SHIPPED:
@@ -65,10 +65,10 @@ def draw(results: list[ModelResult], path: Path) -> None:
         shipped.append(ModelResult(f"{name} (shipped)", card["train_context"], rows, method=method))
     figure, (axis,) = panels(1, 1, width=8.0, height=4.8)
     curves(axis, [*shipped, *results], Perplexity.overview)
-    own = {result.label: f"{result.method}, trained just now" for result in results}
+    names = {result.label: f"{result.method}, trained just now" for result in results}
     for line in axis.lines:
-        if (name := str(line.get_label())) in own:
-            line.set(linewidth=3.2, markersize=7, zorder=4, linestyle="-", label=own[name])
+        if (name := str(line.get_label())) in names:
+            line.set(linewidth=3.2, markersize=7, zorder=4, linestyle="-", label=names[name])
         elif name.endswith("(shipped)"):
             line.set(linewidth=1.0, markersize=3.5, alpha=0.6)
     axis.legend(frameon=False, fontsize=9)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich.console
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,8 +27,22 @@ from zoo.outside import import_named
 from zoo.pretrained import manifest, resolve_tag
 from zoo.registry import create_model, list_models, load_model, model_entry
 
+
+class Console(rich.console.Console):
+    """A terminal that prints text as it is: no markup, no highlighting, and control characters as \\x1b and the like."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError in whose handler rich calls this, for `call`
+
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console(highlight=False, markup=False)
+console = Console()
 Import = Annotated[
     list[str],
     typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
@@ -59,8 +73,8 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     code, verbose = 2, "--verbose" in words
     try:
         command = typer.main.get_command(app)
-        own = any("--verbose" in option.opts for option in command.params)
-        if not own and not any(one.ignore_unknown_options for one in getattr(command, "commands", {}).values()):
+        has_verbose = any("--verbose" in option.opts for option in command.params)
+        if not has_verbose and not any(one.ignore_unknown_options for one in getattr(command, "commands", {}).values()):
             words = [word for word in words if word != "--verbose"]
         return command.main(words, prog, standalone_mode=False) or 0
     except typer.Exit as leave:
@@ -107,7 +121,7 @@ def list_command(
             table.add_column(column, justify="right" if n else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
-        console.print(table, markup=False)
+        console.print(table)
 
 
 def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -244,7 +258,7 @@ def _print_rows(title: str, rows: Sequence[Mapping[str, object]], *, header: boo
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 @app.command("plot-prior")
@@ -275,7 +289,7 @@ def plot_prior(
         prior_plot.draw_grid_priors(model, title, path, size=size)
     else:
         prior_plot.draw_priors(model, title, path, length=length or 8 * model.config.train_context)
-    console.print(f"written: {printable(str(path))}", soft_wrap=True)
+    console.print(f"written: {path}", soft_wrap=True)
 
 
 @app.command()

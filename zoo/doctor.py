@@ -48,7 +48,7 @@ def examine(console: Console) -> bool:
         table.add_row(device_name(device), name, *cells)
     console.print(table)
     for line in wrong:
-        console.print(f"wrong: {line}", style="red", markup=False, soft_wrap=True)
+        console.print(f"wrong: {line}", style="red", soft_wrap=True)
     bad = 'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; name another than the others'
-    console.print(bad if wrong else "all that is served can be trusted", markup=False)
+    console.print(bad if wrong else "all that is served can be trusted")
     return not wrong

@@ -8,16 +8,25 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from zoo.errors import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
+    "FIGURE_FORMATS",
+    "figure_output",
     "file_digests",
     "file_sha256",
     "find_damage",
@@ -26,6 +35,7 @@ __all__ = [
     "remove_abandoned",
     "replacing",
     "replacing_path",
+    "save_figure",
     "sync",
     "sync_tree",
     "without_nan",
@@ -175,3 +185,38 @@ def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -
         if file_sha256(path) != facts["sha256"]:
             return f"{name} has another SHA-256 than when it was written"
     return None
+
+
+FIGURE_FORMATS = ("png", "pdf", "svg")
+# (formats, width in inches) of figures in a command; the default is what the path's suffix says, at its own width.
+figure_output: ContextVar[tuple[Sequence[str], float | None]] = ContextVar("figure_output", default=((), None))
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a matplotlib figure in the formats and at the width of `figure_output`, whole or not at all, and close it.
+
+    Names with $ in them are not formulas, control characters are escaped, and words above 60 characters are shortened.
+
+    Raises:
+        ValueError: for a suffix other than .png, .pdf and .svg.
+    """
+    from matplotlib import pyplot
+    from matplotlib.text import Text
+
+    formats, width = figure_output.get()
+    for name in formats or (path.suffix.removeprefix("."),):
+        if name not in FIGURE_FORMATS:
+            raise ValueError(f"figure {path.name}: format {name!r}; expected {', '.join(FIGURE_FORMATS)}")
+    if width:
+        before, height = figure.get_size_inches()
+        figure.set_size_inches(width, height * width / before)
+    for text in figure.findobj(Text):
+        words = "\n".join(map(printable, text.get_text().split("\n")))
+        text.set_text(re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", words))
+        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():  # which ticks of logarithmic axes have
+            text.set_parse_math(False)
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    for name in formats or (path.suffix.removeprefix("."),):
+        with replacing(path.with_suffix(f".{name}"), "wb") as file:
+            figure.savefig(file, dpi=130, format=name, metadata=undated.get(name))
+    pyplot.close(figure)

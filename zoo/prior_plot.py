@@ -7,9 +7,6 @@ matplotlib is imported when a figure is drawn.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import printable
-from zoo.files import replacing
+from zoo.files import save_figure
 from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.positions import Positions
@@ -34,10 +30,8 @@ __all__ = [
     "centre_log_prior",
     "draw_grid_priors",
     "draw_priors",
-    "figure_output",
     "layer_priors",
     "log_prior_curve",
-    "save_figure",
 ]
 
 FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
@@ -218,41 +212,6 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
     figure.suptitle(f"{title}: log-prior of every head from the centre (ticks)\n{grids}", fontsize=9)
     save_figure(figure, path)
-
-
-FORMATS = ("png", "pdf", "svg")
-# (formats, width in inches) of figures in a command; the default is what the path's suffix says, at its own width.
-figure_output: ContextVar[tuple[Sequence[str], float | None]] = ContextVar("figure_output", default=((), None))
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a matplotlib figure in the formats and at the width of `figure_output`, whole or not at all, and close it.
-
-    Names with $ in them are not formulas, control characters are escaped, and words above 60 characters are shortened.
-
-    Raises:
-        ValueError: for a suffix other than .png, .pdf and .svg.
-    """
-    from matplotlib import pyplot
-    from matplotlib.text import Text
-
-    formats, width = figure_output.get()
-    for name in formats or (path.suffix.removeprefix("."),):
-        if name not in FORMATS:
-            raise ValueError(f"figure {path.name}: format {name!r}; expected {', '.join(FORMATS)}")
-    if width:
-        before, height = figure.get_size_inches()
-        figure.set_size_inches(width, height * width / before)
-    for text in figure.findobj(Text):
-        words = "\n".join(map(printable, text.get_text().split("\n")))
-        text.set_text(re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", words))
-        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():  # which ticks of logarithmic axes have
-            text.set_parse_math(False)
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    for name in formats or (path.suffix.removeprefix("."),):
-        with replacing(path.with_suffix(f".{name}"), "wb") as file:
-            figure.savefig(file, dpi=130, format=name, metadata=undated.get(name))
-    pyplot.close(figure)
 
 
 def _subplots(rows: int, columns: int, panel: tuple[float, float]) -> tuple[Figure, np.ndarray]:

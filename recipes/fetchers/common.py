@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from rich.console import Console
 from rich.progress import track
 
+from recipes.console import Console
 from zoo.download import DownloadError
 from zoo.download import download as download_file
 from zoo.files import file_sha256, replacing
@@ -41,9 +41,8 @@ class FetchError(RuntimeError):
     """Why something was not fetched, and what to do about it; shown without a traceback."""
 
 
-Fetch = Callable[
-    [Path, Path, bool], str
-]  # (data folder, scratch folder, whether --offline) → a line about what was written
+# (data folder, scratch folder, whether --offline) → a line about what was written
+Fetch = Callable[[Path, Path, bool], str]
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class Sinks(AttentionEvaluator):
 
 
 class Heads(Listing, AttentionEvaluator):
-    """What each head looks at, beside its prior's parameters (BAM, fig. 4, 5, 14, 17, 18).
+    """What each head looks at, and its prior's parameters (BAM, fig. 4, 5, 14, 17, 18).
 
     | column | of a head, mean over samples |
     |---|---|
@@ -162,7 +162,7 @@ class Heads(Listing, AttentionEvaluator):
     """
 
     name = "heads"
-    summary = "what each head looks at, the answer or how far, beside its prior's parameters"
+    summary = "what each head looks at, the answer or how far, and its prior's parameters"
     scores: tuple[Score, ...] = tuple(
         map(Score, ("answer_mass", "distance", "entropy", "divergence", "log_z", "content_range", "sink_mass"))
     )

@@ -83,7 +83,7 @@ def adapt_command(
     rows_read = f"{run.steps:,} steps of {run.batch} rows of {context:,} tokens of {run.source}"
     facts = {
         "model": f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters",
-        "position": f"{position}, {'beside' if keep_rope else 'instead of'} its own; {priors:,} parameters",
+        "position": f"{position}, {'added to' if keep_rope else 'instead of'} its own; {priors:,} parameters",
         "trained": f"{trained:,} parameters, {rows_read}",
         "out": str(out),
     }

@@ -25,7 +25,7 @@ __all__ = ["main"]
 COMMANDS = {
     "train": ("Train a model by recipe", "recipes.train"),
     "train-seeds": ("Train recipes with several seeds each, side by side", "recipes.train_seeds"),
-    "evaluate": ("Measure models beside each other", "recipes.evaluate"),
+    "evaluate": ("Measure models and compare them", "recipes.evaluate"),
     "generate": ("Continue a text or a sequence of bases", "recipes.generate"),
     "predict": ("Name what images show", "recipes.predict"),
     "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),

@@ -22,7 +22,7 @@ class Passkey(Retrieval):
 
     name = "passkey"
     version = 2
-    summary = "a key hidden in text at 20 depths, other facts and numbers beside it: exact match"
+    summary = "a key hidden in text at 20 depths, among other facts and numbers: exact match"
     default_depths = 20
 
     def write(self, results: list[ModelResult], out: Path) -> None:

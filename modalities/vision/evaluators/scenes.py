@@ -45,7 +45,7 @@ __all__ = ["READINGS", "Canvas", "Find", "Map", "SceneEvaluator"]
 
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
-BESIDE = "on canvases in which objects keep their pixels, beside reading them reduced or in tiles"
+BESIDE = "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from zoo.registry import list_models, model_entry
 
 @dataclass(frozen=True)
 class Family:
-    """Recipes of one size, a method each; see `Recipes.add_methods`."""
+    """Recipes `<prefix><method>_<size>`, one for each method; see `Recipes.add_methods`."""
 
     size: str
     build: Callable[[str], Recipe]
@@ -29,6 +29,9 @@ class Family:
 
     def name(self, method: str) -> str:
         return f"{self.prefix}{method}_{self.size}"
+
+    def fits(self, method: str) -> bool:
+        return method.removesuffix("_ssmax") not in self.without
 
 
 class Recipes(Mapping[str, Callable[[], Recipe]]):
@@ -46,6 +49,9 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
         """Register a recipe under its function's name; a decorator."""
         self[function.__name__] = function
         return function
+
+    def __setitem__(self, name: str, function: Callable[[], Recipe]) -> None:
+        self._functions[name] = function
 
     def add_methods(
         self,
@@ -71,29 +77,27 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
         wrong_part: ValueError | None = None  # where a longer prefix may still fit
         for family in self._families:
             method = name.removeprefix(family.prefix).removesuffix(f"_{family.size}")
-            if family.name(method) != name or method.removesuffix("_ssmax") in family.without:
-                continue
-            try:
-                model_entry(f"{self.modality}_{method}_{family.model_size}")
-            except ValueError as error:
-                wrong_part = error if "+" in method else wrong_part
-            else:
-                return partial(family.build, method)
+            if family.name(method) == name and family.fits(method):
+                try:
+                    model_entry(f"{self.modality}_{method}_{family.model_size}")
+                    return partial(family.build, method)
+                except ValueError as error:
+                    wrong_part = error if "+" in method else wrong_part
         raise wrong_part or KeyError(name)
-
-    def __setitem__(self, name: str, function: Callable[[], Recipe]) -> None:
-        self._functions[name] = function
 
     def methods_of(self, family: Family) -> list[str]:
         """The methods whose recipes are listed."""
         start, end = f"{self.modality}_", f"_{family.model_size}"
         models = list_models(f"{start}*{end}", modality=self.modality) if family.listed is None else ()
         methods = family.listed or [model.removeprefix(start).removesuffix(end) for model in models]
-        return [method for method in methods if method.removesuffix("_ssmax") not in family.without]
+        return [method for method in methods if family.fits(method)]
 
     def __iter__(self) -> Iterator[str]:
         families = (family.name(method) for family in self._families for method in self.methods_of(family))
         return iter(dict.fromkeys([*self._functions, *families]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
     def described(self) -> Iterator[tuple[str, str, list[str]]]:
         """(name, first line of the docstring, methods) of each recipe, and of each family with `<method>` in its name."""
@@ -102,9 +106,6 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
             while isinstance(function, partial):
                 function = function.func
             yield name, (inspect.getdoc(function) or "").partition("\n")[0], methods
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
 
 
 def _recipes_of(modality: str) -> Recipes:
@@ -140,32 +141,33 @@ def find_recipe(name: str) -> Recipe:
     raise ConfigError(f"no recipe {name!r}; {nearest(name, list_recipes())}")
 
 
-def recipe_named(word: str) -> Recipe:
-    """The recipe that a command line names: `find_recipe`, or for FILE.py[:function] one in a file, which is imported.
+def open_recipe(name: str) -> Recipe:
+    """The recipe that a command line names: `find_recipe`, or for FILE.py[:function] one in that file, which is imported.
 
     The file holds a table, `RECIPES = Recipes("text")` with functions added by `@RECIPES.add`, or functions without arguments
     annotated `-> Recipe`. ConfigError where there is no such recipe, or the file cannot be imported.
     """
-    path, _, wanted = word.rpartition(":") if re.search(r"\.py:\w*$", word) else (word, "", "")
-    if not path.endswith(".py"):
-        return find_recipe(word)
+    match = re.fullmatch(r"(.*\.py)(?::(\w*))?", name)
+    if not match:
+        return find_recipe(name)
+    path, function = match[1], match[2] or ""
     try:
         module = import_file(path)
     except (OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     functions: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
-        name: value
-        for name, value in inspect.getmembers(module, inspect.isfunction)
+        key: value
+        for key, value in inspect.getmembers(module, inspect.isfunction)
         if value.__module__ == module.__name__ and value.__annotations__.get("return") in (Recipe, "Recipe")
     }
-    if not wanted and len(functions) == 1:
-        wanted = next(iter(functions))
-    if wanted not in functions:
+    if not function and len(functions) == 1:
+        function = next(iter(functions))
+    if function not in functions:
         raise ConfigError(
-            f"{word}: the file has the recipes {', '.join(functions) or '(none)'}; expected {path}:NAME of one. A recipe is a "
+            f"{name}: the file has the recipes {', '.join(functions) or '(none)'}; expected {path}:NAME of one. A recipe is a "
             "function without arguments annotated `-> Recipe`, or one added to `RECIPES = Recipes(MODALITY)`"
         )
-    recipe = functions[wanted]()
+    recipe = functions[function]()
     if not isinstance(recipe, Recipe):
-        raise ConfigError(f"the recipe in {word} returns {type(recipe).__name__}, expected a recipes.config.Recipe")
+        raise ConfigError(f"the recipe in {name} returns {type(recipe).__name__}, expected a recipes.config.Recipe")
     return recipe

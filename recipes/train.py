@@ -43,7 +43,7 @@ from recipes.checkpoints import loadable, prune
 from recipes.commands import call
 from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_packages, resolve
 from recipes.console import Console, clock, facts_table, lasting_output, short
-from recipes.registry import installed_recipes, recipe_named
+from recipes.registry import installed_recipes, open_recipe
 from recipes.runs import RunFolder, load_weights, own_run
 from zoo.cli import Import
 from zoo.errors import printable
@@ -392,7 +392,7 @@ def train_command(
         return 0
     if not recipe:
         raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
-    changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
+    changed, overridden_keys = apply_overrides(open_recipe(recipe), set_)
     user_config: dict[str, Any] = {}
     if deepspeed_config:
         from recipes.deepspeed_json import load_deepspeed_json

@@ -30,7 +30,7 @@ import typer
 from modalities.files import file_safe
 from recipes.commands import CommandError, call
 from recipes.config import apply_overrides, require_packages
-from recipes.registry import recipe_named
+from recipes.registry import open_recipe
 from zoo.cli import Import
 from zoo.outside import import_named
 
@@ -59,7 +59,7 @@ def train_seeds_command(
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
         # The settings of seed 0 are the recipe's own.
         settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
-        apply_overrides(recipe_named(recipe), settings)  # what cannot run is said before anything does
+        apply_overrides(open_recipe(recipe), settings)  # what cannot run is said before anything does
         folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
         runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
     print(f"{len(runs)} runs, folders in {out}", flush=True)

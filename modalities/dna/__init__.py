@@ -3,7 +3,7 @@
 from functools import partial
 
 from modalities.contract import Evaluators, Modality
-from modalities.decoder.training import decoder_cost, target_weight
+from modalities.decoder.model import decoder_cost, target_weight
 from modalities.dna.baselines import BASELINES
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.data import build_loader

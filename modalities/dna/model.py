@@ -12,8 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modalities.decoder.generation import stream_text
-from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
-from modalities.decoder.training import check_tokenizer
+from modalities.decoder.model import (
+    Decoder,
+    DecoderConfig,
+    causal_lm_loss,
+    check_tokenizer,
+    register_decoders,
+    target_weights,
+)
 from modalities.dna.bases import decode, encode
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.copying import LONGEST, CopyExpert

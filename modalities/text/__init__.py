@@ -10,9 +10,8 @@ from typing import Any
 from torch import nn
 
 from modalities.contract import Evaluators, Modality, Outside
-from modalities.decoder.model import causal_lm_loss
+from modalities.decoder.model import causal_lm_loss, check_tokenizer, decoder_cost, target_weight
 from modalities.decoder.tokenizers import open_tokenizer, spells
-from modalities.decoder.training import check_tokenizer, decoder_cost, target_weight
 from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, resolve
-from recipes.registry import recipe_named
+from recipes.registry import open_recipe
 from tests.launching import ROOT, command
 from zoo import create_model
 
@@ -103,7 +103,7 @@ def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp
 def test_options_that_are_no_json_become_numbers(files) -> None:
     """Models of the resolved recipe are those of the recipe as written."""
     for name in ("tensor", "summed"):
-        recipe = recipe_named(f"{files}/given.py:{name}")
+        recipe = open_recipe(f"{files}/given.py:{name}")
         settled = json.loads(json.dumps(resolve(recipe, world=1).to_dict()))["model"]["options"]
         states = [
             create_model("text_table_tiny", **o, train_context=256).state_dict()
@@ -112,7 +112,7 @@ def test_options_that_are_no_json_become_numbers(files) -> None:
         priors = [key for key in states[0] if ".prior." in key]
         assert priors and all(torch.equal(states[0][key], states[1][key]) for key in priors)
     with pytest.raises(ConfigError, match=r"position_options: .* is not JSON"):
-        resolve(recipe_named(f"{files}/given.py:unknown"), world=1)
+        resolve(open_recipe(f"{files}/given.py:unknown"), world=1)
 
 
 def test_recipes_are_found_by_name(files) -> None:
@@ -127,7 +127,7 @@ def test_recipes_are_found_by_name(files) -> None:
         (f"{files}/wrong.py", r"importing .*wrong\.py fails: ModuleNotFoundError.*nowhere_to_be_found"),
     ):
         with pytest.raises(ConfigError, match=message):
-            recipe_named(name)
+            open_recipe(name)
 
 
 def changed(name: str, *settings: str) -> dict:

@@ -5,7 +5,7 @@ A modality is one object of class `Modality`, registered under the entry-point g
     [project.entry-points."priorzoo.modalities"]
     toy = "toy:MODALITY"
 
-Those that ship are found without installation too (`zoo.registry.SHIPPED`). CONTRIBUTING adds one, step by step.
+Those that ship are found without installation too (`zoo.catalog.SHIPPED`). CONTRIBUTING adds one, step by step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from modalities.loading import Batch, State
+from zoo.catalog import load_modality
+from zoo.catalog import modality_names as modality_names
 from zoo.model import ZooModel
-from zoo.registry import load_modality
-from zoo.registry import modality_names as modality_names
 
 if TYPE_CHECKING:
     from modalities.evaluation import Evaluator

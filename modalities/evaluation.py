@@ -31,7 +31,7 @@ from modalities.heldout import Heldout
 from modalities.paired import Observed, Place, ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, mean_of_rows
 from zoo.bounds import LARGEST_SEED
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from zoo.files import file_digests, find_damage, make_temporary, replacing, write_json
-from zoo.inputs import read_object
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
+from zoo.files import file_digests, find_damage, make_temporary, read_object, replacing, write_json
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 

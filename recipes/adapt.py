@@ -31,8 +31,8 @@ from modalities.evaluation import option
 from recipes.commands import CommandError, call, with_options
 from recipes.console import Console, facts_table
 from zoo.adapters.layer import prior_parameters
+from zoo.catalog import import_named
 from zoo.cli import Import
-from zoo.outside import import_named
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ import torch
 
 from recipes.config import ConfigError, Plan
 from zoo.errors import printable
-from zoo.files import file_digests, find_damage, remove_abandoned, sync, sync_tree, write_json, write_text
-from zoo.inputs import read_object
+from zoo.files import file_digests, find_damage, read_object, remove_abandoned, sync, sync_tree, write_json, write_text
 
 if TYPE_CHECKING:
     from recipes.engine import Ranks

@@ -17,10 +17,9 @@ from typing import Any
 
 from recipes.commands import ConfigError, replace_setting
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
-from zoo.errors import require
-from zoo.inputs import parse_json
-from zoo.naming import nearest
-from zoo.registry import model_entry
+from zoo.catalog import model_entry
+from zoo.errors import nearest, require
+from zoo.files import parse_json
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks
 

@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipes.commands import ConfigError, replace_setting
-from zoo.inputs import read_json
-from zoo.naming import nearest
-from zoo.registry import model_entry
+from zoo.catalog import model_entry
+from zoo.errors import nearest
+from zoo.files import read_json
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -10,8 +10,8 @@ from typing import Any
 from modalities.contract import Modality
 from modalities.evaluation import Evaluator, Listing
 from recipes.config import ConfigError, Recipe
+from zoo.errors import nearest
 from zoo.model import ZooModel
-from zoo.naming import nearest
 
 
 def find_evaluators(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator]]:

@@ -69,12 +69,11 @@ from recipes.targets import (
     split_names,
     target_name,
 )
+from zoo.catalog import import_named
 from zoo.cli import Import
-from zoo.errors import ran_out_of_memory, require
+from zoo.errors import nearest, ran_out_of_memory, require
 from zoo.files import FIGURE_FORMATS, figure_output
 from zoo.model import ZooModel
-from zoo.naming import nearest
-from zoo.outside import import_named
 
 DTYPES = ("float32", "bfloat16", "float64")
 

@@ -30,7 +30,7 @@ from rich.text import Text
 from modalities.files import data_folder
 from recipes.commands import call
 from recipes.fetchers.common import Corpus, FetchError, console
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 
 MODALITIES = {name: f"recipes.fetchers.{name}" for name in ("text", "vision", "dna")}
 

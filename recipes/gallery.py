@@ -32,10 +32,9 @@ from markupsafe import Markup, escape
 
 from recipes.commands import CommandError, call
 from recipes.console import Console
+from zoo.catalog import create_model, manifest
 from zoo.files import write_text
-from zoo.pretrained import manifest
 from zoo.prior_plot import FLOOR, centre_log_prior, layer_priors, log_prior_curve
-from zoo.registry import create_model
 
 PAGE = Path(__file__).with_name("gallery_page")
 LENGTH = 1024  # tokens of the priors' curves

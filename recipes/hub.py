@@ -35,14 +35,11 @@ from recipes.console import Console
 from recipes.registry import find_recipe
 from recipes.report import load_results
 from recipes.runs import load_run
+from zoo.catalog import create_model, import_named, load_model, manifest, model_entry, resolve_tag
 from zoo.cli import Import
-from zoo.errors import printable, require
+from zoo.errors import nearest, printable, require
 from zoo.files import write_json, write_text
 from zoo.model import ZooModel
-from zoo.naming import nearest
-from zoo.outside import import_named
-from zoo.pretrained import manifest, resolve_tag
-from zoo.registry import create_model, load_model, model_entry
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of matrices; vectors and priors stay float32
 Row = Mapping[str, Any]

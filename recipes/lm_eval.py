@@ -21,8 +21,8 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import torch
 import typer
 
+from zoo.catalog import import_named
 from zoo.cli import Import, call
-from zoo.outside import import_named
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

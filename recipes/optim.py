@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recipes.config import ConfigError, Optim
-from zoo.inputs import read_tensors
+from zoo.files import read_tensors
 from zoo.model import ZooModel
 
 __all__ = ["WeightAverage", "create_optimizer", "lr_factor", "parameter_groups"]

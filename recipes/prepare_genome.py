@@ -25,8 +25,8 @@ from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.splits import Region, read_bed, split_contigs
 from recipes.commands import call
+from zoo.errors import did_you_mean
 from zoo.files import write_text
-from zoo.naming import did_you_mean
 
 RECIPE = "dna.human_125m"
 # Unplaced, alternative and decoy sequences as UCSC, NCBI and Ensembl name them in human assemblies. NC_ are chromosomes, but

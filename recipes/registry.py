@@ -11,9 +11,8 @@ from functools import partial
 
 from modalities.contract import find_modality, modality_names
 from recipes.config import ConfigError, Recipe
-from zoo.naming import nearest
-from zoo.outside import import_file
-from zoo.registry import list_models, model_entry
+from zoo.catalog import import_file, list_models, model_entry
+from zoo.errors import nearest
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from modalities.files import file_safe, write_table
 from modalities.results import SeedMean, mean_of_seeds, short_names
 from recipes.console import Console
 from zoo.files import write_json
-from zoo.slices import slices
+from zoo.positions import slices
 
 console = Console()
 

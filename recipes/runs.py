@@ -40,11 +40,19 @@ from recipes.checkpoints import (
     warn,
 )
 from recipes.config import ConfigError, Plan
+from zoo.catalog import resolve_tag, verified_file
 from zoo.errors import one_line
-from zoo.files import make_folder, remove_abandoned, save_figure, without_nan, write_json, write_text
-from zoo.inputs import read_object, read_tensors
+from zoo.files import (
+    make_folder,
+    read_object,
+    read_tensors,
+    remove_abandoned,
+    save_figure,
+    without_nan,
+    write_json,
+    write_text,
+)
 from zoo.model import ZooModel
-from zoo.pretrained import resolve_tag, verified_file
 
 if TYPE_CHECKING:
     from recipes.engine import Ranks

@@ -25,10 +25,8 @@ from recipes.config import ConfigError, merge, parse_value, set_nested
 from recipes.registry import find_recipe
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
-from zoo.naming import did_you_mean, nearest
-from zoo.outside import import_named
-from zoo.pretrained import manifest, resolve_tag
-from zoo.registry import create_model, model_entry, saved_modality
+from zoo.catalog import create_model, import_named, manifest, model_entry, resolve_tag, saved_modality
+from zoo.errors import did_you_mean, nearest
 
 Baseline = tuple[Modality, Callable[[int], nn.Module]]
 Overrides = dict[str, Any]  # by field of the model's configuration: JSON values, or dictionaries of such

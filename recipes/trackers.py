@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from recipes.config import ConfigError, Plan
 from recipes.runs import RunFolder
-from zoo.errors import require
+from zoo.errors import nearest, require
 from zoo.files import write_text
-from zoo.naming import nearest
 
 Log = Callable[[Mapping[str, float], int], None]  # numbers by name, and their step
 

@@ -45,10 +45,10 @@ from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_p
 from recipes.console import Console, clock, facts_table, lasting_output, short
 from recipes.registry import installed_recipes, open_recipe
 from recipes.runs import RunFolder, load_weights, own_run
+from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import printable
 from zoo.files import sync
-from zoo.outside import import_named
 
 if TYPE_CHECKING:
     from modalities.evaluation import Evaluator

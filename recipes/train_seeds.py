@@ -31,8 +31,8 @@ from modalities.files import file_safe
 from recipes.commands import CommandError, call
 from recipes.config import apply_overrides, require_packages
 from recipes.registry import open_recipe
+from zoo.catalog import import_named
 from zoo.cli import Import
-from zoo.outside import import_named
 
 EVERY = 15.0  # seconds between two lines of a run
 HERE = Path(__file__).resolve().parent

@@ -18,7 +18,7 @@ from modalities.text import MODALITY as TEXT
 from modalities.text.model import CausalLM
 from recipes.runs import RunFolder
 from tests.launching import ROOT, command
-from zoo import registry
+from zoo import catalog
 
 SMALL = dict(dim=16, num_layers=1, num_heads=2, hidden_dim=16)
 NAMES = ("text_ggd_tiny", "dna_ggd_tiny", "vision_alibi_tiny_patch8")
@@ -82,13 +82,13 @@ def points(monkeypatch):
     """Entry points of further modalities by name, as installed packages would have them."""
 
     def install(**values):
-        entries = [EntryPoint(name, value, registry.GROUP) for name, value in values.items()]
-        monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == registry.GROUP else [])
+        entries = [EntryPoint(name, value, catalog.GROUP) for name, value in values.items()]
+        monkeypatch.setattr(catalog, "entry_points", lambda group: entries if group == catalog.GROUP else [])
         forget()
 
     def forget():
-        registry._points.cache_clear()
-        registry.load_modality.cache_clear()
+        catalog._points.cache_clear()
+        catalog.load_modality.cache_clear()
 
     yield install
     monkeypatch.undo()
@@ -129,13 +129,13 @@ def test_every_modality_keeps_the_contract():
 
 def test_saved_models_name_their_modality(tmp_path):
     for name in NAMES:
-        options = {key: value for key, value in SMALL.items() if key in registry.model_entry(name).config}
+        options = {key: value for key, value in SMALL.items() if key in catalog.model_entry(name).config}
         model, folder = zoo.create_model(name, **options), tmp_path / name
         model.save_pretrained(folder / "model")
         again = zoo.load_model(folder)  # the folder of a run stands for the model in it
         assert type(again) is type(model) and again.config == model.config
         assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
-        assert registry.saved_modality(folder / "model") == name.partition("_")[0]
+        assert catalog.saved_modality(folder / "model") == name.partition("_")[0]
     dna = tmp_path / "dna_ggd_tiny" / "model"
     with pytest.raises(ValueError, match=r"'dna'.*'text'"):
         CausalLM.from_pretrained(dna)

@@ -24,7 +24,7 @@ from recipes import train_seeds
 from recipes.commands import call
 from recipes.console import Console
 from recipes.report import load_results
-from zoo.pretrained import manifest
+from zoo.catalog import manifest
 
 METHODS = ("ggd_ssmax", "rope")
 SHIPPED = ("text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts", "text_alibi_tiny.facts")

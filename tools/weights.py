@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 from recipes.hub import published_card
 from recipes.registry import find_recipe
+from zoo.catalog import BUNDLED, write_manifest
 from zoo.cli import call
 from zoo.files import replacing, write_text
-from zoo.pretrained import BUNDLED, write_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, BENCHMARKS = ROOT / "runs" / "weights", ROOT / "benchmarks"
@@ -139,7 +139,7 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     from safetensors.torch import save
 
     from recipes.runs import load_run
-    from zoo.registry import model_entry
+    from zoo.catalog import model_entry
 
     model, recipe = load_run(run)
     entry = model_entry(weights)

@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zoo.attention import prior_attention
+from zoo.catalog import create_model, list_models, load_model, register_model
 from zoo.decoding import KVCache
 from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, create_prior, list_priors, register_prior
-from zoo.registry import create_model, list_models, load_model, register_model
 from zoo.torchvision_ops import declare_before_import
 
 if TYPE_CHECKING:

@@ -19,13 +19,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from zoo.catalog import create_model, import_named, list_models, load_model, manifest, model_entry, resolve_tag
 from zoo.errors import from_outside, one_line, printable, require
-from zoo.inputs import read_object
+from zoo.files import read_object
 from zoo.layers import Attention
 from zoo.model import ZooModel
-from zoo.outside import import_named
-from zoo.pretrained import manifest, resolve_tag
-from zoo.registry import create_model, list_models, load_model, model_entry
 
 
 class Console(rich.console.Console):

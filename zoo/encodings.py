@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_grid, check_number, check_whole, nearest
+from zoo.errors import check_grid, check_number, check_whole, nearest
 from zoo.positions import Positions
 
 __all__ = ["Learned", "Learned2d", "NormalisedRotary2d", "Rotary", "Rotary2d", "Rotation", "Sinusoidal", "Sinusoidal2d"]

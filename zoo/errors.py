@@ -1,13 +1,129 @@
-"""Errors as a command tells them: which come from outside, and each in one line."""
+"""What users give, checked, and errors in one line that say what is valid and suggest the nearest name."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import math
 import re
+from collections.abc import Callable, Collection, Iterable
 from importlib.util import find_spec
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from torch import SymFloat, SymInt
 
-__all__ = ["from_outside", "one_line", "printable", "ran_out_of_memory", "require"]
+__all__ = [
+    "WHOLE",
+    "Options",
+    "check_depth",
+    "check_flags",
+    "check_grid",
+    "check_number",
+    "check_options",
+    "check_whole",
+    "did_you_mean",
+    "from_outside",
+    "nearest",
+    "one_line",
+    "printable",
+    "ran_out_of_memory",
+    "require",
+]
+
+Options: TypeAlias = dict[str, Any]  # of methods, priors and models, by name
+# What a number may be; a symbol is one where torch.compile traces.
+WHOLE = (int, np.integer, SymInt)
+REAL = (float, np.floating, SymFloat, *WHOLE)
+
+
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, form: str = "{}") -> str:
+    """ "did you mean 'x'? " for the closest known names, at most `most`, each written as `form`; "" where none is close. A name
+    that differs in case alone is the closest."""
+    known = list(known)
+    near = [name for name in known if name.casefold() == word.casefold()]
+    near += [name for name in difflib.get_close_matches(word, known, n=most, cutoff=cutoff) if name not in near]
+    near = near[:most]
+    return f"did you mean {', '.join(repr(form.format(name)) for name in near)}? " if near else ""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The end of an error message: the closest valid choice, or all of them where none is close."""
+    choices = sorted(choices)
+    return did_you_mean(word, choices, cutoff=0.5).strip() or f"valid: {', '.join(choices)}"
+
+
+def check_options(
+    owner: str,
+    make: Callable[..., object],
+    options: Collection[str],
+    *,
+    fixed: Collection[str] = (),
+    defaults: Collection[str] = (),
+) -> None:
+    """Check the names of keyword options for `make`, whose signature says what it takes.
+
+    Args:
+        owner: what the options belong to, for the message.
+        fixed: parameters that the caller sets itself; they are no options.
+        defaults: parameters that the caller sets unless `options` does.
+
+    Raises:
+        ValueError: for an unknown option, or a missing required one.
+    """
+    parameters = inspect.signature(make).parameters
+    valid = [name for name in parameters if name not in fixed]
+    for option in options:
+        if option not in valid:
+            hint = did_you_mean(option, valid)
+            raise ValueError(f"{owner} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}")
+    for name in valid:
+        if parameters[name].default is inspect.Parameter.empty and name not in options and name not in defaults:
+            raise ValueError(f"{owner} needs the option {name!r}")
+
+
+def check_whole(what: str, value: object, least: int) -> None:
+    """ValueError unless `value` is a whole number of `least` or more. True and False are none."""
+    if not isinstance(value, WHOLE) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what} must be a whole number of {least} or more, got {value!r}")
+
+
+def check_number(what: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:
+    """ValueError unless `value` is a finite number, more than `above` and at least `least`. True and False are none."""
+    good = isinstance(value, REAL) and not isinstance(value, bool) and -math.inf < value < math.inf
+    if good and (above is None or value > above) and (least is None or value >= least):
+        return
+    bound = f" above {above:g}" if above is not None else f" of {least:g} or more" if least is not None else ""
+    raise ValueError(f"{what} must be a finite number{bound}, got {value!r}")
+
+
+def check_flags(**flags: object) -> None:
+    """ValueError for a switch that is neither True nor False, such as "false", which would be on."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_grid(what: str, grid: object) -> None:
+    """ValueError unless `grid` is (height, width), whole numbers of 1 or more."""
+    if not isinstance(grid, tuple | list) or len(grid) != 2:
+        raise ValueError(f"{what} must be (height, width) in patches, got {grid!r}")
+    for side in grid:
+        check_whole(f"each side of {what}", side, 1)
+
+
+def check_depth(depth: object) -> None:
+    """ValueError unless `depth` is (layer from 0, number of layers), or None."""
+    if depth is None:
+        return
+    if not isinstance(depth, tuple | list) or len(depth) != 2:
+        raise ValueError(f"depth must be (layer from 0, number of layers), got {depth!r}")
+    check_whole("the layer of depth", depth[0], 0)
+    check_whole("the number of layers of depth", depth[1], 1)
+    if depth[0] >= depth[1]:
+        raise ValueError(f"depth={depth!r}: expected a layer from 0 to {depth[1] - 1}")
+
 
 # Values, files, connections, devices, memory; and the libraries whose errors are none of these.
 _OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)

@@ -16,8 +16,8 @@ from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
 from zoo.decoding.cache import LayerCache
 from zoo.encodings import Rotation
+from zoo.errors import Options, check_flags, check_number, check_whole, nearest
 from zoo.layer_terms import LayerTerms
-from zoo.naming import Options, check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup

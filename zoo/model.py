@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo.encodings import Rotary2d
-from zoo.files import file_digests, find_damage, replacing_path, write_json
-from zoo.inputs import read_object, read_tensors
+from zoo.files import file_digests, find_damage, read_object, read_tensors, replacing_path, write_json
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup

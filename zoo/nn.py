@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from zoo.attention.base import AttentionCall, Kernel, visible
 from zoo.attention.dispatch import prior_attention
 from zoo.attention.reference import attend
+from zoo.errors import Options, check_flags, check_whole
 from zoo.layers import SSMax
 from zoo.methods import create_position
-from zoo.naming import Options, check_flags, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 

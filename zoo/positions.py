@@ -5,14 +5,15 @@ Positions are data, passed on every call. No module stores a length, so a longer
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zoo.naming import check_whole
+from zoo.errors import check_whole
 
-__all__ = ["Positions", "check_runs", "document_starts"]
+__all__ = ["Positions", "check_runs", "document_starts", "slices"]
 
 
 def document_starts(segments: Tensor) -> Tensor:
@@ -127,3 +128,8 @@ class Positions:
         y = torch.arange(height, device=device)[:, None].expand(-1, width)
         x = torch.arange(width, device=device).expand(height, -1)
         return y.flatten(), x.flatten()
+
+
+def slices(count: int, size: int) -> Iterator[slice]:
+    """[0, count) in slices of `size`, the last one shorter: positions, a few at a time."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))

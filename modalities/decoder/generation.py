@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from zoo.decoding import Cache
 from zoo.offload import execution_device
-from zoo.slices import slices
+from zoo.positions import slices
 
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder

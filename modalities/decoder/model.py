@@ -19,7 +19,9 @@ from modalities.decoder.generation import generate
 from modalities.decoder.tokenizers import save_copy, use_copy
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
+from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import Cache, KVCache
+from zoo.errors import nearest
 from zoo.files import file_digests, write_json
 from zoo.layer_terms import layer_terms
 from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, init_linear, share_prior
@@ -33,10 +35,8 @@ from zoo.methods import (
     stored_options,
 )
 from zoo.model import MANIFEST, SAVED, ZooModel
-from zoo.naming import nearest
 from zoo.offload import execution_device, is_offloaded, loaded
 from zoo.positions import Positions
-from zoo.registry import ModelFamily, register_family
 
 __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "target_weights"]
 

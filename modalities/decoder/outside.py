@@ -21,7 +21,7 @@ from zoo.adapters import is_adapted, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
-from zoo.inputs import read_object, read_tensors
+from zoo.files import read_object, read_tensors
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from modalities.decoder.generation import prefill
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
-from zoo.slices import slices
+from zoo.positions import slices
 
 LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
 

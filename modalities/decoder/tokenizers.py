@@ -16,10 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zoo.errors import require
-from zoo.files import replacing
-from zoo.inputs import read_json
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean, require
+from zoo.files import read_json, replacing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

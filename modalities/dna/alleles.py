@@ -19,7 +19,7 @@ from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
 from modalities.results import Row
 from zoo.model import ZooModel
-from zoo.slices import slices
+from zoo.positions import slices
 
 __all__ = ["Change", "Placed", "effect", "haplotypes", "normalize", "place", "score_haplotypes", "trimmed"]
 

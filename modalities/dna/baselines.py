@@ -22,8 +22,8 @@ from modalities.dna.genome import Genome
 from modalities.dna.scoring import Scores, WindowScorer
 from modalities.dna.splits import GenomeSplit, Region, joined, select
 from modalities.heldout import Heldout
-from zoo.naming import did_you_mean
-from zoo.slices import slices
+from zoo.errors import did_you_mean
+from zoo.positions import slices
 
 __all__ = ["BASELINES", "BaselineConfig", "MarkovChain", "contexts", "create_baseline", "kmers"]
 

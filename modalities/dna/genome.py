@@ -28,7 +28,7 @@ from modalities.dna.bases import AMBIGUITY, CODE, NORMAL, SOFT, UNKNOWN, URACIL
 from modalities.dna.formats import Start, read_codes
 from modalities.dna.sources import DnaSource
 from modalities.files import data_folder, new_folder, seal, sealed_damage
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 
 __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 

@@ -21,7 +21,7 @@ from modalities.decoder.scoring import device_of, logits_by_slice, telling
 from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from zoo.model import ZooModel
-from zoo.slices import slices
+from zoo.positions import slices
 
 __all__ = ["BIT", "STRANDS", "Scores", "WindowScorer", "score_windows", "tokens_of"]
 

@@ -22,7 +22,7 @@ from modalities.dna.bed import bed_rows
 from modalities.dna.genome import Contig, Genome, RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.heldout import fingerprint_of
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 
 HELDOUT_FRACTION = 0.05
 HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig

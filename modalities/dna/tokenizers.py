@@ -30,7 +30,7 @@ from modalities.decoder.tokenizers import (
     tokenizer_folder,
 )
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,8 +17,8 @@ from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
 from modalities.text.model import CausalLM, TextConfig, register_text_models
 from modalities.text.tokenizers import load_tokenizer
+from zoo.catalog import create_model, model_entry
 from zoo.model import ZooModel
-from zoo.registry import create_model, model_entry
 
 __all__ = ["MODALITY", "CausalLM", "TextConfig", "TextDataConfig"]
 

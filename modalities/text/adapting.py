@@ -26,8 +26,8 @@ from modalities.text.hf import fast_tokenizer
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from zoo.adapters.layer import prior_parameters
+from zoo.catalog import create_model, list_models
 from zoo.positions import Positions, document_starts
-from zoo.registry import create_model, list_models
 
 __all__ = ["AdaptationRows", "adaptation_rows", "open_adaptable", "train_on"]
 

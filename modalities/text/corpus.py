@@ -23,7 +23,7 @@ import numpy as np
 from modalities.files import data_folder, new_folder, seal, sealed_damage
 from modalities.text.sources import SPLITS, Document, Source, document_split
 from modalities.text.tokenizers import Tokenizer
-from zoo.inputs import read_json
+from zoo.files import read_json
 
 _FORMAT = 2  # raise when the files or the rules of splitting and tokenising change
 _FILES = ("tokens.npy", "offsets.npy", "corpus.json")

@@ -18,8 +18,8 @@ from lm_eval.models.huggingface import HFLM
 
 from modalities.text.hf import fast_tokenizer, wrap
 from modalities.text.model import CausalLM
-from zoo.naming import check_options, nearest
-from zoo.registry import create_model, list_models, load_model, model_entry
+from zoo.catalog import create_model, list_models, load_model, model_entry
+from zoo.errors import check_options, nearest
 
 __all__ = ["PriorzooLM"]
 

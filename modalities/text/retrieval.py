@@ -32,7 +32,7 @@ from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, MOST_DOCUMENTS, EncodedDocument, open_heldout
 from modalities.text.prompts import TEMPLATES, Haystack, Template, default_haystack, open_haystack
 from modalities.text.tokenizers import load_tokenizer
-from zoo.slices import slices
+from zoo.positions import slices
 
 FILLERS = "own, grass or text (held-out documents)"
 

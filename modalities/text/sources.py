@@ -32,9 +32,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from modalities.files import data_folder, matching_files, near_file, opened
-from zoo.errors import require
-from zoo.inputs import parse_json
-from zoo.naming import did_you_mean, nearest
+from zoo.errors import did_you_mean, nearest, require
+from zoo.files import parse_json
 
 SPLITS = ("train", "heldout")
 HELDOUT_FRACTION = 0.05

@@ -35,8 +35,7 @@ from modalities.decoder.tokenizers import (
     tokenizer_folder,
 )
 from modalities.files import data_folder, near_file
-from zoo.errors import require
-from zoo.naming import did_you_mean, nearest
+from zoo.errors import did_you_mean, nearest, require
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from modalities.vision.architectures import FAMILY, VisionConfig
-from zoo.registry import register_family
+from zoo.catalog import register_family
 
 _HOMES = {
     "MODALITY": "modalities.vision.modality",

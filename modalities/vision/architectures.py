@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
+from zoo.catalog import ModelFamily, load_modality
+from zoo.errors import did_you_mean
 from zoo.methods import check_grid_position, list_grid_positions
 from zoo.model import ZooModel
-from zoo.naming import did_you_mean
-from zoo.registry import ModelFamily, load_modality
 
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from modalities.vision.images import HELDOUT_NAMES, BadImage, ImageSet, digest_of, heldout_places
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 
 if TYPE_CHECKING:
     from datasets import Dataset

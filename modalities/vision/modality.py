@@ -22,8 +22,8 @@ from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import at_patches
 from modalities.vision.outside import OUTSIDE
 from modalities.vision.sources import class_names
+from zoo.catalog import create_model
 from zoo.model import ZooModel
-from zoo.registry import create_model
 
 MAP_WEIGHT = 4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
 

@@ -17,7 +17,7 @@ from modalities.contract import Outside
 from modalities.vision.images import to_rgb
 from modalities.vision.model import VisionTransformer
 from modalities.vision.transforms import reduced, to_aspect
-from zoo.naming import nearest
+from zoo.errors import nearest
 
 
 @dataclass(frozen=True)

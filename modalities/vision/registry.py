@@ -13,8 +13,8 @@ from torch import nn
 
 from modalities.vision.architectures import FAMILY, VisionConfig
 from modalities.vision.model import ANY, VisionTransformer, timm_cfg
-from zoo import pretrained as weights
-from zoo.registry import model_entry
+from zoo import catalog as weights
+from zoo.catalog import model_entry
 
 # timm's scripts pass these to every model.
 DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")

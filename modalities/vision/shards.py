@@ -27,8 +27,7 @@ from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
 from modalities.vision.objects import Objects, parse_objects
-from zoo.files import file_sha256, write_json
-from zoo.inputs import LARGEST_JSON, parse_json
+from zoo.files import LARGEST_JSON, file_sha256, parse_json, write_json
 
 SCHEMES = ("http", "https", "hf", "gs")  # of which webdataset runs no shell
 MOST_SAMPLES = 1 << 30  # of a shard

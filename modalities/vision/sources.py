@@ -31,7 +31,7 @@ from modalities.files import data_folder
 from modalities.vision.hf import HFImages
 from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, Event, ImageSet, digest_of, heldout_places
 from modalities.vision.shards import ShardSet, TarImages, open_shards
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 
 FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"

@@ -28,8 +28,8 @@ from modalities.vision import VisionConfig
 from modalities.vision.images import decode_image
 from modalities.vision.sources import open_images
 from tests.durability.files import DAMAGE, Peak, Runs, png, save_model, tar, whole_files
-from zoo.inputs import parse_json, read_json
-from zoo.registry import load_model
+from zoo.catalog import load_model
+from zoo.files import parse_json, read_json
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of damaged metadata
 WHOLE = whole_files()

@@ -34,8 +34,8 @@ from recipes.evaluate import CellStore, outside_hash, weights_hash
 from recipes.report import load_results
 from recipes.targets import find_targets, modality_of, override, parse_overrides, seed_groups
 from zoo import create_model
+from zoo.catalog import manifest
 from zoo.files import without_nan
-from zoo.pretrained import manifest
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 

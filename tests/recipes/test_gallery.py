@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipes.gallery import gallery_page, main, stored_scores
-from zoo.pretrained import manifest
+from zoo.catalog import manifest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -17,7 +17,7 @@ from modalities.decoder import tokenizers
 from recipes.cli import main
 from recipes.hub import dataset_name
 from tests.launching import ROOT, command
-from zoo.pretrained import manifest
+from zoo.catalog import manifest
 
 NAME = "text_ggd_tiny.facts"
 

@@ -17,7 +17,7 @@ from recipes.runs import RunFolder, load_run, newest_model
 from recipes.train import main
 from tests.launching import ROOT, command, deepspeed_launcher
 from tests.ranks import Ranks
-from zoo import pretrained
+from zoo import catalog
 from zoo.files import file_sha256
 
 SETTINGS = (
@@ -346,7 +346,7 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
     entry = {"file": file.name, "sha256": file_sha256(file)}
     shutil.copytree(file.parent, tmp_path / "weights")
     (tmp_path / "weights" / "manifest.json").write_text(json.dumps({"text_ggd_ssmax_tiny.test": entry}))
-    monkeypatch.setattr(pretrained, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr(catalog, "WEIGHTS", tmp_path / "weights")
     settings = ["train.steps=1", "optim.lr=1e-9", "evaluate.every=0"]
     for start in ("text_ggd_ssmax_tiny.test", str(whole), str(whole / "model")):
         assert run(tmp_path / start.replace("/", "_"), f"model.init_from={start}", *settings) == 0

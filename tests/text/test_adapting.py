@@ -14,7 +14,7 @@ import zoo
 from modalities.decoder.llama import as_llama
 from modalities.text.adapting import IGNORED, adaptation_rows
 from recipes import adapt
-from zoo.registry import list_models
+from zoo.catalog import list_models
 
 [ROPE] = list_models("text_rope_tiny*", pretrained=True)
 

@@ -10,9 +10,9 @@ import torch
 from modalities.decoder import causal_lm_loss
 from modalities.text.model import CausalLM, TextConfig
 from zoo import create_model
+from zoo.catalog import register_model
 from zoo.methods import list_positions
 from zoo.priors import Prior
-from zoo.registry import register_model
 
 # Every method, with and without SSMax by turns.
 VARIANTS = [f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_positions())]

@@ -12,8 +12,7 @@ import typer
 from modalities.contract import find_modality
 from recipes.registry import find_recipe
 from tools import demo, weights
-from zoo.pretrained import manifest
-from zoo.registry import create_model, list_models
+from zoo.catalog import create_model, list_models, manifest
 
 
 def test_the_table_names_recipes_models_and_evaluators_that_exist() -> None:

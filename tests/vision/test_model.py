@@ -13,7 +13,7 @@ from torch import nn
 
 from modalities.vision import VisionTransformer
 from modalities.vision.architectures import SIZES
-from zoo import create_model, list_models, pretrained
+from zoo import catalog, create_model, list_models
 from zoo.methods import list_grid_positions
 from zoo.priors import Prior
 
@@ -183,15 +183,15 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     fresh = timm.create_model(TRAINED, pretrained=True, num_classes=3)  # another classifier on the same features
     assert fresh(images()).shape == (2, 3) and fresh.class_names == ()
     torch.testing.assert_close(fresh.norm.weight, ours.norm.weight)
-    damaged = {**pretrained.manifest(), TRAINED: {**pretrained.manifest()[TRAINED], "sha256": "0" * 64}}
+    damaged = {**catalog.manifest(), TRAINED: {**catalog.manifest()[TRAINED], "sha256": "0" * 64}}
     with monkeypatch.context() as patch:
-        patch.setattr(pretrained, "manifest", lambda folder=None: damaged)
+        patch.setattr(catalog, "manifest", lambda folder=None: damaged)
         with pytest.raises(ValueError, match="damaged"):
             timm.create_model(TRAINED, pretrained=True)
-    state = load_file(pretrained.WEIGHTS / pretrained.manifest()[TRAINED]["file"])
+    state = load_file(catalog.WEIGHTS / catalog.manifest()[TRAINED]["file"])
     state["head.bias"] += 1
     save_file(state, tmp_path / "fetched.safetensors")
-    monkeypatch.setattr(pretrained, "verified_file", lambda full: tmp_path / "fetched.safetensors")
+    monkeypatch.setattr(catalog, "verified_file", lambda full: tmp_path / "fetched.safetensors")
     assert torch.equal(timm.create_model(TRAINED, pretrained=True).head.bias, state["head.bias"])
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import zoo.download
-from zoo import create_model, pretrained
+from zoo import catalog, create_model
 from zoo.download import DownloadError, download
 
 NAME = "text_ggd_tiny.facts"
@@ -120,9 +120,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package, release = tmp_path / "package", tmp_path / "release"
     package.mkdir()
     release.mkdir()
-    (release / FILE).write_bytes(pretrained.verified_file(NAME).read_bytes())
-    (package / "manifest.json").write_text(json.dumps({NAME: pretrained.manifest()[NAME]}))
-    monkeypatch.setattr(pretrained, "WEIGHTS", package)
+    (release / FILE).write_bytes(catalog.verified_file(NAME).read_bytes())
+    (package / "manifest.json").write_text(json.dumps({NAME: catalog.manifest()[NAME]}))
+    monkeypatch.setattr(catalog, "WEIGHTS", package)
     return release
 
 
@@ -140,22 +140,22 @@ def test_weights_of_a_folder_and_of_an_address(
         prior()
     monkeypatch.setenv("PRIORZOO_WEIGHTS", str(published))
     first = prior()
-    assert not pretrained.cache_folder().exists()  # read where it is
+    assert not catalog.cache_folder().exists()  # read where it is
     monkeypatch.setenv("PRIORZOO_WEIGHTS", f"{server.address}/v1/")
     server.files[f"/v1/{FILE}"] = CONTENT
     with pytest.raises(DownloadError, match="the server has 1,024,000 bytes; expected"):
         prior()
-    server.files[f"/v1/{FILE}"] = bytes(pretrained.manifest()[NAME]["bytes"])
+    server.files[f"/v1/{FILE}"] = bytes(catalog.manifest()[NAME]["bytes"])
     with pytest.raises(ValueError, match="the manifest says"):
         prior()
-    assert not list(pretrained.cache_folder().glob("*/*"))
+    assert not list(catalog.cache_folder().glob("*/*"))
     server.files[f"/v1/{FILE}"], server.cuts, server.starts = (published / FILE).read_bytes(), [100_000], []
     second = prior()
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     monkeypatch.delenv("PRIORZOO_WEIGHTS")
     prior()  # from the cache, without a network
     assert len(server.starts) == 2
-    (cached,) = pretrained.cache_folder().glob(f"*/{FILE}")
+    (cached,) = catalog.cache_folder().glob(f"*/{FILE}")
     cached.write_bytes(b"damaged")
     with pytest.raises(ValueError, match="is damaged"):
         prior()
@@ -178,9 +178,9 @@ def test_weights_of_a_repository_of_the_hub(
     with pytest.raises(FileNotFoundError, match="do not come from hf:me/weights@v1: "):
         prior()
     server.files[f"/me/weights/resolve/v1/{FILE}"] = (published / FILE).read_bytes()
-    server.headers = {"ETag": f'"{pretrained.manifest()[NAME]["sha256"]}"', "X-Repo-Commit": "a" * 40}
+    server.headers = {"ETag": f'"{catalog.manifest()[NAME]["sha256"]}"', "X-Repo-Commit": "a" * 40}
     prior()
-    assert (tmp_path / "hub").exists() and not pretrained.cache_folder().exists()
+    assert (tmp_path / "hub").exists() and not catalog.cache_folder().exists()
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"pip install 'priorzoo\[hub\]'"):
         prior()

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from zoo import create_model, list_models, load_model, pretrained
+from zoo import catalog, create_model, list_models, load_model
+from zoo.catalog import write_manifest
 from zoo.files import file_sha256
-from zoo.pretrained import write_manifest
 
 SHIPPED = list_models(pretrained=True)
 NAME = "text_ggd_ssmax_tiny.facts"
@@ -29,10 +29,10 @@ def test_the_promised_methods_ship() -> None:
 
 def test_weights_have_a_card_a_place_and_their_digest() -> None:
     for name in SHIPPED:
-        entry, file = pretrained.manifest()[name], pretrained.verified_file(name)
+        entry, file = catalog.manifest()[name], catalog.verified_file(name)
         assert file.stat().st_size == entry["bytes"]
-        assert file.parent == (pretrained.WEIGHTS if entry["bytes"] <= pretrained.BUNDLED else pretrained.RELEASE)
-        assert f"\n# {name}\n" in (pretrained.WEIGHTS / f"{name}.md").read_text()
+        assert file.parent == (catalog.WEIGHTS if entry["bytes"] <= catalog.BUNDLED else catalog.RELEASE)
+        assert f"\n# {name}\n" in (catalog.WEIGHTS / f"{name}.md").read_text()
         assert {"data", "recipe", "seed", "commit", "license", "measured"} <= set(entry)
         with safe_open(file, "pt") as tensors:
             dtypes = {tensors.get_slice(key).get_dtype() for key in tensors.keys() if "query" in key}  # noqa: SIM118
@@ -55,32 +55,32 @@ def test_weights_that_do_not_exist() -> None:
 
 
 def test_damaged_and_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, content = pretrained.manifest()[NAME]["file"], bytearray(pretrained.verified_file(NAME).read_bytes())
-    (tmp_path / "manifest.json").write_text(json.dumps(pretrained.manifest()))
+    file, content = catalog.manifest()[NAME]["file"], bytearray(catalog.verified_file(NAME).read_bytes())
+    (tmp_path / "manifest.json").write_text(json.dumps(catalog.manifest()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pretrained, "RELEASE", tmp_path / "release")  # of a checkout
-    pretrained.RELEASE.mkdir()
-    (pretrained.RELEASE / file).write_bytes(content)
-    assert pretrained.verified_file(NAME, tmp_path) == pretrained.RELEASE / file
-    (pretrained.RELEASE / file).unlink()
+    monkeypatch.setattr(catalog, "RELEASE", tmp_path / "release")  # of a checkout
+    catalog.RELEASE.mkdir()
+    (catalog.RELEASE / file).write_bytes(content)
+    assert catalog.verified_file(NAME, tmp_path) == catalog.RELEASE / file
+    (catalog.RELEASE / file).unlink()
     content[-1] ^= 1
     with pytest.raises(FileNotFoundError, match=r"neither in the package nor in .*: set PRIORZOO_WEIGHTS to a folder"):
-        pretrained.verified_file(NAME, tmp_path)
+        catalog.verified_file(NAME, tmp_path)
     (tmp_path / file).write_bytes(content)
     with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
-        pretrained.verified_file(NAME, tmp_path)
+        catalog.verified_file(NAME, tmp_path)
 
 
 def test_a_damaged_manifest_is_an_error(tmp_path):
     write_manifest({"a": {"file": "a.safetensors"}}, tmp_path)
-    assert list(pretrained.manifest(tmp_path)) == ["a"]
+    assert list(catalog.manifest(tmp_path)) == ["a"]
     (tmp_path / "other").mkdir()
     text = (tmp_path / "manifest.json").read_text().replace("a.safe", "b.safe")
     (tmp_path / "other/manifest.json").write_text(text)
     (tmp_path / "other/manifest.sha256").write_bytes((tmp_path / "manifest.sha256").read_bytes())
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
-        pretrained.manifest(tmp_path / "other")
-    shipped = pretrained.WEIGHTS
+        catalog.manifest(tmp_path / "other")
+    shipped = catalog.WEIGHTS
     assert file_sha256(shipped / "manifest.json") == (shipped / "manifest.sha256").read_text().strip()
 
 

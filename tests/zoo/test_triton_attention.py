@@ -16,11 +16,11 @@ from zoo import KVCache, Positions, create_prior, prior_attention
 from zoo.attention import KERNELS, triton
 from zoo.attention.base import AttentionCall
 from zoo.attention.triton import TritonKernel, common
+from zoo.catalog import create_model
 from zoo.methods import list_positions
 from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.tables import BlockedBias
-from zoo.registry import create_model
 
 pytestmark = pytest.mark.gpu
 

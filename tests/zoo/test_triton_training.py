@@ -15,8 +15,8 @@ from tests.zoo.test_triton_forward import call_of
 from zoo import Positions
 from zoo.attention import triton
 from zoo.attention.base import AttentionCall
+from zoo.catalog import create_model
 from zoo.priors.base import PriorTerms
-from zoo.registry import create_model
 
 pytest.importorskip("triton")
 from zoo.attention.triton import common, op

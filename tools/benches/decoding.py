@@ -12,7 +12,7 @@ from tools.benches.timing import Record, device_of, numbers, parser, words
 from tools.benches.training import LLAMA, llama_like
 from zoo import create_model
 from zoo.decoding import Cache
-from zoo.slices import slices
+from zoo.positions import slices
 
 CHUNK = 1 << 14  # tokens by which a cache is filled
 ROOM = 256  # tokens decoded at most: warm-up, memory and 200 rounds

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
-from zoo.inputs import read_object
-from zoo.naming import Options, check_flags, check_whole
+from zoo.errors import Options, check_flags, check_whole
+from zoo.files import read_object
 
 __all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
 

@@ -21,8 +21,8 @@ from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, zero
-from zoo.inputs import read_object
-from zoo.naming import Options
+from zoo.errors import Options
+from zoo.files import read_object
 from zoo.offload import execution_device
 from zoo.positions import Positions, check_runs
 

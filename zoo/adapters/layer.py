@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from zoo.attention import prior_attention
 from zoo.attention.base import Kernel
+from zoo.errors import Options
 from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
-from zoo.naming import Options
 from zoo.offload import is_offloaded, loaded
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms

@@ -11,9 +11,8 @@ from timm.models import VisionTransformer, save_for_hf
 from torch import Tensor, nn
 
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, prior_parameters, zero
-from zoo.files import write_json
-from zoo.inputs import read_object, read_tensors
-from zoo.naming import Options
+from zoo.errors import Options
+from zoo.files import read_object, read_tensors, write_json
 from zoo.offload import execution_device
 
 __all__ = ["adapt", "load", "save"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall
-from zoo.naming import check_whole
+from zoo.errors import check_whole
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import BlockedBias, RelativeTable
 

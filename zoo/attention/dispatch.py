@@ -27,7 +27,7 @@ from zoo.attention.reference import ReferenceKernel
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.attention.triton import TRITON
-from zoo.naming import did_you_mean
+from zoo.errors import did_you_mean
 from zoo.priors.base import PriorTerms
 
 __all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads
-from zoo.slices import slices
+from zoo.positions import slices
 
 __all__ = ["SKIPS", "TALLY", "Reach", "Tally", "find_reach"]
 

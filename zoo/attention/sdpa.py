@@ -23,9 +23,9 @@ from zoo.attention.base import (
     repeat_heads,
     visible,
 )
+from zoo.positions import slices
 from zoo.priors.base import without_autocast
 from zoo.priors.tables import BlockedBias, UnrolledTable, bias_block
-from zoo.slices import slices
 
 __all__ = ["SdpaKernel"]
 

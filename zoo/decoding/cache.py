@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.attention.base import fold_lanes
 from zoo.attention.dispatch import prior_attention
-from zoo.naming import WHOLE, check_whole
+from zoo.errors import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 

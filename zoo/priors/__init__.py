@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zoo.naming import check_options, did_you_mean
+from zoo.errors import check_options, did_you_mean
 from zoo.priors.base import GridPrior, Prior, PriorTerms, RelativeTable, TablePrior
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_flags, check_number
+from zoo.errors import check_flags, check_number
 from zoo.positions import Positions
 from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, bf16_pieces, line_table, prior_dtype
 

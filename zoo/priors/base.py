@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import Options, check_whole
+from zoo.errors import Options, check_whole
 from zoo.positions import Positions
 from zoo.priors.tables import (
     Bias,

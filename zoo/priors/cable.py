@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_flags, check_whole, nearest
+from zoo.errors import check_flags, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, split_bf16
 

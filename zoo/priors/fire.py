@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_grid, check_number, check_whole
+from zoo.errors import check_grid, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype, without_autocast
 from zoo.priors.tables import BlockedBias, whole_bias

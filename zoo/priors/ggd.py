@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from zoo.naming import check_flags, check_number, nearest
+from zoo.errors import check_flags, check_number, nearest
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, TablePrior, prior_dtype
 from zoo.priors.tables import ParametricTable

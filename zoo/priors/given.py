@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.naming import Options, check_flags, check_whole, nearest
+from zoo.errors import Options, check_flags, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_whole
+from zoo.errors import check_whole
 from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
 from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, values_in, without_autocast

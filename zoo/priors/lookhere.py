@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from zoo.naming import check_depth
+from zoo.errors import check_depth
 from zoo.positions import Positions
 from zoo.priors.base import GridPrior, PriorTerms, grid_table
 

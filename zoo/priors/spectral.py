@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from zoo.naming import check_grid, check_number, check_whole
+from zoo.errors import check_grid, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, prior_dtype
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from zoo.naming import check_grid, check_whole
+from zoo.errors import check_grid, check_whole
 from zoo.priors.base import GridPrior, TablePrior
 
 __all__ = ["T5", "T52d"]

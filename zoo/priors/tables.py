@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from zoo.positions import Positions
-from zoo.slices import slices
+from zoo.positions import Positions, slices
 
 __all__ = [
     "Bias",

@@ -26,7 +26,7 @@ from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score,
 from modalities.files import write_table
 from modalities.results import Row
 from zoo.model import ZooModel
-from zoo.slices import slices
+from zoo.positions import slices
 
 CELL_BASES = 1 << 16  # in a cell, at least one stretch
 DEFAULT_BASES = 1 << 18  # read at each length

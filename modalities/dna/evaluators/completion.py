@@ -23,7 +23,7 @@ from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, standard_error
 from modalities.results import Row
 from zoo.model import ZooModel
-from zoo.slices import slices
+from zoo.positions import slices
 
 WINDOW = 25  # bases of the sliding window of GC content
 DEFAULT_SAMPLES = 64

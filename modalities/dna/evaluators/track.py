@@ -20,9 +20,9 @@ from modalities.dna.scoring import BIT
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.files import file_safe
 from modalities.results import Row
+from zoo.errors import nearest
 from zoo.files import replacing, replacing_path
 from zoo.model import ZooModel
-from zoo.naming import nearest
 
 FORMATS = {"bedgraph": "bedgraph", "bigwig": "bw"}  # and the suffix of their files
 

@@ -19,9 +19,9 @@ from modalities.dna.vcf import InfoField, Variant, check_annotation, read_varian
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.files import file_safe
 from modalities.results import Row, short_names
+from zoo.errors import did_you_mean
 from zoo.files import file_sha256
 from zoo.model import ZooModel
-from zoo.naming import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,7 +20,7 @@ from modalities.results import mean_of_seeds
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
-from zoo.slices import slices
+from zoo.positions import slices
 
 __all__ = ["Perplexity"]
 

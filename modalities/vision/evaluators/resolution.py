@@ -25,7 +25,7 @@ from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_cont
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.transforms import Shape
-from zoo.slices import slices
+from zoo.positions import slices
 
 __all__ = ["Resolution", "ResolutionSettings"]
 

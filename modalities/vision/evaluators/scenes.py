@@ -39,7 +39,7 @@ from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
 from modalities.vision.transforms import Shape
-from zoo.slices import slices
+from zoo.positions import slices
 
 __all__ = ["READINGS", "Canvas", "Find", "Map", "SceneEvaluator"]
 

@@ -139,6 +139,7 @@ class Evaluator(ABC, Generic[S, Model]):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""  # of its panel in overview.png; the name where empty
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
     readable: ClassVar[tuple[int, ...]] = ()  # earlier versions, whose results only lack columns

@@ -418,8 +418,9 @@ def evaluate_command(
     for name, evaluator in evaluators.items():
         results[name] = [m.run(groups.get(m.target.label, "")) for m in measurements if m.evaluator.name == name]
         write_results(evaluator, results[name], out)
-    panels = [(name, evaluator.overview, results[name]) for name, evaluator in evaluators.items() if evaluator.overview]
-    axes = {evaluators[name].axis for name, *_ in panels}
+    drawn = {name: evaluator for name, evaluator in evaluators.items() if evaluator.overview}
+    panels = [(e.title or name, e.overview, results[name]) for name, e in drawn.items() if e.overview]
+    axes = {evaluator.axis for evaluator in drawn.values()}
     if len(panels) > 1 and len(axes) == 1:
         overview_figure(panels, out / "overview.png", axes.pop())
     for name, evaluator in evaluators.items():

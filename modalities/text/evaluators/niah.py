@@ -19,6 +19,7 @@ class NeedleGrid(Retrieval):
     """
 
     name = "niah"
+    title = "needles recalled"
     version = 2
     summary = "a needle in held-out text: length × depth heat map of exact match"
     default_depths = 11

@@ -39,6 +39,7 @@ class Perplexity(TextEvaluator[LengthSettings]):
     """
 
     name = "perplexity"
+    title = "held-out text"
     version = 2
     summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
     overview = Score("bits_per_byte", "bits per byte, less is better")

@@ -19,13 +19,13 @@ from modalities.vision.batches import BatchMaker
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image
 from modalities.vision.objects import Objects, check_objects
-from modalities.vision.shards import Members, ShardSet, read_label, read_objects, sample_image
+from modalities.vision.shards import Members, Shards, read_label, read_objects, sample_image
 
 # First word of every random key after the seed, so that no two uses share a stream; batches.py has its own.
 _ORDER, _SHARDS, _BLOCK = 0, 1, 2
 Batch = dict[str, Tensor]
 Sample = tuple[Image.Image, int | Objects]
-Block = list[tuple[int, Members]]  # (number, sample)
+Block = list[tuple[int, str, Members]]  # (number, name, sample)
 
 
 class ImageSamples:
@@ -84,7 +84,7 @@ class ShardStream:
     block can be read again on resuming.
     """
 
-    def __init__(self, shards: ShardSet, config: VisionDataConfig, micro_batch: int) -> None:
+    def __init__(self, shards: Shards, config: VisionDataConfig, micro_batch: int) -> None:
         self.shards, self.config, self.micro_batch = shards, config, micro_batch
         self.make, self.report = BatchMaker(config), ImageReport()
 
@@ -132,22 +132,21 @@ class ShardStream:
                 done = 0
             epoch += 1
 
-    def _read(self, epoch: int, first: int, end: int) -> Iterator[tuple[int, Members]]:
-        """(number, sample) of the samples first…end−1 of an epoch."""
+    def _read(self, epoch: int, first: int, end: int) -> Iterator[tuple[int, str, Members]]:
+        """(number, name, sample) of the samples first…end−1 of an epoch."""
         at = 0
-        order = np.random.default_rng([self.config.seed, _SHARDS, epoch]).permutation(len(self.shards.urls))
+        order = np.random.default_rng([self.config.seed, _SHARDS, epoch]).permutation(len(self.shards.files))
         for shard in order.tolist():
             start, stop = max(first - at, 0), min(end - at, self.shards.counts[shard])
             if start < stop:
-                yield from self.shards.read(shard, start, stop)
+                yield from self.shards.stream(shard, start, stop)
             at += self.shards.counts[shard]
 
     def _good(self, block: Block, place: int, events: list[Event]) -> Sample:
         """The first good image of a block from `place` on, wrapping around. Raises ValueError where there is none."""
         config, listed = self.config, self.shards.classes is not None
         for step in range(len(block)):
-            sample = block[(place + step) % len(block)][1]
-            name = f"{sample['__url__']}:{sample['__key__']}"
+            _, name, sample = block[(place + step) % len(block)]
             try:
                 label = read_label(sample) if config.target == "label" else read_objects(sample)
                 return _checked(sample_image(sample), label, config, name, listed), label

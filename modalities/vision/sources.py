@@ -1,12 +1,11 @@
-"""Where images come from: a spec string in, a map-style `ImageSet` or a `ShardSet` out.
+"""Where images come from: a spec string in, an `ImageSet` out.
 
     "glyphs" | "photos" | "solar"   shards that `priorzoo fetch-data vision NAME` puts into the data folder
     "scenes" | "scenes-count"       the same, of pictures with boxes (`vision scenes`)
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
                                     validation, test), or PATH/CLASS/… alone
-    "wds:PATTERN"                   WebDataset shards, local or remote, "wds:a/train-{0000..1023}.tar", or a folder with
-                                    index.json
+    "wds:PATTERN"                   WebDataset shards, "wds:a/train-{0000..1023}.tar", or a folder with index.json
     "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label columns found by type;
                                     "…?image=COLUMN&label=COLUMN" names them
 
@@ -17,21 +16,20 @@ a dataset), unless `heldout_source` is set; "…?split=heldout" behind it holds 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 from PIL import Image
 
 from modalities.files import data_folder
-from modalities.vision.hf import HFImages
-from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, Event, ImageSet, digest_of, heldout_places
-from modalities.vision.shards import ShardSet, TarImages, open_shards
+from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, Event, ImageSet, digest_of, heldout_places
+from modalities.vision.shards import Shards, open_shards
 from zoo.errors import did_you_mean
+from zoo.files import read_object
 
 FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
@@ -40,7 +38,7 @@ HELD_OUT = "split=heldout"  # behind a folder or dataset: all of it
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
-def open_shard_source(spec: str, split: str) -> ShardSet | None:
+def open_shard_source(spec: str, split: str) -> Shards | None:
     """The shards of a spec's split ("train", "heldout" or "all"); None for other sources.
 
     Raises FileNotFoundError for missing files; it names the command that fetches them, if there is one.
@@ -74,8 +72,6 @@ def open_images(
 
     Raises ValueError for an unknown spec, naming the nearest valid one; and what the kinds of sources raise.
     """
-    if not isinstance(spec, str) or not spec:
-        raise ValueError(f"source must be a non-empty string such as 'glyphs-builtin', got {spec!r}")
     place, _, query = spec.partition("?")
     options = query.split("&")
     if spec.startswith(("folder:", "hf:")) and HELD_OUT in options:
@@ -84,7 +80,7 @@ def open_images(
         options.remove(HELD_OUT)
         spec, split = "?".join([place, "&".join(options)] if options else [place]), "all"
     if (shards := open_shard_source(spec, split)) is not None:
-        return TarImages(shards)
+        return shards.indexed()
     if spec == "glyphs-builtin":
         return BuiltinImages(spec, "train" if split == "train" else "heldout", size)
     if spec.startswith("folder:"):
@@ -99,15 +95,11 @@ def open_images(
 def class_names(spec: str) -> tuple[str, ...]:
     """The classes that a source's training images list, by label, read without its images; () where that is unknown."""
     if spec in ("glyphs", "glyphs-builtin", "scenes", "scenes-count"):  # the same letters
-        return tuple(_builtin()["classes"])
+        return tuple(read_object(BUILTIN / "index.json")["classes"])
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()
         return tuple(_shown_folders(path / "train") or _shown_folders(path))
     return ()
-
-
-def _builtin() -> dict[str, Any]:
-    return json.loads((BUILTIN / "index.json").read_text())
 
 
 class BuiltinImages(ImageSet):
@@ -115,7 +107,7 @@ class BuiltinImages(ImageSet):
     then the fonts. Of the stored sizes the smallest with at least `size` pixels, or the largest."""
 
     def __init__(self, spec: str, split: str, size: int) -> None:
-        index, sizes = _builtin(), BUILTIN_SIZES[split]
+        index, sizes = read_object(BUILTIN / "index.json"), BUILTIN_SIZES[split]
         part = index[split]
         self.side = min((side for side in sizes if side >= size), default=max(sizes))
         self.fonts: list[str] = part["fonts"]
@@ -148,7 +140,6 @@ def _shown_folders(folder: Path) -> list[str]:
 
 
 def _version(path: str) -> tuple[int, int]:
-    """(size, time of the last change) of a file, which differ where it was written again."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
@@ -247,3 +238,90 @@ class FolderImages(ImageSet):
 
     def name(self, index: int) -> str:
         return os.fsdecode(self.paths[index])
+
+
+# ------------------------------------------------------------------------------------------------ Hugging Face
+
+
+class HFImages(ImageSet):
+    """One split of a Hugging Face dataset; images stay encoded until they are read.
+
+    split "train" is the split named in the spec, else "train", else the first. "heldout" is the dataset's validation or test
+    split, but never the one trained on; where there is no other, rows that `is_heldout` picks. "all" is the split named, else
+    the held-out one, else everything. A spec that names a validation or test split of a dataset with others to train on
+    means that split, held out: to train on it is a ValueError.
+    """
+
+    def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:
+        try:
+            import datasets  # takes seconds
+        except ImportError as error:
+            raise ImportError(f"source {spec!r} needs the package `datasets`: pip install datasets") from error
+        place, _, query = spec[len("hf:") :].partition("?")
+        columns = dict(parse_qsl(query))
+        if unknown := sorted(columns.keys() - {"image", "label"}):
+            raise ValueError(f"source {spec!r}: unknown option {unknown[0]!r}; expected image, label or {HELD_OUT}")
+        name, config, named = [*place.split(":", 2), "", ""][:3]
+        saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
+        if not named and (saved or config in ("train", *HELDOUT_NAMES)):
+            config, named = "", config
+        if not name:
+            raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
+        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config or None)
+        splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        trained = named or ("train" if "train" in splits else next(iter(splits)))
+        heldout = next((part for part in HELDOUT_NAMES if part in splits and part != trained), None)
+        others = " or ".join(part for part in splits if part not in HELDOUT_NAMES)
+        if trained in HELDOUT_NAMES and others:
+            if split == "train":
+                what = f"train on {others}, and give this as heldout_source"
+                raise ValueError(f"source {spec!r} names a held-out split: {what}")
+            heldout = trained
+        self.spec, self.split = spec, trained
+        if split != "train":
+            self.split = (named if split == "all" else None) or heldout or trained
+        if self.split not in splits:
+            hint = did_you_mean(self.split, splits)
+            raise ValueError(f"source {spec!r}: no split {self.split!r} among {', '.join(splits)}; {hint}".rstrip("; "))
+        data = splits[self.split]
+        if split != "all" and hold_out and heldout is None:
+            self.among = len(data)
+            data = data.select(heldout_places((f"row {row}" for row in range(len(data))), split))
+        if not len(data):
+            raise ValueError(f"source {spec!r}: split {self.split!r} has no row for {split!r}")
+        fitting = [name for name, feature in data.features.items() if isinstance(feature, datasets.Image)]
+        self.image = _column(spec, "image", columns.get("image"), fitting, data.features)
+        fitting = [name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)]
+        number = columns.get("label") or ("" if fitting else "label")
+        kind = data.features.get(number)
+        if isinstance(kind, datasets.Value) and kind.dtype.lstrip("u").startswith("int"):
+            fitting = [number]
+        self.label = _column(spec, "label", columns.get("label"), fitting, data.features)
+        feature = data.features[self.label]
+        self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+        self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns([self.image, self.label])
+        self.fingerprint = digest_of([name, config or None, self.split, len(data), self.data._fingerprint])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        row = self.data[index]
+        image, label = row[self.image], row[self.label]
+        if image is None:
+            raise BadImage("no image", f"column {self.image!r} is null")
+        if label is None or label == -1:  # -1 is a ClassLabel's missing label
+            raise BadImage("no label", f"column {self.label!r} is {label}")
+        return image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes(), int(label)
+
+    def name(self, index: int) -> str:
+        return f"{self.spec}[{self.split}][{index}]"
+
+
+def _column(spec: str, role: str, named: str | None, fitting: Sequence[str], columns: Iterable[str]) -> str:
+    """The column named, which must be one of the fitting ones, or the only fitting one."""
+    if named in fitting or (named is None and len(fitting) == 1):
+        return named or fitting[0]
+    hint = did_you_mean(named or "", fitting)
+    what = f"expected one column of {role}s among {', '.join(columns)}, got {named or fitting}"
+    raise ValueError(f"source {spec!r}: {what}; {hint}name it with '?{role}=COLUMN'")

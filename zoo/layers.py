@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from zoo.attention.dispatch import prior_attention
 from zoo.decoding.cache import LayerCache
 from zoo.encodings import Rotation
 from zoo.errors import Options, check_flags, check_number, check_whole, nearest
-from zoo.layer_terms import LayerTerms
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup
@@ -116,13 +114,6 @@ class SSMax(nn.Module):
         wide = torch.promote_types(self.s.dtype, torch.float32)
         return self.s.to(wide)[..., None] * seen.log().to(wide)
 
-    @staticmethod
-    def of_layers(layers: Sequence[SSMax], positions: Positions, *, causal: bool) -> list[Tensor]:
-        """(1 or B, H, T) float32 of each of layers with one window: n and its logarithm are counted once."""
-        stacked = copy.copy(layers[0])
-        stacked.__dict__["_parameters"] = {"s": torch.stack([layer.s for layer in layers])[:, None]}  # (L, 1, H)
-        return list(stacked(positions, causal=causal).unbind())
-
 
 class Attention(nn.Module):
     """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
@@ -193,14 +184,12 @@ class Attention(nn.Module):
         kernel: str | Kernel = "auto",
         last: int | None = None,
         sequence: SequenceGroup | None = None,
-        made: LayerTerms | None = None,
     ) -> Tensor:
         """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C), without work for the others.
 
         With a cache the T tokens follow those it holds; segments cover all. With a sequence group x and the result are this
-        rank's part of the line, `positions` and `segments` of the whole line. `made`: by `layer_terms`, for this call.
+        rank's part of the line, `positions` and `segments` of the whole line.
         """
-        made = LayerTerms() if made is None else made
         k_pos = positions if sequence is None else sequence.part_of(positions)
         x_q, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
         q = self.query(x_q).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
@@ -209,19 +198,17 @@ class Attention(nn.Module):
         if self.rotary is not None:
             line = {} if sequence is None else {"length": positions.length}
             q, k = self.rotary.both(q, q_pos, k, k_pos, **line)
-        scale = made.row_scale
-        if scale is None and self.ssmax is not None:
-            scale = self.ssmax(q_pos, causal=self.causal)
+        scale = None if self.ssmax is None else self.ssmax(q_pos, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
         options: Options = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
         if cache is None and sequence is None:
-            terms = self.prior(q_pos, positions, causal=self.causal, x=x) if made.terms is None else made.terms
+            terms = self.prior(q_pos, positions, causal=self.causal, x=x)
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)
         elif sequence is not None and (cache is not None or last is not None):
             raise ValueError("sequence groups serve no cache and no `last`")
         elif sequence is not None:
-            out = sequence.attend(self.prior, x, q, k, v, positions, causal=self.causal, terms=made.terms, **options)
+            out = sequence.attend(self.prior, x, q, k, v, positions, causal=self.causal, **options)
         elif cache is not None:
             if not self.causal:
                 raise ValueError("a KV cache serves causal attention only")

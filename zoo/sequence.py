@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo.attention.base import repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.base import Prior
 
 __all__ = ["SequenceGroup"]
 
@@ -66,14 +66,13 @@ class SequenceGroup:
         positions: Positions,
         *,
         causal: bool,
-        terms: PriorTerms | None = None,
         query_scale: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """(B, H, T/N, D): this rank attends by its heads over the whole line, and the ranks exchange heads for tokens.
 
         Args:
-            prior: of all heads; `terms`: of this rank's heads, where they were made before.
+            prior: of all heads.
             x: (B, T/N, C) the layer's input at this rank's tokens.
             q, k, v: (B, H, T/N, d_c), (B, G, T/N, d_c), (B, G, T/N, D).
             positions: of the whole line.
@@ -85,9 +84,8 @@ class SequenceGroup:
         q, k, v = (self.to_heads(heads) for heads in (q, repeat_heads(k, groups), repeat_heads(v, groups)))
         if query_scale is not None:
             query_scale = self.to_heads(query_scale[..., None])[..., 0]
-        if terms is None:
-            content = prior.content(x)
-            x = x if content is None else self.to_heads(content)
-            terms = prior.of_heads(self.heads(num_heads))(positions, positions, causal=causal, x=x)
+        content = prior.content(x)
+        x = x if content is None else self.to_heads(content)
+        terms = prior.of_heads(self.heads(num_heads))(positions, positions, causal=causal, x=x)
         out = prior_attention(q, k, v, terms, causal=causal, query_scale=query_scale, **options)
         return self.exchange(out.transpose(1, 2), 1, 2).transpose(1, 2)

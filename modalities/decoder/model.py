@@ -23,7 +23,6 @@ from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import Cache, KVCache
 from zoo.errors import nearest
 from zoo.files import file_digests, write_json
-from zoo.layer_terms import layer_terms
 from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
     Position,
@@ -209,14 +208,11 @@ class Decoder(ZooModel):
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding(part, x)
-        attentions = [cast(Block, layer).attention for layer in (self.layers if last is None else self.layers[:-1])]
         with loaded(self._small_modules()) if is_offloaded(self.embedding) else nullcontext():
-            terms = [] if cache else layer_terms(attentions, positions, x, sequence=self.sequence)
             for n, layer in enumerate(self.layers):
                 options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
                 options |= {"cache": cache.layers[n]} if cache else {}
                 options |= {"last": last} if layer is self.layers[-1] else {}
-                options |= {"made": terms[n]} if n < len(terms) else {}
                 if states is not None:
                     states.append(x)
                 if self.gradient_checkpointing and self.training and torch.is_grad_enabled():

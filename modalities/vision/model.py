@@ -22,7 +22,6 @@ from modalities.vision.architectures import VisionConfig, not_multiples
 from modalities.vision.images import BadImage, decode_image
 from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
-from zoo.layer_terms import LayerTerms, layer_terms
 from zoo.layers import Attention, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
@@ -63,10 +62,8 @@ class VisionBlock(nn.Module):
         self.mlp_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(
-        self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto", made: LayerTerms | None = None
-    ) -> Tensor:
-        attended = self.attention(self.attention_norm(x), positions, kernel=kernel, made=made)
+    def forward(self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto") -> Tensor:
+        attended = self.attention(self.attention_norm(x), positions, kernel=kernel)
         x = x + self.drop_path(self.attention_scale(attended))
         return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
@@ -207,11 +204,11 @@ class VisionTransformer(ZooModel):
         attentions = [layer.attention for layer in layers]
         small = [part for one in attentions for part in (one.prior, one.ssmax) if part is not None]
         with loaded(small) if is_offloaded(self.patch_embed) else nullcontext():
-            for layer, made in zip(layers, layer_terms(attentions, positions, x), strict=True):
+            for layer in layers:
                 if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
-                    x = checkpoint(layer, x, positions, use_reentrant=False, kernel=kernel, made=made)
+                    x = checkpoint(layer, x, positions, use_reentrant=False, kernel=kernel)
                 else:
-                    x = layer(x, positions, kernel=kernel, made=made)
+                    x = layer(x, positions, kernel=kernel)
         return self.norm(x)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:

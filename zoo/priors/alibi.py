@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,6 @@ class Alibi(Prior):
     num_lanes = RAMP_LANES
     by_head = ("raw_slope",)
     raw_slope: nn.Parameter
-    layers = 1  # that are stacked
 
     def __init__(
         self, num_heads: int, *, learnable: bool = False, mean_lag: float | Sequence[float] | None = None
@@ -105,16 +104,8 @@ class Alibi(Prior):
 
     def _start(self, device: torch.device | str | None) -> Tensor:
         if self.fixed is None:
-            slopes = alibi_slopes(self.num_heads // self.layers, device)
-        else:
-            slopes = torch.tensor(self.fixed, dtype=torch.float64, device=device)
-        return slopes if self.layers == 1 else slopes.repeat(self.layers)
-
-    @classmethod
-    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        stacked = super().stack(priors, values)
-        stacked.__dict__["layers"] = len(priors)
-        return stacked
+            return alibi_slopes(self.num_heads, device)
+        return torch.tensor(self.fixed, dtype=torch.float64, device=device)
 
     def of_heads(self, heads: slice) -> Prior:
         some = super().of_heads(heads)

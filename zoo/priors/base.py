@@ -9,11 +9,10 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,6 @@ from zoo.errors import Options, check_whole
 from zoo.positions import Positions
 from zoo.priors.tables import (
     Bias,
-    BlockedBias,
     ParametricTable,
     RelativeTable,
     bias_of_heads,
@@ -46,7 +44,6 @@ __all__ = [
     "prior_device",
     "prior_dtype",
     "split_bf16",
-    "values_in",
     "without_autocast",
 ]
 
@@ -101,17 +98,6 @@ class PriorTerms:
         bias = None if self.bias is None else bias_of_heads(self.bias, heads)
         return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
 
-    def split(self, count: int, *, causal: bool) -> list[PriorTerms]:
-        """The terms of each of `count` layers, of those of their heads together (`Prior.stack`)."""
-
-        def cut(x: Tensor | None) -> Sequence[Tensor | None]:
-            return [x] * count if x is None or x.shape[1] == 1 else x.chunk(count, dim=1)
-
-        assert not isinstance(self.bias, BlockedBias)  # no such prior is stacked
-        tables = [None] * count if self.table is None else self.table.split(count, causal=causal)
-        parts = zip(cut(self.q_lanes), cut(self.k_lanes), tables, cut(self.bias), cut(self.carry), strict=True)
-        return [PriorTerms(*part, self.causal, self.offset) for part in parts]
-
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""
         parts = []
@@ -139,13 +125,11 @@ def _agreed(what: str, a: _N | None, b: _N | None) -> _N | None:
 
 
 def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Lanes side by side, batch and head axes broadcast to each other; one axis may be of layers, each of some heads."""
+    """Lanes side by side, batch and head axes broadcast to each other."""
     if a is None or b is None:
         return b if a is None else a
-    layers = min(a.shape[1], b.shape[1])
-    a, b = (x.unflatten(1, (layers, -1)) for x in (a, b))
-    lead = [max(sizes) for sizes in zip(a.shape[:3], b.shape[:3], strict=True)]  # torch's own takes the host 30 µs
-    return torch.cat([x.expand(*lead, *x.shape[3:]) for x in (a, b)], dim=-1).flatten(1, 2)
+    lead = [max(sizes) for sizes in zip(a.shape[:2], b.shape[:2], strict=True)]  # torch's own takes the host 30 µs
+    return torch.cat([x.expand(*lead, *x.shape[2:]) for x in (a, b)], dim=-1)
 
 
 def prior_dtype(module: nn.Module) -> torch.dtype:
@@ -220,13 +204,11 @@ class Prior(nn.Module):
         requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
             and made when their options are given.
         by_head: names of its own parameters with an entry per head, (H, …), where heads differ by nothing else; None: untold.
-        by_layer: names of its own buffers and modules that heads share; its `stack` joins them.
     """
 
     num_lanes: int = 0
     requires_options: bool = False
     by_head: tuple[str, ...] | None = None
-    by_layer: tuple[str, ...] = ()
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -268,29 +250,6 @@ class Prior(nn.Module):
         parts = {n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()}
         some.__dict__ |= {"_parameters": cut, "_modules": parts, "content": _unchanged}
         return some
-
-    @classmethod
-    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        """A prior of the heads of all of `priors`, with their parameters, whose terms `PriorTerms.split` cuts into theirs.
-
-        They differ by nothing but the values of `by_head` and `by_layer`: see `zoo.layer_terms`.
-
-        values: the parameters of all of them by name, one after the other along the first axis.
-        """
-        stacked = copy.copy(priors[0])
-        heads = {name: None if one is None else values[name] for name, one in stacked._parameters.items()}
-        parts = {
-            name: type(one).stack([prior._modules[name] for prior in priors], values_in(values, name))  # type: ignore[misc]
-            if isinstance(one, Prior)
-            else one
-            for name, one in stacked._modules.items()
-        }
-        stacked.__dict__ |= {
-            "_parameters": heads,
-            "_modules": parts,
-            "num_heads": sum(prior.num_heads for prior in priors),
-        }
-        return stacked
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
         """Raise ValueError for positions on a grid, whose patches a prior along a line would treat as tokens of a text."""
@@ -366,11 +325,6 @@ class Prior(nn.Module):
         for part in self.parts():
             flags = flags | part.retrieval_heads(turned).cpu()
         return flags
-
-
-def values_in(values: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
-    """Those of a module's parameters, by their names in it."""
-    return {name.removeprefix(f"{module}."): value for name, value in values.items() if name.startswith(f"{module}.")}
 
 
 def _unchanged(x: Tensor) -> Tensor:

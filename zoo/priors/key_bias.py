@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from zoo.errors import check_whole
 from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
-from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, values_in, without_autocast
+from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype
 
 __all__ = ["KeyBias", "KeyBias2d"]
 
@@ -22,8 +20,6 @@ class _Sink(Prior):
     """Base of both: u_h(j) = g_h·MLP(z_j) + b_h·bump_j."""
 
     by_head: tuple[str, ...] | None = ("gain", "bump")
-    by_layer = ("mlp",)
-    mlps: Mapping[str, Tensor] | None = None  # parameters of those of layers that are stacked
 
     def __init__(self, num_heads: int, rank: int) -> None:
         super().__init__(num_heads)
@@ -37,32 +33,11 @@ class _Sink(Prior):
         nn.init.zeros_(last.bias)
         self.mlp = nn.Sequential(nn.Linear(2 * rank + 2, 4), nn.SiLU(), last)
 
-    @classmethod
-    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        stacked = super().stack(priors, values)
-        stacked.__dict__["mlps"] = values_in(values, "mlp")
-        return stacked
-
     def sink(self, features: Tensor, bump: Tensor) -> Tensor:
-        """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump, (1 or B, S) bool; of L layers (`stack`) with L·H for H."""
+        """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump, (1 or B, S) bool."""
         dtype = features.dtype
-        if self.mlps is None:
-            value = linear_in(self.mlp[2], F.silu(linear_in(self.mlp[0], features)))[..., 0][:, None]
-        else:
-            value = _values(self.mlps, features)
-        gain = self.gain.to(dtype).unflatten(0, (value.shape[1], -1))[..., None]
-        gained = (gain * value[:, :, None]).flatten(1, 2)
-        return gained + self.bump.to(dtype)[:, None] * bump[:, None]
-
-
-def _values(mlps: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """(1 or B, L, S) what L MLPs make of features (1 or B, S, n), in their dtype: matrices side by side."""
-    parts = (mlps[name].to(features.dtype) for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
-    into, into_bias, out, out_bias = parts
-    with without_autocast(features):
-        hidden = F.silu(F.linear(features, into, into_bias)).unflatten(-1, (len(out), -1))  # (1 or B, S, L, 4)
-        values = torch.baddbmm(out_bias[:, None, None], hidden.flatten(0, 1).transpose(0, 1), out[..., None])
-    return values.view(len(out), *features.shape[:2]).transpose(0, 1)
+        value = linear_in(self.mlp[2], F.silu(linear_in(self.mlp[0], features)))[..., 0][:, None]
+        return self.gain.to(dtype)[:, None] * value + self.bump.to(dtype)[:, None] * bump[:, None]
 
 
 class KeyBias(_Sink):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +31,6 @@ class Spectral(Prior):
 
     is_relative = True
     by_head = ("alpha", "beta")
-    by_layer = ("omega",)
     omega: Tensor
 
     def __init__(self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform") -> None:
@@ -59,29 +56,17 @@ class Spectral(Prior):
         self.omega = omega.double().to(self.omega.device)
         return self
 
-    @classmethod
-    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        stacked = super().stack(priors, values)
-        # (L, 1, R).
-        stacked.__dict__["_buffers"] = {"omega": torch.stack([prior.omega for prior in priors])[:, None]}
-        return stacked
-
     def lanes(self, q_at: Tensor, k_at: Tensor) -> tuple[Tensor, Tensor]:
-        """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or B, S).
-
-        Of L layers (`stack`): q_lanes (…, L·H, T, 2R) and k_lanes (…, L, S, 2R).
-        """
+        """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or B, S)."""
         dtype = prior_dtype(self)
-        layers = 1 if self.omega.ndim == 1 else len(self.omega)
-        alpha, beta = (x.to(dtype).unflatten(0, (layers, -1))[:, :, None] for x in (self.alpha, self.beta))
+        alpha, beta = (x.to(dtype)[:, None] for x in (self.alpha, self.beta))
         k_lanes = self._waves(k_at).to(dtype)
         waves = k_lanes if q_at is k_at else self._waves(q_at).to(dtype)
-        cos, sin = waves[:, :, None].chunk(2, dim=-1)
-        q_lanes = torch.cat([alpha * cos + beta * sin, alpha * sin - beta * cos], dim=-1)
-        return q_lanes.flatten(1, 2), k_lanes
+        cos, sin = waves.chunk(2, dim=-1)
+        return torch.cat([alpha * cos + beta * sin, alpha * sin - beta * cos], dim=-1), k_lanes
 
     def _waves(self, at: Tensor) -> Tensor:
-        """(1 or B, 1, L, 2R) float64: cosine and sine of ω·position, of L layers (1 or B, L, S, 2R)."""
+        """(1 or B, 1, L, 2R) float64: cosine and sine of ω·position."""
         angle = at[:, None, :, None] * self.omega
         return torch.cat([angle.cos(), angle.sin()], dim=-1)
 

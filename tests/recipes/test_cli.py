@@ -57,7 +57,6 @@ def test_a_command_starts_without_what_it_does_not_need(words):
     [
         (["trian"], ["'trian'", "'train'"]),
         (["list", "txt_*"], ["'txt_*'"]),
-        (["list", "--modality", "txt"], ["'txt'", "'text'"]),
         (["show", "text_ggd_tinny"], ["'text_ggd_tinny'", "text_ggd_tiny"]),
         (["evaluate", "text_ggd_tiny", "passkey", "--lenghts", "96"], ["--lenghts", "--lengths"]),
         (["evaluate"], ["EVAL"]),

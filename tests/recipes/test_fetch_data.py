@@ -24,7 +24,6 @@ from modalities.vision.sources import BUILTIN, open_images
 from recipes import fetch_data
 from recipes.fetchers import common, scenes, text, vision
 from recipes.fetchers.scenes import CLASSES, Photographs, crowd, draw_crowd, draw_scene
-from zoo.download import DownloadError
 
 TTF = Path(matplotlib.get_data_path()) / "fonts/ttf"
 FONTS = {
@@ -58,10 +57,11 @@ def web(monkeypatch) -> dict[str, bytes]:
 
     def download(url: str, path: Path) -> None:
         if url not in pages:
-            raise DownloadError(f"{url}: HTTP status 503, after 4 tries", tried_again=True)
+            raise OSError("connection reset")
         path.write_bytes(pages[url])
 
-    monkeypatch.setattr(common, "download_file", download)
+    monkeypatch.setattr(common, "fetch_once", download)
+    monkeypatch.setattr(common, "WAITS", (0.0, 0.0))
     return pages
 
 

@@ -19,7 +19,7 @@ from zoo.priors import Prior
 
 import timm  # isort: skip  (after the project: on a CPU build of torchvision it does not load before)
 
-NAMES = [name for name in list_models("vision_*_tiny_patch8", modality="vision") if "ssmax" not in name]
+NAMES = [name for name in list_models("vision_*_tiny_patch8") if "ssmax" not in name]
 SMALL = {"num_layers": 2, "dim": 64, "num_heads": 2, "hidden_dim": 48}
 TRAINED = "vision_learned_ssmax_tiny_patch8.glyphs"
 
@@ -50,7 +50,7 @@ def without_gradients(request):
 
 
 def test_every_method_is_registered_in_every_size() -> None:
-    ours, timms = set(list_models(modality="vision")), set(timm.list_models("vision_*"))
+    ours, timms = set(list_models("vision_*")), set(timm.list_models("vision_*"))
     for size, method, ssmax in itertools.product(SIZES, list_grid_positions(), ("", "_ssmax")):
         assert f"vision_{method}{ssmax}_{size}" in ours & timms
     for name, millions in (("vision_nope_small_patch16", 22.05), ("vision_nope_base_patch16", 86.6)):

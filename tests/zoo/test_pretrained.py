@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from zoo import catalog, create_model, list_models, load_model
-from zoo.catalog import write_manifest
-from zoo.files import file_sha256
 
 SHIPPED = list_models(pretrained=True)
 NAME = "text_ggd_ssmax_tiny.facts"
+FILE = f"{NAME}.safetensors"
 
 
 def test_the_promised_methods_ship() -> None:
@@ -31,7 +32,7 @@ def test_weights_have_a_card_a_place_and_their_digest() -> None:
     for name in SHIPPED:
         entry, file = catalog.manifest()[name], catalog.verified_file(name)
         assert file.stat().st_size == entry["bytes"]
-        assert file.parent == (catalog.WEIGHTS if entry["bytes"] <= catalog.BUNDLED else catalog.RELEASE)
+        assert file.parent == (catalog.WEIGHTS if entry["bytes"] <= 2_000_000 else catalog.RELEASE)
         assert f"\n# {name}\n" in (catalog.WEIGHTS / f"{name}.md").read_text()
         assert {"data", "recipe", "seed", "commit", "license", "measured"} <= set(entry)
         with safe_open(file, "pt") as tensors:
@@ -39,12 +40,9 @@ def test_weights_have_a_card_a_place_and_their_digest() -> None:
         assert dtypes == {"BF16"}
 
 
-def test_pretrained_takes_the_first_tag() -> None:
+def test_names_of_weights() -> None:
     tagged, plain = create_model(NAME), create_model("text_ggd_ssmax_tiny", pretrained=True)
     assert all(torch.equal(a, b) for a, b in zip(tagged.parameters(), plain.parameters(), strict=True))
-
-
-def test_weights_that_do_not_exist() -> None:
     for call, message in [
         (lambda: create_model("text_ggd_ssmax_tiny.factss"), "it has: facts"),
         (lambda: create_model("text_ggd_ssmax_small", pretrained=True), "no weights ship"),
@@ -54,40 +52,64 @@ def test_weights_that_do_not_exist() -> None:
             call()
 
 
-def test_damaged_and_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, content = catalog.manifest()[NAME]["file"], bytearray(catalog.verified_file(NAME).read_bytes())
-    (tmp_path / "manifest.json").write_text(json.dumps(catalog.manifest()))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(catalog, "RELEASE", tmp_path / "release")  # of a checkout
-    catalog.RELEASE.mkdir()
-    (catalog.RELEASE / file).write_bytes(content)
-    assert catalog.verified_file(NAME, tmp_path) == catalog.RELEASE / file
-    (catalog.RELEASE / file).unlink()
-    content[-1] ^= 1
-    with pytest.raises(FileNotFoundError, match=r"neither in the package nor in .*: set PRIORZOO_WEIGHTS to a folder"):
-        catalog.verified_file(NAME, tmp_path)
-    (tmp_path / file).write_bytes(content)
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose manifest names weights that it does not have, beside an empty release/."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    for name in ("manifest.json", "manifest.sha256"):
+        shutil.copy(catalog.WEIGHTS / name, folder)
+    monkeypatch.setattr(catalog, "WEIGHTS", folder)
+    monkeypatch.setattr(catalog, "RELEASE", tmp_path / "release")
+    return folder
+
+
+def test_where_files_are(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = (Path(catalog.__file__).parent / "weights" / FILE).read_bytes()
+    with pytest.raises(FileNotFoundError, match=r"1.9 MB.* neither in .*release.*: set PRIORZOO_WEIGHTS to a folder"):
+        create_model(NAME)
+    for folder in ("release", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / FILE).write_bytes(content)
+    assert catalog.verified_file(NAME) == tmp_path / "release" / FILE
+    monkeypatch.setenv("PRIORZOO_WEIGHTS", str(tmp_path / "elsewhere"))
+    assert catalog.verified_file(NAME) == tmp_path / "elsewhere" / FILE
+    (tmp_path / "elsewhere" / FILE).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
-        catalog.verified_file(NAME, tmp_path)
+        create_model(NAME)
 
 
-def test_a_damaged_manifest_is_an_error(tmp_path):
-    write_manifest({"a": {"file": "a.safetensors"}}, tmp_path)
-    assert list(catalog.manifest(tmp_path)) == ["a"]
-    (tmp_path / "other").mkdir()
-    text = (tmp_path / "manifest.json").read_text().replace("a.safe", "b.safe")
-    (tmp_path / "other/manifest.json").write_text(text)
-    (tmp_path / "other/manifest.sha256").write_bytes((tmp_path / "manifest.sha256").read_bytes())
+def test_a_repository_of_the_hub(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    file = Path(catalog.__file__).parent / "weights" / FILE
+
+    def fetch(repository: str, name: str, revision: str | None) -> str:
+        if (repository, name, revision) != ("me/weights", FILE, "v1"):
+            raise OSError("404 Client Error")
+        return str(file)
+
+    monkeypatch.setattr(hub, "hf_hub_download", fetch)
+    monkeypatch.setenv("PRIORZOO_WEIGHTS", "hf:me/weights@v1")
+    assert catalog.verified_file(NAME) == file
+    monkeypatch.setenv("PRIORZOO_WEIGHTS", "hf:me/weights")
+    with pytest.raises(FileNotFoundError, match="do not come from hf:me/weights: 404"):
+        catalog.verified_file(NAME)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"pip install 'priorzoo\[hub\]'"):
+        catalog.verified_file(NAME)
+
+
+def test_a_damaged_manifest_is_an_error(package: Path) -> None:
+    assert catalog.manifest() == json.loads((package / "manifest.json").read_text())
+    catalog._read_manifest.cache_clear()
+    (package / "manifest.json").write_text((package / "manifest.json").read_text().replace("facts", "fakts", 1))
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
-        catalog.manifest(tmp_path / "other")
-    shipped = catalog.WEIGHTS
-    assert file_sha256(shipped / "manifest.json") == (shipped / "manifest.sha256").read_text().strip()
+        catalog.manifest()
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float8_e4m3fn])
-def test_weights_of_another_dtype_are_refused(tmp_path, dtype):
-    model = create_model("text_ggd_tiny", num_layers=1)
-    model.save_pretrained(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])
+def test_weights_of_another_dtype_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    create_model("text_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
     (tmp_path / "manifest.json").unlink()
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"norm.weight": tensors["norm.weight"].to(dtype)}, tmp_path / "model.safetensors")
@@ -95,7 +117,7 @@ def test_weights_of_another_dtype_are_refused(tmp_path, dtype):
         load_model(tmp_path)
 
 
-def test_a_damaged_configuration_says_what_is_wrong(tmp_path):
+def test_a_damaged_configuration_says_what_is_wrong(tmp_path: Path) -> None:
     create_model("text_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
     for content, reason in (
         (b'{"a": "\xff"}', "decode"),

@@ -26,10 +26,9 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from modalities.figures import scores_figure
-from modalities.files import file_safe, write_table
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
 from modalities.paired import Observed, Place, ScoresByUnit, paired_rows, scores_by_unit
-from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, mean_of_rows
+from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, file_safe, mean_of_rows, write_table
 from zoo.bounds import LARGEST_SEED
 from zoo.errors import did_you_mean
 

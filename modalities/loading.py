@@ -1,6 +1,6 @@
-"""Two loaders for every modality: of samples with numbers (`IndexedLoader`) and of streams (`StreamLoader`).
+"""Two loaders for every modality: of samples with numbers (`IndexedLoader`) and of streams (`StreamLoader`); held-out data.
 
-Both run in one process a rank, with `num_workers` worker processes each, and resume with the next sample. Workers fetch
+Both loaders run in one process a rank, with `num_workers` worker processes each, and resume with the next sample. Workers fetch
 ahead; a state counts batches yielded, so nothing is lost or repeated. (The state of torchdata's StatefulDataLoader holds one
 entry per worker, so it cannot resume with another number of workers or ranks.)
 """
@@ -8,8 +8,10 @@ entry per worker, so it cannot resume with another number of workers or ranks.)
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -55,6 +57,30 @@ class Stream(Source, Protocol):
 
 S = TypeVar("S", bound=Source)
 T = TypeVar("T")
+Items = TypeVar("Items", covariant=True)
+
+
+@dataclass(frozen=True)
+class Heldout(Generic[Items]):
+    """The part of a source that training excludes.
+
+    Attributes:
+        name: in tables and files, such as "genomes" or "all of folder:photos".
+        fingerprint: 16 hex digits; equal ones mean equal content. Stored cells are keyed by it.
+        items: the data itself: documents, images, or a genome with its held-out regions.
+    """
+
+    name: str
+    fingerprint: str
+    items: Items
+
+
+def fingerprint_of(parts: Iterable[bytes]) -> str:
+    """16 hex digits of SHA-256 over all parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 class _Loader(Generic[S]):
@@ -83,23 +109,17 @@ class _Loader(Generic[S]):
                 )
 
     def fetch(self, data: Any, numbers: Iterator[list[int]] | None = None) -> DataLoader:
-        """What `data` gives, from worker processes, without torch's conversion of arrays, which would widen them."""
+        """What `data` gives, from worker processes, without torch's conversion of arrays."""
         return DataLoader(data, None, sampler=numbers, num_workers=self.num_workers, collate_fn=_unchanged)
 
     def received(self, batch: Arrays, events: Events) -> Batch:
         if events:
             cast(Events, self.report).extend(events)
-        return {name: _tensor(value) for name, value in batch.items()}
+        return {name: torch.as_tensor(value) for name, value in batch.items()}
 
 
 def _unchanged(batch: T) -> T:
     return batch
-
-
-def _tensor(value: torch.Tensor | np.ndarray) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.tensor(value, dtype=torch.int64 if value.dtype.kind == "i" else None)
 
 
 class IndexedLoader(_Loader[Samples]):
@@ -207,11 +227,12 @@ class FirstBatches:
 
 
 def first_heldout(
-    build_loader: Callable[..., IndexedLoader], data: object, *, samples: int, rank: int, world: int, micro_batch: int
+    build_loader: Callable[..., object], data: object, *, samples: int, rank: int, world: int, micro_batch: int
 ) -> FirstBatches:
     """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share."""
     micro = min(micro_batch, -(-samples // world))
-    return FirstBatches(build_loader(data, split="heldout", rank=rank, world=world, micro_batch=micro), samples)
+    loader = build_loader(data, split="heldout", rank=rank, world=world, micro_batch=micro)
+    return FirstBatches(cast(IndexedLoader, loader), samples)
 
 
 # ------------------------------------------------------------------------------------------------ rows of tokens
@@ -252,15 +273,15 @@ class RowBatches(Dataset):
         if get_worker_info() is None:
             return batch, []
         # From a worker, torch would move each tensor into a shared memory of its own, which costs several times what a
-        # batch of short rows takes to make; arrays go through a pipe, where few bytes count.
-        return {name: _narrowed(tensor.numpy()) for name, tensor in batch.items()}, []
+        # batch of short rows takes to make; arrays go through a pipe.
+        return {name: tensor.numpy() for name, tensor in batch.items()}, []
 
 
-def to_device(batch: Batch, device: torch.device | str) -> dict[str, Any]:
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The batch where its model is. Of rows "packed" says whether any has several documents, or one and padding: a loss would
     have to wait for the device to read it off the segments there."""
     packed = {"packed": not bool(single_documents(batch["segments"]).all())} if "segments" in batch else {}
-    return {name: tensor.to(device) for name, tensor in batch.items()} | packed
+    return cast(Batch, {name: tensor.to(device) for name, tensor in batch.items()} | packed)
 
 
 def collate(rows: list[Batch]) -> Batch:
@@ -268,15 +289,6 @@ def collate(rows: list[Batch]) -> Batch:
     if any("weights" in row for row in rows):
         rows = [row if "weights" in row else row | {"weights": torch.ones(len(row["tokens"]))} for row in rows]
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-
-
-def _narrowed(array: np.ndarray) -> np.ndarray:
-    """Integers in the narrowest type that holds them."""
-    if array.dtype != np.int64:
-        return array
-    low, high = array.min(), array.max()
-    fits = (kind for kind in (np.int8, np.int16, np.int32) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
-    return array.astype(next(fits, np.int64), copy=False)
 
 
 # ------------------------------------------------------------------------------------------------ random order

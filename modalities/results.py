@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from zoo.files import replacing
 
 Row = dict[str, Any]  # a row of a table by column: numbers, lists of numbers, text, whatever JSON carries
 CellValue = Row
@@ -151,3 +156,38 @@ def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
 def mean_of_rows(rows: Sequence[Row]) -> Row:
     """The mean of every number; lists place by place; other values are kept where all agree, else None."""
     return {name: _reduce([row.get(name) for row in rows], _mean) for name in rows[0]}
+
+
+# ---- tables as files
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
+    """Rows under a header of all their columns, in order of first appearance; list values are left out. Text that a
+    spreadsheet would take for a formula has an apostrophe before it, and no text has line breaks."""
+    columns = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list))
+    with replacing(path) as file:
+        table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        table.writerows([map(_harmless, columns), *([_harmless(row.get(name)) for name in columns] for row in rows)])
+
+
+_FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: in full width
+
+
+def _harmless(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.splitlines()).lstrip("\ufeff\u200b")  # which spreadsheets leave out
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if len(text) > 1 and text.lstrip()[:1] in tuple(_FORMULA) else text
+    return text
+
+
+def file_safe(text: str) -> str:
+    """`text` with everything but letters, digits and ._- replaced by underscores; above 120 bytes its end is a digest."""
+    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
+    if len(name.encode()) <= 120:
+        return name
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+    return name.encode()[:100].decode(errors="ignore") + f"-{digest}"

@@ -88,7 +88,7 @@ class Evaluate:
 
 @dataclass
 class Recipe:
-    """One training set-up. `data` is the modality's own dataclass (for text: modalities.text.config.TextDataConfig)."""
+    """One training set-up. `data` is the modality's own dataclass (for text: modalities.text.data.TextDataConfig)."""
 
     name: str
     modality: str

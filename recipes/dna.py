@@ -10,9 +10,9 @@ ships with the package.
 from __future__ import annotations
 
 from modalities.dna.config import DnaDataConfig
-from modalities.files import data_folder
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
+from zoo.files import data_folder
 
 RECIPES = Recipes("dna")
 

@@ -54,7 +54,7 @@ from torch import nn
 from modalities.contract import find_modality, modality_names
 from modalities.evaluation import Cell, CellValue, Evaluator, Listing, ModelResult, Settings
 from modalities.figures import overview_figure
-from modalities.files import file_safe, write_table
+from modalities.results import file_safe, write_table
 from recipes.commands import CommandError, call, option_name, with_options
 from recipes.console import CellProgress, clock, facts_table
 from recipes.report import console, print_paired, print_plan, print_results, write_results

@@ -27,10 +27,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from modalities.files import data_folder
 from recipes.commands import call
 from recipes.fetchers.common import Corpus, FetchError, console
 from zoo.errors import did_you_mean
+from zoo.files import data_folder
 
 MODALITIES = {name: f"recipes.fetchers.{name}" for name in ("text", "vision", "dna")}
 

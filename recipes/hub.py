@@ -29,7 +29,6 @@ import typer
 
 from modalities.contract import Modality, find_modality
 from modalities.evaluation import Evaluator, Listing
-from modalities.files import new_folder
 from recipes.commands import CommandError, call
 from recipes.console import Console
 from recipes.registry import find_recipe
@@ -38,7 +37,7 @@ from recipes.runs import load_run
 from zoo.catalog import create_model, import_named, load_model, manifest, model_entry, resolve_tag
 from zoo.cli import Import
 from zoo.errors import nearest, printable, require
-from zoo.files import write_json, write_text
+from zoo.files import new_folder, write_json, write_text
 from zoo.model import ZooModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of matrices; vectors and priors stay float32

@@ -13,8 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score
-from modalities.files import file_safe, write_table
-from modalities.results import SeedMean, mean_of_seeds, short_names
+from modalities.results import SeedMean, file_safe, mean_of_seeds, short_names, write_table
 from recipes.console import Console
 from zoo.files import write_json
 from zoo.positions import slices

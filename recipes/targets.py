@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from modalities.contract import Modality, Outside, find_modality, modality_names
-from modalities.files import file_safe
+from modalities.results import file_safe
 from recipes.commands import CommandError
 from recipes.config import ConfigError, merge, parse_value, set_nested
 from recipes.registry import find_recipe

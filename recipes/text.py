@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from modalities.files import data_folder
-from modalities.text.config import TextDataConfig
+from modalities.text.data import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
+from zoo.files import data_folder
 from zoo.methods import pinned_context
 
 RECIPES = Recipes("text")

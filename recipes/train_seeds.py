@@ -27,7 +27,7 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 
 import typer
 
-from modalities.files import file_safe
+from modalities.results import file_safe
 from recipes.commands import CommandError, call
 from recipes.config import apply_overrides, require_packages
 from recipes.registry import open_recipe

@@ -13,10 +13,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from modalities.files import data_folder
 from modalities.vision.config import VisionDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
+from zoo.files import data_folder
 
 RECIPES = Recipes("vision")
 

@@ -12,10 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from modalities import files
-from modalities.files import data_folder, file_safe, matching_files, near_file, new_folder, write_table
+from modalities.results import file_safe, write_table
+from zoo import files
 from zoo.errors import one_line
-from zoo.files import ABANDONED, replacing, replacing_path, write_json, write_text
+from zoo.files import (
+    ABANDONED,
+    data_folder,
+    matching_files,
+    near_file,
+    new_folder,
+    replacing,
+    replacing_path,
+    write_json,
+    write_text,
+)
 
 
 def test_tables(tmp_path):

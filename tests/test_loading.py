@@ -25,7 +25,7 @@ class Numbers:
 
     def __getitem__(self, numbers):
         inside = [self.size is None or n < self.size for n in numbers]
-        batch = {"n": np.array(numbers, np.int16), "weights": np.array(inside, np.float32)}
+        batch = {"n": np.array(numbers), "weights": np.array(inside, np.float32)}
         return batch, [n for n, real in zip(numbers, inside, strict=True) if real and n % 5 == 0]
 
     def identity(self):
@@ -61,7 +61,7 @@ class Counting:
         assert at == done
         while True:
             at += 1
-            yield {"n": np.array([slot * 1000 + at - 1], np.int32)}, [at], None if self.seeks else {"at": at}
+            yield {"n": np.array([slot * 1000 + at - 1])}, [at], None if self.seeks else {"at": at}
 
     def identity(self):
         return {"kind": "shards", "seed": 0} if self.seeks else {"kind": "counting"}

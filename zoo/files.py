@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import gzip
 import hashlib
 import json
 import math
@@ -13,18 +14,19 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.errors import printable
+from zoo.errors import did_you_mean, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,12 +35,17 @@ __all__ = [
     "FIGURE_FORMATS",
     "LARGEST_JSON",
     "check_finite",
+    "data_folder",
     "figure_output",
     "file_digests",
     "file_sha256",
     "find_damage",
     "make_folder",
     "make_temporary",
+    "matching_files",
+    "near_file",
+    "new_folder",
+    "opened",
     "parse_json",
     "read_json",
     "read_object",
@@ -47,6 +54,8 @@ __all__ = [
     "replacing",
     "replacing_path",
     "save_figure",
+    "seal",
+    "sealed_damage",
     "sync",
     "sync_tree",
     "without_nan",
@@ -197,6 +206,86 @@ def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -
             return f"{name} has another SHA-256 than when it was written"
     return None
 
+
+# ---- the data folder, and files and folders of data
+
+_CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
+
+
+def data_folder() -> Path:
+    """Where fetched data is: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else the user's data folder."""
+    if folder := os.environ.get("PRIORZOO_DATA"):
+        return Path(folder)
+    here = Path("data")
+    if _CHECKOUT or here.is_dir():
+        return here
+    from platformdirs import user_data_path  # a checkout does without: tools/gpu.py runs where nothing is installed
+
+    return user_data_path("priorzoo", appauthor=False)
+
+
+def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
+    """ "did you mean 'x'? " for the wanted file with the name closest to that of `place`, in its folder; or ""."""
+    folder = Path(place).parent
+    try:
+        names = [path.name for path in folder.iterdir() if wanted(path.name) and path.is_file()]
+    except OSError:
+        return ""
+    escaped = str(folder).replace("{", "{{").replace("}", "}}")
+    return did_you_mean(Path(place).name, names, form=str(Path(escaped, "{}")))
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a glob matches, sorted, each once: links to a folder above make a file match many times."""
+    first = {os.path.realpath(path): Path(path) for path in sorted(glob.glob(pattern, recursive=True), reverse=True)}
+    return sorted(path for path in first.values() if path.is_file())
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed where they begin as gzip does. ValueError where the block meets the end of a gzip
+    stream that is cut short, or damage in it."""
+    with open(path, "rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        try:
+            with cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if zipped else raw as stream:
+                yield stream
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path}: the gzip file is truncated or damaged ({error})") from error
+
+
+@contextmanager
+def new_folder(folder: Path, mark: str) -> Iterator[Path]:
+    """A temporary folder to fill; it is renamed to `folder` when the block ends, and removed when it fails. Where another
+    process created `folder` first, and it contains the file `mark`, that one stays."""
+    temporary = make_temporary(folder, folder=True)
+    try:
+        yield temporary
+        try:
+            os.rename(temporary, folder)  # atomic; fails when another process was first
+        except OSError:
+            if not (folder / mark).is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def seal(folder: Path) -> None:
+    """Write manifest.json: the sizes and digests of all files in a folder that caches something."""
+    write_json(folder / "manifest.json", file_digests(folder, sorted(path.name for path in folder.iterdir())))
+
+
+def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
+    """What differs between these files and `seal`'s digests of them; None where nothing does."""
+    try:
+        manifest = read_object(folder / "manifest.json")
+    except (OSError, ValueError):
+        return "manifest.json is missing or damaged"
+    return find_damage(folder, {name: manifest.get(name) for name in names})
+
+
+# ---- figures
 
 FIGURE_FORMATS = ("png", "pdf", "svg")
 # (formats, width in inches) of figures in a command; the default is what the path's suffix says, at its own width.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.contract import Cost
-from modalities.decoder.generation import generate
 from modalities.decoder.tokenizers import save_copy, use_copy
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
@@ -267,7 +266,17 @@ class Decoder(ZooModel):
         losses = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
         return losses.view(targets.shape)
 
-    generate = generate
+    def generate(
+        self,
+        prompts: Tensor | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        **options: float | torch.Generator | None,
+    ) -> list[list[int]]:
+        """New tokens of each prompt; arguments as in `modalities.decoder.generation.generate`."""
+        from modalities.decoder.generation import generate
+
+        return generate(self, prompts, max_new_tokens=max_new_tokens, **options)  # type: ignore[arg-type]
 
 
 def target_weights(batch: Mapping[str, Any]) -> Tensor:

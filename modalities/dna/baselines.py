@@ -21,7 +21,7 @@ from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import Scores, WindowScorer
 from modalities.dna.splits import GenomeSplit, Region, joined, select
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
 from zoo.errors import did_you_mean
 from zoo.positions import slices
 

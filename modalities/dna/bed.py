@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modalities.dna.genome import Genome
-from modalities.files import near_file, opened
+from zoo.files import near_file, opened
 
 __all__ = ["BedRow", "bed_rows", "merged", "whole_contigs"]
 

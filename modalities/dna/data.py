@@ -19,8 +19,7 @@ from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.splits import GenomeSplit, load_regions, select, split_fingerprint
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.dna.windows import WindowDataset
-from modalities.heldout import Heldout
-from modalities.loading import IndexedLoader, RowBatches
+from modalities.loading import Heldout, IndexedLoader, RowBatches
 
 __all__ = ["build_loader", "open_heldout"]
 

@@ -31,7 +31,7 @@ from modalities.evaluation import (
     counts,
     option,
 )
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
 from modalities.results import Row, compact
 from zoo.model import ZooModel
 

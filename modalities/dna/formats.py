@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
-from modalities.files import opened
+from zoo.files import opened
 
 __all__ = ["SUFFIXES", "Start", "is_sequence_file", "read_codes"]
 

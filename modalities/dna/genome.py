@@ -27,8 +27,8 @@ import numpy as np
 from modalities.dna.bases import AMBIGUITY, CODE, NORMAL, SOFT, UNKNOWN, URACIL
 from modalities.dna.formats import Start, read_codes
 from modalities.dna.sources import DnaSource
-from modalities.files import data_folder, new_folder, seal, sealed_damage
 from zoo.errors import did_you_mean
+from zoo.files import data_folder, new_folder, seal, sealed_damage
 
 __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 

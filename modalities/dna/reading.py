@@ -26,7 +26,7 @@ from modalities.dna.genome import Genome
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.evaluation import Cell, ModelResult
-from modalities.heldout import fingerprint_of
+from modalities.loading import fingerprint_of
 from modalities.results import Row, short_names
 from zoo.model import ZooModel
 

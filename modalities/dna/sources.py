@@ -14,8 +14,8 @@ from pathlib import Path
 
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.formats import SUFFIXES, is_sequence_file
-from modalities.files import data_folder, matching_files, near_file
 from zoo.errors import did_you_mean
+from zoo.files import data_folder, matching_files, near_file
 
 __all__ = ["DnaSource", "find_source"]
 

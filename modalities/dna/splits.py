@@ -21,7 +21,7 @@ import numpy as np
 from modalities.dna.bed import bed_rows
 from modalities.dna.genome import Contig, Genome, RunCounter
 from modalities.dna.sources import DnaSource
-from modalities.heldout import fingerprint_of
+from modalities.loading import fingerprint_of
 from zoo.errors import did_you_mean
 
 HELDOUT_FRACTION = 0.05

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modalities.dna.alleles import trimmed
-from modalities.files import near_file
-from zoo.files import replacing_path
+from zoo.files import near_file, replacing_path
 
 if TYPE_CHECKING:
     import pysam

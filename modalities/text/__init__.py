@@ -13,8 +13,7 @@ from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import causal_lm_loss, check_tokenizer, decoder_cost, target_weight
 from modalities.decoder.tokenizers import open_tokenizer, spells
 from modalities.loading import first_heldout
-from modalities.text.config import TextDataConfig
-from modalities.text.data import build_loader
+from modalities.text.data import TextDataConfig, build_loader
 from modalities.text.model import CausalLM, TextConfig, register_text_models
 from modalities.text.tokenizers import load_tokenizer
 from zoo.catalog import create_model, model_entry

@@ -20,8 +20,7 @@ from modalities.decoder.llama import as_llama
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import open_causal_lm
 from modalities.decoder.tokenizers import open_tokenizer
-from modalities.text.config import TextDataConfig
-from modalities.text.data import PackedDataset, load_corpus
+from modalities.text.data import PackedDataset, TextDataConfig, load_corpus
 from modalities.text.hf import fast_tokenizer
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
@@ -82,7 +81,7 @@ def adaptation_rows(
     if count is not None:
         return AdaptationRows(PackedDataset(corpus, config.context, read, seed=seed, mix=config.row_mix), count)
     rows = PackedDataset(corpus, config.context, read, epochs=1)
-    return AdaptationRows(rows, min(len(rows), HELDOUT_ROWS))
+    return AdaptationRows(rows, min(rows.epoch_windows, HELDOUT_ROWS))
 
 
 def train_on(
@@ -104,7 +103,7 @@ def train_on(
     """
     torch.manual_seed(seed)
     size = max(1, min(batch, TOKENS // rows.rows.context))
-    steps = math.ceil(len(rows) / batch)
+    steps = math.ceil(rows.epoch_windows / batch)
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=size,

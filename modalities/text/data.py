@@ -1,39 +1,266 @@
-"""Text data: a config in, a resumable loader of packed batches out.
+"""Text data: a config in, a resumable loader of packed batches out. (`modalities.text.streaming` has that of streams.)
 
-A sample is a row of L+1 tokens with the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target
-counts where its segment equals its input's and is not −1; −1 marks padding.
+A corpus is tokenised once: one flat array of ids and where each document starts in it. A sample is a row of L+1 tokens with
+the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target counts where its segment equals its input's
+and is not −1; −1 marks padding.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from modalities.heldout import Heldout, fingerprint_of
-from modalities.loading import IndexedLoader, RowBatches, StreamLoader, collate
-from modalities.text.config import TextDataConfig
-from modalities.text.corpus import TokenCorpus, tokenize_corpus
-from modalities.text.rows import RowMix
-from modalities.text.sources import HFSource, document_split, open_source
+from modalities.loading import (
+    MOST_WORKERS,
+    Batch,
+    Heldout,
+    IndexedLoader,
+    RowBatches,
+    State,
+    StreamLoader,
+    fingerprint_of,
+)
+from modalities.text.sources import SPLITS, Document, HFSource, Source, document_split, open_source
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
+from zoo.bounds import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
+from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
 
-__all__ = ["DEFAULT_SOURCE", "EncodedDocument", "PackedDataset", "build_loader", "load_corpus", "open_heldout"]
+__all__ = [
+    "DEFAULT_SOURCE",
+    "EncodedDocument",
+    "PackedDataset",
+    "RowMix",
+    "TextDataConfig",
+    "TokenCorpus",
+    "build_loader",
+]
 
 DEFAULT_SOURCE = "sotu-excerpt"
 MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
 MOST_CHARACTERS = 1 << 28  # of them together
-BLOCK = 256  # windows of a stream that are shuffled together
-# First word of every random key after the seed, so that no two uses share a stream.
-_DOCUMENTS, _WINDOWS, _MIX, _BLOCK, _STREAM_MIX = range(5)
+# First word of every random key after the seed, so that no two uses share a stream; 3 and 4 are those of streams.
+_DOCUMENTS, _WINDOWS, _MIX = range(3)
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+@dataclass(frozen=True)
+class RowMix:
+    """Shares of training rows: those of facts (whose answers count `weight` in the loss) and of copies; the rest is plain."""
+
+    facts: float = 0.0
+    copies: float = 0.0
+    weight: float = 1.0
+
+    def __call__(self, row: Batch, key: list[int], tokenizer: Tokenizer) -> Batch:
+        """The row itself, or one made of its text; `key` seeds the draw."""
+        if not self.facts and not self.copies:
+            return row
+        from modalities.text import rows
+
+        rng = np.random.default_rng(key)
+        drawn = rng.random()
+        if drawn < self.facts:
+            return rows.facts_row(row, rng, tokenizer, self.weight)
+        return rows.copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
+
+    def identity(self) -> State | None:
+        """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
+        if not self.facts and not self.copies:
+            return None
+        if not self.facts:
+            return asdict(self)
+        from modalities.text.facts import TRAIN
+
+        return asdict(self) | {"grammar": TRAIN.fingerprint}
+
+    def check(self, context: int, tokenizer: Tokenizer) -> None:
+        """ValueError for a context in which facts with their question do not fit."""
+        if self.facts:
+            from modalities.text.rows import tokens_of_a_fact
+
+            if context < (needed := tokens_of_a_fact(tokenizer)):
+                needs = f"tokenizer {tokenizer.name!r} needs at least {needed}"
+                raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
+
+
+@dataclass(frozen=True)
+class TextDataConfig:
+    """What to train on.
+
+    Attributes:
+        source, tokenizer: spec strings (sources.py, tokenizers.py).
+        context: L, tokens a model sees at once.
+        facts_fraction: share of training rows that state facts and ask for them (rows.py).
+        facts_weight: what each token of an answer counts in the loss; other tokens count 1.
+        copies_fraction: share of training rows in which a stretch of text comes again.
+        cache_dir: see `tokenize_corpus`.
+        heldout_source: a source that is held out as a whole, instead of a split of `source`.
+        heldout_limit: documents of the held-out split of a stream.
+    """
+
+    source: str = DEFAULT_SOURCE
+    tokenizer: str = "bytes"
+    context: int = bounded(128, 1, LONGEST_CONTEXT)
+    seed: int = bounded(0, 0, LARGEST_SEED)
+    facts_fraction: float = bounded(0.0, 0, 1)
+    facts_weight: float = 1.0
+    copies_fraction: float = bounded(0.0, 0, 1)
+    cache_dir: str | None = None
+    num_workers: int = bounded(0, 0, MOST_WORKERS)
+    heldout_source: str | None = None
+    heldout_limit: int = bounded(256, 1, 2**24)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.facts_fraction + self.copies_fraction > 1.0:
+            shares = f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction}"
+            raise ValueError(f"{shares} are shares of the rows: together at most 1")
+        if not self.facts_weight > 0:
+            raise ValueError(f"facts_weight {self.facts_weight} must be positive")
+
+    @property
+    def row_mix(self) -> RowMix:
+        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight)
+
+
+# ------------------------------------------------------------------------------------------------ a corpus as tokens
+
+_FORMAT = 2  # raise when the files or the rules of splitting and tokenising change
+_FILES = ("tokens.npy", "offsets.npy", "corpus.json")
+_BAR_FROM_BYTES = 16 * 2**20  # a smaller corpus takes a second or two and needs no bar
+_IN_MEMORY = 1 << 25  # tokens
+_BATCH = 32  # documents that are tokenised at a time
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """tokens (N,) uint16/uint32 without BOS; document d is tokens[offsets[d]:offsets[d+1]]; ids[d] names it.
+
+    num_bytes: UTF-8 bytes of all its text.  fingerprint: hash of the tokens, the document bounds and the tokenizer.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    ids: list[str]
+    num_bytes: int
+    tokenizer: str
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def save(self, folder: Path) -> None:
+        """Write the files to a folder, with manifest.json, their digests, unless another process is first."""
+        facts: dict[str, object] = {"tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
+        facts |= {"num_bytes": self.num_bytes, "ids": self.ids}
+        with new_folder(folder, "corpus.json") as temporary:
+            np.save(temporary / "tokens.npy", self.tokens)
+            np.save(temporary / "offsets.npy", self.offsets)
+            (temporary / "corpus.json").write_text(json.dumps(facts), encoding="utf-8")
+            seal(temporary)
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenCorpus:
+        """Open a saved corpus, memory-mapped. ValueError for a damaged one."""
+        if damage := sealed_damage(folder, _FILES):
+            raise ValueError(f"{folder}: {damage}")
+        facts = read_json(folder / "corpus.json", most=2**34)
+        tokens, offsets = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in _FILES[:2])
+        fields = ("ids", "num_bytes", "tokenizer", "fingerprint")
+        return cls(tokens, np.array(offsets), **{name: facts[name] for name in fields})
+
+
+def tokenize_corpus(
+    source: Source,
+    tokenizer: Tokenizer,
+    *,
+    split: str = "train",
+    cache_dir: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+) -> TokenCorpus:
+    """The documents of one split ("train", "heldout" or "all") of a source, as tokens.
+
+    Args:
+        cache_dir: a folder that keeps the result of files. None: <data folder>/cache/text above 2²⁵ tokens, else memory.
+        limit: the first documents of the split only.
+
+    Raises:
+        ValueError: for an unknown split or one without documents.
+    """
+    if split not in (*SPLITS, "all"):
+        raise ValueError(f"split {split!r} is none of 'train', 'heldout', 'all'")
+    folder = None
+    if (key := source.cache_key()) is not None:
+        content = f"{_FORMAT}|{key}|{tokenizer.fingerprint}|{split}|{limit}"
+        name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        folder = Path(data_folder() / "cache" / "text" if cache_dir is None else cache_dir) / name
+        if folder.is_dir():
+            try:
+                return TokenCorpus.load(folder)
+            except ValueError as error:
+                warnings.warn(f"damaged cache of {source.spec!r}, which is tokenised again ({error})", stacklevel=2)
+                shutil.rmtree(folder, ignore_errors=True)
+    documents = (document for document in source if split == "all" or document_split(document) == split)
+    corpus = corpus_of(_with_bar(source, islice(documents, limit)), tokenizer)
+    if not len(corpus):
+        raise ValueError(_why_empty(source, split))
+    if folder is None or (cache_dir is None and len(corpus.tokens) <= _IN_MEMORY):
+        return corpus
+    corpus.save(folder)
+    return TokenCorpus.load(folder)
+
+
+def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpus:
+    """Documents as tokens, in memory."""
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    parts: list[np.ndarray] = []
+    ids: list[str] = []
+    num_bytes = 0
+    stream = iter(documents)
+    while batch := list(islice(stream, _BATCH)):
+        parts += [encoded.astype(dtype) for encoded in tokenizer.encode_many([document.text for document in batch])]
+        ids += [document.id for document in batch]
+        num_bytes += sum(tokenizer.count_bytes(document.text) for document in batch)
+    tokens, offsets = np.concatenate([np.empty(0, dtype), *parts]), np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    digest = hashlib.blake2b(tokenizer.fingerprint.encode(), digest_size=16)
+    digest.update(tokens.data)
+    digest.update(offsets.data)
+    return TokenCorpus(tokens, offsets, ids, num_bytes, tokenizer.name, digest.hexdigest())
+
+
+def _why_empty(source: Source, split: str) -> str:
+    if next(iter(source), None) is None:
+        return f"source {source.spec!r} has no document: every file or row is empty"
+    advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
+    if split == "train":
+        advice = "'?split=train' behind it trains on all of it"
+    return f"source {source.spec!r} has no document in the {split!r} split (5% are held out, by hash of their text); {advice}"
+
+
+def _with_bar(source: Source, documents: Iterable[Document]) -> Iterable[Document]:
+    """The documents, with a progress bar for big files and for streams."""
+    if source.paths and sum(path.stat().st_size for path in source.paths) < _BAR_FROM_BYTES:
+        return documents
+    from rich.progress import track
+
+    return track(documents, f"tokenising {source.spec}, documents", transient=True, show_speed=True)
+
+
+# ------------------------------------------------------------------------------------------------ packed rows
 
 
 class PackedDataset(Dataset):
@@ -52,28 +279,19 @@ class PackedDataset(Dataset):
         *,
         seed: int = 0,
         mix: RowMix = RowMix(),
-        shuffle: bool = True,
         epochs: int | None = None,
     ) -> None:
         if corpus.tokenizer != tokenizer.name:
             raise ValueError(f"the corpus was tokenised with {corpus.tokenizer!r}, not {tokenizer.name!r}")
-        if not len(corpus):
-            raise ValueError("the corpus has no document")
         mix.check(context, tokenizer)
-        self.corpus, self.context, self.tokenizer = corpus, context, tokenizer
-        self.seed, self.shuffle, self.mix = seed, shuffle, mix
+        self.corpus, self.context, self.tokenizer, self.seed, self.mix = corpus, context, tokenizer, seed, mix
         self.lengths = np.diff(corpus.offsets) + 1  # with BOS
         self.epoch_tokens = int(self.lengths.sum())
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
         self.size = None if epochs is None else epochs * self.epoch_windows
         self._laid_out: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # of the last two epochs read
 
-    def __len__(self) -> int:
-        if self.size is None:
-            raise TypeError("an endless PackedDataset has no length; epoch_windows is that of one epoch")
-        return self.size
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> Batch:
         """{"tokens", "segments"}, both int64 (L+1,). Past the end of a finite set: IndexError."""
         if index < 0 or (self.size is not None and index >= self.size):
             raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
@@ -84,26 +302,23 @@ class PackedDataset(Dataset):
         row = self._window(order, ends, int(windows[position]) * self.context)
         return self.mix(row, [self.seed, _MIX, index], self.tokenizer)
 
-    def identity(self) -> dict[str, object]:
+    def identity(self) -> State:
         """What decides a sample besides its number; see `modalities.loading`."""
         key = {"kind": "packed", "fingerprint": self.corpus.fingerprint, "seed": self.seed, "context": self.context}
-        return key | {"mix": self.mix.identity(), "shuffle": self.shuffle}
+        return key | {"mix": self.mix.identity(), "shuffle": True}
 
-    def padding_row(self) -> dict[str, torch.Tensor]:
+    def padding_row(self) -> Batch:
         """A row of nothing but padding: it adds no target."""
         tokens = torch.full((self.context + 1,), self.tokenizer.pad_id, dtype=torch.int64)
         return {"tokens": tokens, "segments": torch.full_like(tokens, -1)}
 
     def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(document order, where each ends on the line, window order) of one epoch."""
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, _DOCUMENTS, epoch]).permutation(len(self.lengths))
-            windows = np.random.default_rng([self.seed, _WINDOWS, epoch]).permutation(self.epoch_windows)
-        else:
-            order, windows = np.arange(len(self.lengths)), np.arange(self.epoch_windows)
+        order = np.random.default_rng([self.seed, _DOCUMENTS, epoch]).permutation(len(self.lengths))
+        windows = np.random.default_rng([self.seed, _WINDOWS, epoch]).permutation(self.epoch_windows)
         return order, np.cumsum(self.lengths[order]), windows
 
-    def _window(self, order: np.ndarray, ends: np.ndarray, start: int) -> dict[str, torch.Tensor]:
+    def _window(self, order: np.ndarray, ends: np.ndarray, start: int) -> Batch:
         row = self.padding_row()
         tokens, segments = row["tokens"].numpy(), row["segments"].numpy()
         stop = min(start + self.context + 1, self.epoch_tokens)
@@ -135,22 +350,18 @@ def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None 
 
 
 def build_loader(
-    config: TextDataConfig,
-    *,
-    split: str = "train",
-    rank: int = 0,
-    world: int = 1,
-    micro_batch: int,
-    tokenizer: Tokenizer | None = None,
-) -> Any:
+    config: TextDataConfig, *, split: str = "train", rank: int = 0, world: int = 1, micro_batch: int
+) -> IndexedLoader | StreamLoader:
     """The loader of one split for one rank: batches {"tokens", "segments"}, int64 (B, L+1).
 
     "train" is endless and shuffled, with rows of facts and copies. "heldout" is one pass over plain rows, in one order for all
     seeds, with equally many batches on every rank. A "hf:" source streams in training.
     """
-    tokenizer = tokenizer or load_tokenizer(config.tokenizer)
-    share: dict[str, Any] = {"rank": rank, "world": world, "num_workers": config.num_workers}
+    tokenizer = load_tokenizer(config.tokenizer)
+    share = {"rank": rank, "world": world, "num_workers": config.num_workers}
     if split == "train" and config.source.startswith("hf:"):
+        from modalities.text.streaming import TextStream
+
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
@@ -158,6 +369,9 @@ def build_loader(
     else:  # shuffled: the first few batches represent all documents
         dataset = PackedDataset(corpus, config.context, tokenizer, epochs=1)
     return IndexedLoader(RowBatches(dataset), micro_batch, **share)
+
+
+# ------------------------------------------------------------------------------------------------ held-out documents
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,109 +409,3 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
     )
     parts = [part for d in documents for part in (len(d.tokens).to_bytes(8, "little"), np.ascontiguousarray(d.tokens))]
     return Heldout(spec, fingerprint_of([tokenizer.fingerprint.encode(), *map(bytes, parts)]), documents)
-
-
-class _Shard:
-    """The endless samples of one shard of a Hugging Face dataset, and the state that leads back to any of them.
-
-    A shard is packed into one line of [BOS] + tokens, cut at stride L, and served in blocks of `BLOCK` windows, each in random
-    order. The state is the place of a block's first document in the dataset: a block can be read again, where the content of a
-    shuffle buffer would be lost. Order and state depend on the number of ranks and workers.
-    """
-
-    def __init__(self, source: HFSource, config: TextDataConfig, tokenizer: Tokenizer, shard: int, shards: int) -> None:
-        from datasets.distributed import split_dataset_by_node
-
-        self.source, self.config, self.tokenizer, self.shard = source, config, tokenizer, shard
-        self.dataset = split_dataset_by_node(source.load(), rank=shard, world_size=shards)
-        self.epoch, self.row = 0, 0
-
-    def samples(self, state: dict[str, Any] | None) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, Any]]]:
-        """Pairs (row, state after it), from the start or from a state on."""
-        length = self.config.context
-        skip, block, done = (state["skip"], state["block"], state["done"]) if state else (0, 0, 0)
-        # Documents not used up, each with the position of the dataset before it; of the first `skip` tokens are used up.
-        line: deque[tuple[dict[str, Any], np.ndarray]] = deque()
-        held = -skip
-        documents = self._documents(state["dataset"] if state else None)
-        while True:
-            while held < BLOCK * length + 1:
-                line.append(next(documents))
-                held += len(line[-1][1])
-            tokens = np.concatenate([tokens for _, tokens in line])[skip:]
-            starts = np.cumsum([0, *(len(tokens) for _, tokens in line)]) - skip
-            order = np.random.default_rng([self.config.seed, _BLOCK, self.shard, block]).permutation(BLOCK)
-            for number in range(done, BLOCK):
-                done = number + 1
-                after = {"dataset": line[0][0], "skip": skip, "block": block, "done": done}
-                yield self._row(tokens, starts, int(order[number]) * length, block * BLOCK + number), after
-            # Windows overlap by one token, so one token less than they hold is used up.
-            skip += BLOCK * length
-            while len(line[0][1]) <= skip:
-                skip -= len(line.popleft()[1])
-            held = sum(len(tokens) for _, tokens in line) - skip
-            block, done = block + 1, 0
-
-    def _row(self, tokens: np.ndarray, starts: np.ndarray, at: int, index: int) -> dict[str, torch.Tensor]:
-        config = self.config
-        where = np.arange(at, at + config.context + 1)
-        document = np.searchsorted(starts, where, side="right")
-        segments = np.unique(document, return_inverse=True)[1].reshape(-1).astype(np.int64)
-        row = {"tokens": torch.from_numpy(tokens[where]), "segments": torch.from_numpy(segments)}
-        return config.row_mix(row, [config.seed, _STREAM_MIX, self.shard, index], self.tokenizer)
-
-    def _documents(self, position: dict[str, Any] | None) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-        """(position in front of the document, [BOS] + its tokens), epoch after epoch."""
-        if position is not None:
-            self.epoch, self.row = position["epoch"], position["row"]
-        while True:
-            self.dataset.set_epoch(self.epoch)
-            before = {"epoch": self.epoch, "row": self.row, "hf": None}
-            if position is not None and position["hf"] is not None:
-                self.dataset.load_state_dict(copy.deepcopy(position["hf"]))
-                before["hf"] = position["hf"]
-            any_documents = position is not None
-            for row in self.dataset:
-                document = self.source.document(row, self.row)
-                self.row += 1
-                if document.text.strip() and document_split(document) == "train":
-                    any_documents = True
-                    yield before, np.concatenate([[self.tokenizer.bos_id], self.tokenizer.encode(document.text)])
-                before = {"epoch": self.epoch, "row": self.row, "hf": self.dataset.state_dict()}
-            if not any_documents:
-                place = f"source {self.source.spec!r}: shard {self.shard}"
-                raise ValueError(f"{place} has no training document; use fewer ranks or workers")
-            self.epoch, self.row, position = self.epoch + 1, 0, None
-
-
-def _hide_worker() -> None:
-    """Make torch forget that this is a worker process: `datasets` would split our shards a second time and drop rows."""
-    if get_worker_info() is not None:
-        torch.utils.data._utils.worker._worker_info = None
-        if get_worker_info() is not None:
-            raise RuntimeError("this torch keeps its worker info elsewhere: stream with num_workers=0")
-
-
-class TextStream:
-    """Packed micro-batches of a streamed source, for a `StreamLoader`."""
-
-    report = ""
-
-    def __init__(self, config: TextDataConfig, tokenizer: Tokenizer, micro_batch: int) -> None:
-        source = open_source(config.source)
-        if not isinstance(source, HFSource):
-            raise ValueError(f"source {config.source!r} is not a stream; those are written 'hf:NAME[:CONFIG][:SPLIT]'")
-        config.row_mix.check(config.context, tokenizer)
-        self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
-
-    def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, list[Any], Any]]:
-        _hide_worker()
-        samples = _Shard(self.source, self.config, self.tokenizer, slot, slots).samples(state)
-        while True:
-            rows, states = zip(*islice(samples, self.micro_batch), strict=True)
-            yield collate(list(rows)), [], states[-1]
-
-    def identity(self) -> dict[str, object]:
-        config = self.config
-        key = {"kind": "streaming", "source": config.source, "tokenizer": self.tokenizer.fingerprint}
-        return key | {"seed": config.seed, "context": config.context, "mix": config.row_mix.identity()}

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from modalities.heldout import fingerprint_of
+from modalities.loading import fingerprint_of
 from modalities.text.tokenizers import Tokenizer
 
 T = TypeVar("T")

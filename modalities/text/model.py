@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
 from modalities.text.tokenizers import load_tokenizer
 
@@ -29,6 +28,8 @@ class CausalLM(Decoder):
 
     def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
         """What follows the prompt, yielded as it is written; `sampling` as in `modalities.decoder.generation.stream`."""
+        from modalities.decoder.generation import stream_text
+
         tokenizer = load_tokenizer(self.config.tokenizer)
         options = {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id} | sampling
         return stream_text(self, self.read(prompt)[0].tolist(), tokenizer.decode, **options)

@@ -26,7 +26,7 @@ from itertools import chain
 import numpy as np
 
 from modalities.evaluation import check_choice
-from modalities.heldout import fingerprint_of
+from modalities.loading import fingerprint_of
 from modalities.text.facts import (
     GRAMMARS,
     Grammar,

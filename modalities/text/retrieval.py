@@ -28,7 +28,7 @@ from modalities.evaluation import (
     counts,
     option,
 )
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
 from modalities.text.data import DEFAULT_SOURCE, MOST_DOCUMENTS, EncodedDocument, open_heldout
 from modalities.text.prompts import TEMPLATES, Haystack, Template, default_haystack, open_haystack
 from modalities.text.tokenizers import load_tokenizer

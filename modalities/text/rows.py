@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 
+from modalities.loading import Batch
 from modalities.text.facts import HELDOUT, TRAIN, Fact, Sentence, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = ["RowMix", "copies_row", "facts_row"]
+__all__ = ["copies_row", "facts_row", "tokens_of_a_fact"]
 
-Row = dict[str, torch.Tensor]
 MOST_FACTS = 10
 FULL = 0.6  # share of the rows with that many, or as many as fit
 COPIED = (8, 64)  # tokens that come again, least and most
@@ -21,41 +20,13 @@ BETWEEN = 40  # most tokens between two copies
 WORD = re.compile("[A-Za-z]{2,}")
 
 
-@dataclass(frozen=True)
-class RowMix:
-    """Shares of training rows: `facts_row` (whose answers count `weight` in the loss), `copies_row`; the rest is plain."""
-
-    facts: float = 0.0
-    copies: float = 0.0
-    weight: float = 1.0
-
-    def __call__(self, row: Row, key: list[int], tokenizer: Tokenizer) -> Row:
-        """The row itself, or one made of its text; `key` seeds the draw."""
-        if not self.facts and not self.copies:
-            return row
-        rng = np.random.default_rng(key)
-        drawn = rng.random()
-        if drawn < self.facts:
-            return facts_row(row, rng, tokenizer, self.weight)
-        return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
-
-    def identity(self) -> dict[str, object] | None:
-        """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
-        if not self.facts and not self.copies:
-            return None
-        return asdict(self) | ({"grammar": TRAIN.fingerprint} if self.facts else {})
-
-    def check(self, context: int, tokenizer: Tokenizer) -> None:
-        """ValueError for a context in which facts with their question do not fit."""
-        if self.facts:
-            rng = np.random.default_rng(0)
-            sizes = [_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, TRAIN, 1)]
-            if context < max(sizes):
-                needs = f"tokenizer {tokenizer.name!r} needs at least {max(sizes)}"
-                raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
+def tokens_of_a_fact(tokenizer: Tokenizer) -> int:
+    """The most tokens of a fact with its question, of twenty drawn."""
+    rng = np.random.default_rng(0)
+    return max(_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, TRAIN, 1))
 
 
-def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> Row:
+def facts_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> Batch:
     """Facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
     One to ten facts, as many as fit, stand between sentences; all or some are asked for at the end. Values count 0 in the loss
@@ -90,7 +61,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
     return _row(np.concatenate([*pieces, text[:, done:], *answers], axis=1), row, tokenizer)
 
 
-def copies_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer) -> Row:
+def copies_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer) -> Batch:
     """A row in which a stretch comes again and again between other text; keys as in `facts_row`.
 
     The stretch is the row's first tokens, as they are or in random order, which then count 0 where they come first.
@@ -130,13 +101,13 @@ def _ask(fact: Fact, tokenizer: Tokenizer, weight: float) -> tuple[np.ndarray, n
     return statement, answer, statement.shape[1] + answer.shape[1]
 
 
-def _plain(row: Row, tokenizer: Tokenizer) -> np.ndarray:
+def _plain(row: Batch, tokenizer: Tokenizer) -> np.ndarray:
     """The text of a row, without BOS and padding."""
     tokens = row["tokens"][(row["segments"] >= 0) & (row["tokens"] != tokenizer.bos_id)].numpy()
     return np.stack([tokens, np.ones(len(tokens))])
 
 
-def _row(pieces: np.ndarray, like: Row, tokenizer: Tokenizer) -> Row:
+def _row(pieces: np.ndarray, like: Batch, tokenizer: Tokenizer) -> Batch:
     """One document of BOS and the pieces, padded to the length of `like`."""
     pieces = np.concatenate([[[tokenizer.bos_id], [1.0]], pieces], axis=1)
     count = pieces.shape[1]

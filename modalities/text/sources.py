@@ -4,16 +4,16 @@
     "sotu" | "poetry" | "rfc"         corpora that `priorzoo fetch-data text` puts into the data folder
     "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all held out
     "english"                         a mix of all three: every speech, every 2nd document of poetry, every 10th RFC
-    "PATH or GLOB"                    .txt (a document per file), .jsonl, .parquet; .txt and .jsonl also as .gz
+    "PATH or GLOB"                    .txt (a document per file) and .jsonl, also as .gz
     "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset of the hub or in a folder, streamed
 
 Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
 
-    field=text           the field that holds the text (JSONL, Parquet, hf)
+    field=text           the field that holds the text (JSONL, hf)
     split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by hash
     split=heldout        or "train": of every document, instead of the split by hash
     errors=strict        or "replace": what to do with invalid Unicode in .txt and .jsonl
-    data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
+    data_files=GLOB      hf only: handed to load_dataset, as in "hf:parquet?data_files=shards/*.parquet"
 
 Documents are named by a row's "id", else by file:row. JSONL is read here because errors of `datasets` name no row.
 """
@@ -25,15 +25,13 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
-from modalities.files import data_folder, matching_files, near_file, opened
 from zoo.errors import did_you_mean, nearest, require
-from zoo.files import parse_json
+from zoo.files import data_folder, matching_files, near_file, opened, parse_json
 
 SPLITS = ("train", "heldout")
 HELDOUT_FRACTION = 0.05
@@ -49,9 +47,9 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
 # name -> corpora, and every how many documents of each
 _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
 _OPTIONS = ("field", "split_field", "split", "errors", "data_files")
-_SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
+_SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _SURROGATES = re.compile("[\ud800-\udfff]")
-LONGEST_TEXT = 1 << 30  # bytes of a .txt
+LONGEST_TEXT = 1 << 29  # bytes of a .txt, which is tokenised whole
 LONGEST_ROW = 1 << 28  # bytes of a row of JSONL
 
 
@@ -146,7 +144,7 @@ class HFSource(Source):
     split: str
     options: dict[str, str]
 
-    def load(self) -> Any:
+    def load(self) -> Iterable[Mapping[str, object]]:
         """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
         files = self.options.get("data_files")
         named = {"data_files": [str(path) for path in matching_files(files)] or files} if files else {}
@@ -155,7 +153,7 @@ class HFSource(Source):
 
         return load_dataset(self.name, self.config, split=self.split, streaming=True, **named)
 
-    def document(self, row: dict[str, Any], number: int) -> Document:
+    def document(self, row: Mapping[str, object], number: int) -> Document:
         return _row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
 
     def rows(self) -> Iterator[Document]:
@@ -250,21 +248,12 @@ def _find_files(spec: str, place: str) -> tuple[Path, ...]:
 def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "txt":
-        data = bytearray()
         with opened(path) as stream:
-            while part := stream.read(1 << 20):  # a read of the most bytes would take that memory at once
-                data += part
-                if len(data) > LONGEST_TEXT:
-                    raise ValueError(
-                        f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files"
-                    )
-        yield Document(path.name, _decode(bytes(data), str(path), options).removeprefix("\ufeff"), options.get("split"))
+            data = stream.read(LONGEST_TEXT + 1)
+        if len(data) > LONGEST_TEXT:
+            raise ValueError(f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files")
+        yield Document(path.name, _decode(data, str(path), options).removeprefix("\ufeff"), options.get("split"))
         return
-    for number, row in _jsonl_rows(path, options) if kind == "jsonl" else _parquet_rows(path):
-        yield _row_document(row, f"{path.name}:{number}", f"{path}, row {number}", options)
-
-
-def _jsonl_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, Any]]:
     with opened(path) as stream:
         for number in itertools.count(1):
             line, where = stream.readline(LONGEST_ROW + 1), f"{path}, row {number}"
@@ -273,24 +262,11 @@ def _jsonl_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, Any]
             if len(line) > LONGEST_ROW:
                 raise ValueError(f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; use a .txt")
             if line.strip():
-                yield number, parse_json(_decode(line, where, options).removeprefix("\ufeff"), where)
+                row = parse_json(_decode(line, where, options).removeprefix("\ufeff"), where)
+                yield _row_document(row, f"{path.name}:{number}", where, options)
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    require("datasets", f"file {str(path)!r}", "data")
-    from datasets import load_dataset
-
-    number = 0
-    try:
-        rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-        for number, row in enumerate(rows, 1):
-            yield number, row
-    except Exception as error:  # of arrow, of datasets, or Python's own: whatever a damaged file leads to
-        message = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path}, after row {number}: damaged Parquet ({message})") from error
-
-
-def _row_document(row: Any, default_id: str, where: str, options: dict[str, str]) -> Document:
+def _row_document(row: object, default_id: str, where: str, options: dict[str, str]) -> Document:
     field = options.get("field", "text")
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object with a field {field!r}, got {type(row).__name__}")
@@ -304,14 +280,14 @@ def _row_document(row: Any, default_id: str, where: str, options: dict[str, str]
         text = _SURROGATES.sub("\ufffd", text or "")
     split = options.get("split")
     if "split_field" in options:
-        split = _field(row, options["split_field"], where)
+        split = str(_field(row, options["split_field"], where))
         if split not in (*SPLITS, "unused"):
             raise ValueError(f"{where}: split {split!r} is none of 'train', 'heldout', 'unused'")
     name = row.get("id")
     return Document(default_id if name is None else str(name), text or "", split)
 
 
-def _field(row: dict[str, Any], field: str, where: str) -> Any:
+def _field(row: Mapping[str, object], field: str, where: str) -> object:
     if field not in row:
         hint = did_you_mean(field, map(str, row), form="?field={}")
         raise ValueError(f"{where}: no field {field!r} among {sorted(map(str, row))}; {hint}".rstrip("; "))

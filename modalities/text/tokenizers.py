@@ -34,8 +34,8 @@ from modalities.decoder.tokenizers import (
     tokenizer_file,
     tokenizer_folder,
 )
-from modalities.files import data_folder, near_file
 from zoo.errors import did_you_mean, nearest, require
+from zoo.files import data_folder, near_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

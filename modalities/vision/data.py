@@ -22,8 +22,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from PIL import Image
 
-from modalities.heldout import Heldout
-from modalities.loading import IndexedLoader, StreamLoader
+from modalities.loading import Heldout, IndexedLoader, StreamLoader
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, ImageSet, checked_image, upright_size
 from modalities.vision.samples import ImageSamples, ShardStream

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from modalities.evaluation import Axis, Evaluator, ModelResult, Settings, counts, option
-from modalities.files import write_table
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
+from modalities.results import write_table
 from modalities.vision.architectures import not_multiples
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout

@@ -25,11 +25,10 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
-from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, Event, ImageSet, digest_of, heldout_places
 from modalities.vision.shards import Shards, open_shards
 from zoo.errors import did_you_mean
-from zoo.files import read_object
+from zoo.files import data_folder, read_object
 
 FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"

@@ -22,9 +22,8 @@ from Bio import AlignIO, SeqIO
 from Bio.Seq import reverse_complement
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from modalities.files import opened
 from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, tracked
-from zoo.files import file_sha256
+from zoo.files import file_sha256, opened
 
 LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains

@@ -11,7 +11,7 @@ from modalities.dna import baselines as markov
 from modalities.dna.baselines import create_baseline
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.splits import GenomeSplit, Region
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
 from tests.dna.models import genome_of
 
 

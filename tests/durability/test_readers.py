@@ -18,9 +18,8 @@ from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.vcf import read_variants
 from modalities.evaluation import LengthSettings
-from modalities.files import seal
 from modalities.text import sources
-from modalities.text.corpus import TokenCorpus, corpus_of
+from modalities.text.data import TokenCorpus, corpus_of
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.sources import Document, open_source
 from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
@@ -29,7 +28,7 @@ from modalities.vision.images import decode_image
 from modalities.vision.sources import open_images
 from tests.durability.files import DAMAGE, Peak, Runs, png, save_model, tar, whole_files
 from zoo.catalog import load_model
-from zoo.files import parse_json, read_json
+from zoo.files import parse_json, read_json, seal
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of damaged metadata
 WHOLE = whole_files()

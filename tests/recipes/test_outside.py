@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import zoo
-from modalities.text.config import TextDataConfig
+from modalities.text.data import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 
 class Fading(zoo.priors.TablePrior):

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from modalities.contract import find_modality
-from modalities.text.rows import RowMix
+from modalities.text.data import RowMix
 from recipes import find_recipe, list_recipes
 from recipes.config import ConfigError, Model, Optim, resolve
 from recipes.estimate import build_on_meta, describe

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from modalities.text import rows
-from modalities.text.rows import RowMix, copies_row, facts_row
+from modalities.text.data import RowMix
+from modalities.text.rows import copies_row, facts_row
 from modalities.text.tokenizers import load_tokenizer
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}

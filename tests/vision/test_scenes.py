@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
 from modalities.paired import t_quantile
 from modalities.results import ModelResult
 from modalities.vision import MODALITY, VisionConfig, VisionDataConfig, VisionTransformer

@@ -23,8 +23,7 @@ from modalities.dna.scoring import BIT, Scores, score_windows
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, option
-from modalities.files import write_table
-from modalities.results import Row
+from modalities.results import Row, write_table
 from zoo.model import ZooModel
 from zoo.positions import slices
 

@@ -18,8 +18,7 @@ from modalities.dna.genome import Genome
 from modalities.dna.reading import RegionEvaluator
 from modalities.dna.scoring import BIT
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
-from modalities.files import file_safe
-from modalities.results import Row
+from modalities.results import Row, file_safe
 from zoo.errors import nearest
 from zoo.files import replacing, replacing_path
 from zoo.model import ZooModel

@@ -17,8 +17,7 @@ from modalities.dna.genome import Genome
 from modalities.dna.tokenizers import load_tokenizer, step_of
 from modalities.dna.vcf import InfoField, Variant, check_annotation, read_variants, write_annotated
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
-from modalities.files import file_safe
-from modalities.results import Row, short_names
+from modalities.results import Row, file_safe, short_names
 from zoo.errors import did_you_mean
 from zoo.files import file_sha256
 from zoo.model import ZooModel

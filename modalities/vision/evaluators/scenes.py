@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
-from modalities.heldout import Heldout
+from modalities.loading import Heldout
 from modalities.paired import t_quantile
 from modalities.results import Row
 from modalities.vision.data import HeldoutImages, open_heldout

@@ -1,0 +1,126 @@
+"""Endless packed batches of a Hugging Face dataset that is streamed."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from modalities.loading import Batch, Events, State, collate
+from modalities.text.data import TextDataConfig
+from modalities.text.sources import HFSource, document_split, open_source
+from modalities.text.tokenizers import Tokenizer
+
+BLOCK = 256  # windows that are shuffled together
+_BLOCK, _MIX = 3, 4  # first words of random keys after the seed; `modalities.text.data` has the others
+
+
+class _Shard:
+    """The endless samples of one shard of a Hugging Face dataset, and the state that leads back to any of them.
+
+    A shard is packed into one line of [BOS] + tokens, cut at stride L, and served in blocks of `BLOCK` windows, each in random
+    order. The state is the place of a block's first document in the dataset: a block can be read again, where the content of a
+    shuffle buffer would be lost. Order and state depend on the number of ranks and workers.
+    """
+
+    def __init__(self, source: HFSource, config: TextDataConfig, tokenizer: Tokenizer, shard: int, shards: int) -> None:
+        from datasets.distributed import split_dataset_by_node
+
+        self.source, self.config, self.tokenizer, self.shard = source, config, tokenizer, shard
+        self.dataset = split_dataset_by_node(source.load(), rank=shard, world_size=shards)
+        self.epoch, self.row = 0, 0
+
+    def samples(self, state: State | None) -> Iterator[tuple[Batch, State]]:
+        """Pairs (row, state after it), from the start or from a state on."""
+        length = self.config.context
+        skip, block, done = (state["skip"], state["block"], state["done"]) if state else (0, 0, 0)
+        # Documents not used up, each with the position of the dataset before it; of the first `skip` tokens are used up.
+        line: deque[tuple[State, np.ndarray]] = deque()
+        held = -skip
+        documents = self._documents(state["dataset"] if state else None)
+        while True:
+            while held < BLOCK * length + 1:
+                line.append(next(documents))
+                held += len(line[-1][1])
+            tokens = np.concatenate([tokens for _, tokens in line])[skip:]
+            starts = np.cumsum([0, *(len(tokens) for _, tokens in line)]) - skip
+            order = np.random.default_rng([self.config.seed, _BLOCK, self.shard, block]).permutation(BLOCK)
+            for number in range(done, BLOCK):
+                done = number + 1
+                after = {"dataset": line[0][0], "skip": skip, "block": block, "done": done}
+                yield self._row(tokens, starts, int(order[number]) * length, block * BLOCK + number), after
+            # Windows overlap by one token, so one token less than they hold is used up.
+            skip += BLOCK * length
+            while len(line[0][1]) <= skip:
+                skip -= len(line.popleft()[1])
+            held = sum(len(tokens) for _, tokens in line) - skip
+            block, done = block + 1, 0
+
+    def _row(self, tokens: np.ndarray, starts: np.ndarray, at: int, index: int) -> Batch:
+        config = self.config
+        where = np.arange(at, at + config.context + 1)
+        document = np.searchsorted(starts, where, side="right")
+        segments = np.unique(document, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        row = {"tokens": torch.from_numpy(tokens[where]), "segments": torch.from_numpy(segments)}
+        return config.row_mix(row, [config.seed, _MIX, self.shard, index], self.tokenizer)
+
+    def _documents(self, position: State | None) -> Iterator[tuple[State, np.ndarray]]:
+        """(position in front of the document, [BOS] + its tokens), epoch after epoch."""
+        if position is not None:
+            self.epoch, self.row = position["epoch"], position["row"]
+        while True:
+            self.dataset.set_epoch(self.epoch)
+            before = {"epoch": self.epoch, "row": self.row, "hf": None}
+            if position is not None and position["hf"] is not None:
+                self.dataset.load_state_dict(copy.deepcopy(position["hf"]))
+                before["hf"] = position["hf"]
+            any_documents = position is not None
+            for row in self.dataset:
+                document = self.source.document(row, self.row)
+                self.row += 1
+                if document.text.strip() and document_split(document) == "train":
+                    any_documents = True
+                    yield before, np.concatenate([[self.tokenizer.bos_id], self.tokenizer.encode(document.text)])
+                before = {"epoch": self.epoch, "row": self.row, "hf": self.dataset.state_dict()}
+            if not any_documents:
+                place = f"source {self.source.spec!r}: shard {self.shard}"
+                raise ValueError(f"{place} has no training document; use fewer ranks or workers")
+            self.epoch, self.row, position = self.epoch + 1, 0, None
+
+
+def _hide_worker() -> None:
+    """Make torch forget that this is a worker process: `datasets` would split our shards a second time and drop rows."""
+    if get_worker_info() is not None:
+        torch.utils.data._utils.worker._worker_info = None
+        if get_worker_info() is not None:
+            raise RuntimeError("this torch keeps its worker info elsewhere: stream with num_workers=0")
+
+
+class TextStream:
+    """Packed micro-batches of a streamed source, for a `StreamLoader`."""
+
+    report = ""
+
+    def __init__(self, config: TextDataConfig, tokenizer: Tokenizer, micro_batch: int) -> None:
+        source = open_source(config.source)
+        if not isinstance(source, HFSource):
+            raise ValueError(f"source {config.source!r} is not a stream; those are written 'hf:NAME[:CONFIG][:SPLIT]'")
+        config.row_mix.check(config.context, tokenizer)
+        self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
+
+    def batches(self, slot: int, slots: int, done: int, state: State | None) -> Iterator[tuple[Batch, Events, State]]:
+        _hide_worker()
+        samples = _Shard(self.source, self.config, self.tokenizer, slot, slots).samples(state)
+        while True:
+            rows, states = zip(*islice(samples, self.micro_batch), strict=True)
+            yield collate(list(rows)), [], states[-1]
+
+    def identity(self) -> dict[str, object]:
+        config = self.config
+        key = {"kind": "streaming", "source": config.source, "tokenizer": self.tokenizer.fingerprint}
+        return key | {"seed": config.seed, "context": config.context, "mix": config.row_mix.identity()}

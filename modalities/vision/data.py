@@ -14,7 +14,7 @@ does not count is −1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Literal, overload
@@ -144,25 +144,19 @@ class HeldoutImages:
         """The file or row of an image."""
         return self.images.name(int(self.order[place]))
 
-    def too_small(self, places: Iterable[int], shapes: Sequence[Shape], fit: str) -> set[int]:
-        """The places whose image has fewer pixels than one of `shapes`. One without a readable header fails when decoded."""
-        small = set()
-        for place in places:
-            if size := self._size(place):
-                sides = [(fitted(size, shape, fit), shape) for shape in shapes]
-                if any(have[0] < need[0] or have[1] < need[1] for have, need in sides):
-                    small.add(place)
-        return small
+    def too_small(self, places: Iterable[int], shape: Shape) -> set[int]:
+        """The places whose image has fewer pixels than `shape`. One without a readable header fails when decoded."""
+        sizes = ((place, self._size(place)) for place in places)
+        return {place for place, size in sizes if size and shorter_side(size, shape) < min(shape)}
 
-    def largest(self, shape: Shape, fit: str, *, share: float, count: int | None = None) -> int:
+    def largest(self, shape: Shape, *, count: int, share: float = 0) -> int:
         """The largest shorter side, at the aspect of `shape`, that this share of the first `count` images reaches; share=0 is
         that of the largest image. Raises ValueError where no header can be read."""
-        sizes = [size for place in range(min(count or len(self), len(self))) if (size := self._size(place))]
+        sizes = [size for place in range(min(count, len(self))) if (size := self._size(place))]
         if not sizes:
-            raise ValueError(
-                f"source {self.images.spec!r}: none of its held-out images can be read, such as {self.name(0)}"
-            )
-        sides = sorted((min(fitted(size, shape, fit)) for size in sizes), reverse=True)
+            none = f"none of its held-out images can be read, such as {self.name(0)}"
+            raise ValueError(f"source {self.images.spec!r}: {none}")
+        sides = sorted((shorter_side(size, shape) for size in sizes), reverse=True)
         return sides[max(0, math.ceil(share * len(sides)) - 1)]
 
     def _size(self, place: int) -> tuple[int, int] | None:
@@ -175,11 +169,10 @@ class HeldoutImages:
         return self._sizes[place]
 
 
-def fitted(size: tuple[int, int], shape: Shape, fit: str) -> Shape:
-    """(height, width) of an image of (width, height) at the aspect of `shape`, as `preprocess` makes it."""
+def shorter_side(size: tuple[int, int], shape: Shape) -> int:
+    """Of the largest central window, at the aspect of `shape`, on an image of (width, height)."""
     (width, height), aspect = size, shape[0] / shape[1]
-    choose = max if fit == "extend" else min
-    return max(1, choose(height, round(width * aspect))), max(1, choose(width, round(height / aspect)))
+    return min(height, round(width * aspect), width, round(height / aspect))
 
 
 def heldout_by(data: Mapping[str, Any]) -> VisionDataConfig:

@@ -124,13 +124,10 @@ class VisionTransformer(ZooModel):
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
 
-    def pixels(
-        self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
-    ) -> Tensor:
-        """(3, H, W): the image at this shape, normalised as in training; `mode`, `fit` and errors as in `preprocess`."""
+    def pixels(self, image: Image.Image, height: int, width: int, *, mode: str = "resized") -> Tensor:
+        """(3, H, W): the image at this shape, normalised as in training; `mode` and errors as in `preprocess`."""
         config, trained = self.config, min(self.config.train_size)
-        normal = {"mean": config.mean, "std": config.std}
-        return preprocess(image, height, width, mode=mode, train_size=trained, fit=fit, **normal)
+        return preprocess(image, height, width, mode=mode, train_size=trained, mean=config.mean, std=config.std)
 
     def read(self, path: str, *, size: int | None = None) -> Tensor:
         """(1, 3, H, W) pixels of the image at a path: its largest central window, at the training size or `size` pixels square.

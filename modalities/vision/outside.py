@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from modalities.contract import Outside
 from modalities.vision.images import to_rgb
 from modalities.vision.model import VisionTransformer
-from modalities.vision.transforms import reduced, to_aspect
+from modalities.vision.transforms import reduced
 from zoo.errors import nearest
 
 
@@ -60,14 +60,10 @@ class OutsideClassifier(nn.Module):
             fixed=not getattr(model, "dynamic_img_size", False) and bool(cfg.get("fixed_input_size", False)),
         )
 
-    def pixels(
-        self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
-    ) -> Tensor:
+    def pixels(self, image: Image.Image, height: int, width: int, *, mode: str = "resized") -> Tensor:
         """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and cuts out the centre: "native"
-        may enlarge by that much. "upsampled" first reduces the shorter side to the training size; "extend" repeats the edge."""
+        may enlarge by that much. "upsampled" first reduces the shorter side to the training size."""
         image = to_rgb(image)
-        if fit == "extend":
-            image = to_aspect(image, height / width, fit)
         if mode == "upsampled":
             image = reduced(image, min(self.config.train_size))
         names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")

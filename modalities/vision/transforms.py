@@ -14,10 +14,10 @@ from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
 from torchvision.transforms import v2
 
-from modalities.vision.images import MAX_PIXELS, BadImage, to_rgb
+from modalities.vision.images import to_rgb
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MODES, FITS = ("native", "resized", "upsampled"), ("extend", "crop")  # see `preprocess`
+MODES = ("native", "resized", "upsampled")  # see `preprocess`
 BICUBIC = v2.InterpolationMode.BICUBIC
 Shape = tuple[int, int]  # (height, width)
 
@@ -55,23 +55,20 @@ def preprocess(
     *,
     mode: str = "native",
     train_size: int,
-    fit: str = "extend",
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Tensor:
-    """An image at a given size: float32 (3, height, width), normalised.
+    """The largest central window of an image, at a given size: float32 (3, height, width), normalised.
 
-    fit: how the image gets the aspect width : height. "crop" takes the largest central window; "extend" keeps the whole
-        picture and repeats its edge pixels on both sides.
     mode: "native" only reduces (bicubic, antialiased), so a larger size has real detail. "resized" enlarges too where that
         is needed. "upsampled" first reduces the shorter side to train_size, then enlarges: the control without new detail.
 
-    Raises ValueError where "native" would enlarge, naming the largest possible size; BadImage "too large" where "extend" would
-    make more than MAX_PIXELS pixels.
+    Raises ValueError where "native" would enlarge, naming the largest possible size.
     """
-    if mode not in MODES or fit not in FITS:
-        raise ValueError(f"mode {mode!r}, fit {fit!r}: expected one of {MODES} and one of {FITS}")
-    image = to_aspect(to_rgb(image), height / width, fit)
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r}: expected one of {MODES}")
+    image = to_rgb(image)
+    image = _centre(image, round(image.width * height / width), round(image.height * width / height))
     if mode == "native" and (image.height < height or image.width < width):
         tall = min(image.height, image.width * height // width)
         stored, largest = f"{image.height}×{image.width}", f"{tall}×{tall * width // height}"
@@ -91,18 +88,3 @@ def reduced(image: Image.Image, side: int) -> Image.Image:
     scale = side / min(image.size)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.resize(size, Image.Resampling.BICUBIC)
-
-
-def to_aspect(image: Image.Image, aspect: float, fit: str) -> Image.Image:
-    """An image cropped or extended to height / width = aspect, to the nearest pixel."""
-    height, width = image.height, image.width
-    if fit == "crop":
-        return _centre(image, round(width * aspect), round(height / aspect))
-    tall, wide = max(height, round(width * aspect)), max(width, round(height / aspect))
-    if (tall, wide) == (height, width):
-        return image
-    if tall * wide > MAX_PIXELS:
-        raise BadImage("too large", f"{width}×{height} pixels, extended to {wide}×{tall}; use fit='crop'")
-    top, left = (tall - height) // 2, (wide - width) // 2
-    padding = ((top, tall - height - top), (left, wide - width - left), (0, 0))
-    return Image.fromarray(np.pad(np.asarray(image), padding, mode="edge"))

@@ -163,30 +163,28 @@ def test_what_cannot_be_read_is_left_out_and_counted(images):
 
 
 def test_default_sizes_stop_where_the_images_do(images):
-    for size, settings, expected in (
-        ((64, 64), {}, (16, 24, 32, 48, 64)),
-        ((100, 40), {"aspect": (2, 1)}, (16, 24, 32, 48)),  # extended to 100 × 50
-        ((100, 40), {"aspect": (3, 2)}, (16, 32, 48, 64)),  # both sides whole patches; extended to 100 × 67
-        ([(64, 64)] * 37 + [(17, 17)] * 3, {}, (16, 24, 32, 48, 64)),  # one image in ten may be smaller
+    for size, trained, expected in (
+        ((100, 40), (16, 16), (16, 24, 32)),
+        ((100, 100), (16, 24), (16, 32, 48, 64)),  # both sides whole patches
+        ([(64, 64)] * 37 + [(17, 17)] * 3, (16, 16), (16, 24, 32, 48, 64)),  # one image in ten may be smaller
     ):
         images(size=size)
-        assert resolution(**settings).points(Reader()) == expected
+        assert resolution().points(Reader(train_size=trained)) == expected
 
 
 def test_what_cannot_be_measured_is_known_before(images):
     images()
     for settings, message in (
         ({"sizes": (16, 20)}, "size 20 .* 16 and 24"),
-        ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* 16 and 32"),
         ({"sizes": (16, 72)}, "size 72 .* 'greys' .* 64"),
-        ({"aspect": (0, 1)}, "width:height"),
+        ({"sizes": (2**20,)}, "images of at most"),
         ({"mode": "natve"}, "did you mean 'native'"),
     ):
         with pytest.raises(ValueError, match=message):
             resolution(**settings).cells(Reader())
     with pytest.raises(ValueError, match="'greys' has 8 classes and the model 14"):
         resolution().cells(Reader(num_classes=14))
-    assert ResolutionSettings(aspect=(4, 2), sizes=(32, 16, 32)) == ResolutionSettings(aspect=(2, 1), sizes=(16, 32))
+    assert ResolutionSettings(sizes=(32, 16, 32)) == ResolutionSettings(sizes=(16, 32))
 
 
 def test_a_recipe_decides_what_is_held_out_unless_a_source_does():

@@ -32,7 +32,7 @@ __all__ = ["Resolution", "ResolutionSettings"]
 CHUNK = 128  # images in a cell
 MOST_SCORED = 64  # classes of which a cell keeps every logit
 MODES = ("native", "resized")
-ENLARGED, REFERENCE = "enlarged ", "reference "  # what a cell's name starts with that is no point of the curve
+ENLARGED = "enlarged "  # what a cell's name starts with that is no point of the curve
 GAINS = {"reduced": "gain", "multi_scale": "multi_scale_gain", "enlarged": "enlarged_gain"}  # column by control
 
 
@@ -43,7 +43,6 @@ class ResolutionSettings(SizeSettings):
     mode: "native" reduces stored images to the size, so that a larger one has real detail; images too small for one of the
         sizes are left out of all, and counted. "resized" takes every image and enlarges those, as papers do.
     enlarged: also read every image reduced to the training size and enlarged: the control without new detail.
-    At another aspect than that of training images repeat their edge pixels, else their centre is cut out, as in training.
     """
 
     mode: str = option("native", "native, or resized (enlarges too small images)")
@@ -57,8 +56,8 @@ class ResolutionSettings(SizeSettings):
 class Resolution(SizeEvaluator[ResolutionSettings]):
     """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
 
-    The training size is always measured; at another aspect than in training it is the ratio's denominator alone. With five
-    classes or fewer there is no top-5. `chance_top1` is the share of the most frequent class.
+    The training size is always measured. With five classes or fewer there is no top-5. `chance_top1` is the share of the most
+    frequent class.
 
     A larger size has controls, each with a column of what reading large gains over it (GAINS): `reduced_top1`, the best top-1
     among the smaller sizes measured; `multi_scale_top1`, of the mean of the probabilities at every size up to it (up to
@@ -88,32 +87,28 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
 
     def __init__(self, settings: ResolutionSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
-        self.fitting = "crop" if self.settings.aspect is None else "extend"
         self.enlarges = self.settings.mode != "native"
 
     def identity(self, model: VisionTransformer) -> dict[str, object]:
         settings = self.settings
-        # "scales" were those of a tuning that is gone; it stays for the cells that are stored.
-        return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": self.fitting, "scales": []}
+        # "fit" and "scales" are of options that are gone; they stay for the cells that are stored.
+        return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": "crop", "scales": []}
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
-        settings, images, trained = self.settings, self.heldout.items, tuple(model.config.train_size)
+        settings, images, trained = self.settings, self.heldout.items, model.config.train_size
         if images.classes and len(images.classes) != model.config.num_classes:
             listed = f"{len(images.classes)} classes and the model {model.config.num_classes}"
             way_out = "only images of the model's own classes can be scored: give --source such images"
             raise ValueError(f"source {self.heldout.name!r} has {listed}; {way_out}")
         shapes = self.shapes(model)
         roles = [("", shape) for shape in shapes]
-        if trained not in shapes:
-            roles.insert(0, (REFERENCE, trained))
         if settings.enlarged:
             roles += [(ENLARGED, shape) for shape in shapes if min(shape) > min(trained)]
         count = min(settings.samples or len(images), len(images))
         small: set[int] = set()
         if not self.enlarges:
-            every = [*(shape for _, shape in roles), trained]
-            self.check_reach(model, every, count)
-            small = images.too_small(range(count), every, self.fitting)
+            self.check_reach(model, shapes[-1], count)
+            small = images.too_small(range(count), shapes[-1])
         needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
         cells = []
         for role, (height, width) in roles:
@@ -137,7 +132,7 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         ranks = (1, 5) if classes > 5 else (1,)
         sums: dict[str, float] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in ranks}
         columns = ("labels", "said", "groups", *(("logits",) if classes <= MOST_SCORED else ()))
-        answers: dict[str, list[Any]] = {name: [] for name in columns}
+        answers: dict[str, list[object]] = {name: [] for name in columns}
         for images, labels, groups in self._batches(model, cell, batch, skipped):
             logits = model(images).float().cpu()
             self.advance(len(labels))
@@ -169,7 +164,7 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 if not 0 <= label < classes:
                     what = f"{self.heldout.name!r} has an image of class {label}"
                     raise ValueError(f"{what}; the model has {classes} classes")
-                pixels = model.pixels(image, *cell.data["shape"], mode=cell.data["mode"], fit=self.fitting)
+                pixels = model.pixels(image, *cell.data["shape"], mode=cell.data["mode"])
                 ready.append((pixels, label, items.group(place)))
             except BadImage as error:
                 skipped[error.reason] += 1
@@ -199,7 +194,7 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """Top-1 of every group, pooled by its images."""
-        if not name.startswith((REFERENCE, ENLARGED)):
+        if not name.startswith(ENLARGED):
             for group, right in zip(cell["groups"], _right([cell]).tolist(), strict=True):
                 yield Observed(cell["size"], group, "top1", right, pooled="all")
 

@@ -6,7 +6,7 @@ a picture lie inside the larger ones. Each canvas is read in six ways, with the 
     native       whole, at H × W
     reduced      resized to the training size first (its shorter side): the cheap way to read a large picture
     multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones by reducing
-    enlarged     the canvas of the training size and this aspect, enlarged to H × W: as many patches, and no more to be seen
+    enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to be seen
     tiled        cut into windows of the training size, each read alone; how they are put together is the task's
     overlapping  the same with windows half a side apart; a place is taken from the window in whose middle it lies most
 
@@ -34,7 +34,7 @@ from modalities.loading import Heldout
 from modalities.paired import t_quantile
 from modalities.results import Row
 from modalities.vision.data import HeldoutImages, open_heldout
-from modalities.vision.evaluation import SizeEvaluator, SizeSettings, lowest_terms, shape_at, write_controls
+from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
@@ -143,7 +143,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
             raise ValueError(f"{self.name} asks for {self.target!r}; {trained}")
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
-        self.check_reach(model, shapes[-1:], count)
+        self.check_reach(model, shapes[-1], count)
         cells = []
         for height, width in shapes:
             for part in slices(count, CHUNK):
@@ -154,8 +154,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
 
     @torch.inference_mode()
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
-        shape, trained, patch = cell.data["shape"], tuple(model.config.train_size), model.config.patch_size
-        before = shape_at(min(trained), lowest_terms(shape[1], shape[0]))  # what is enlarged: of the canvas's aspect
+        shape, trained, patch = cell.data["shape"], model.config.train_size, model.config.patch_size
         skipped: Counter[str] = Counter()
         groups: list[str] = []
         tallies: dict[str, list[list[float]]] = {name: [] for name in (*READINGS, "chance")}
@@ -164,12 +163,12 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
                 image, objects = self.heldout.items[place]
                 check_objects(objects, image.size, self.target, [trained], self._classes(model))
                 at = tuple(np.random.default_rng([place, 0]).random(2).tolist())  # the same for every size
-                corners = [window_on(image.size, objects, size, at)[:2] for size in (shape, before)]
+                corners = [window_on(image.size, objects, size, at)[:2] for size in (shape, trained)]
             except BadImage as error:
                 skipped[error.reason] += 1
                 continue
             canvas = Canvas(image, objects).window(*corners[0], shape)
-            small = Canvas(image, objects).window(*corners[1], before)
+            small = Canvas(image, objects).window(*corners[1], trained)
             for name, (answer, seen) in self._answers(model, canvas, small).items():
                 tallies[name].append(self.tally(answer, seen, patch))
             tallies["chance"].append(self.chance(canvas, self._classes(model), patch))
@@ -180,9 +179,8 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
 
     def _answers(self, model: VisionTransformer, canvas: Canvas, small: Canvas) -> dict[str, tuple[Tensor, Canvas]]:
         """The answer of each reading, and the canvas it is about."""
-        shape, patch, trained = canvas.shape, model.config.patch_size, self.trained_at(model)
-        sizes = sorted({trained, *(min(one) for one in self.shapes(model) if min(one) <= min(shape))})
-        at_size = [shape_at(size, lowest_terms(shape[1], shape[0])) for size in sizes]
+        shape, patch = canvas.shape, model.config.patch_size
+        at_size = [one for one in self.shapes(model) if min(one) <= min(shape)]
         by_size = [self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in at_size]
         native, grown = by_size[at_size.index(shape)], small.resized(shape)
         return {
@@ -203,7 +201,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         Tiles are one or half a side in whole patches apart, the last moved inwards at the border. A patch is taken from the
         last tile that shows it; of overlapping ones from that whose middle is nearest.
         """
-        patch, tile = model.config.patch_size, tuple(model.config.train_size)
+        patch, tile = model.config.patch_size, model.config.train_size
         starts, owners = [], []
         for side, most in zip(tile, canvas.shape, strict=True):
             step = max(1, side // 2 // patch) * patch if overlapping else side

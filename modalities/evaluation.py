@@ -29,8 +29,7 @@ from modalities.figures import scores_figure
 from modalities.loading import Heldout
 from modalities.paired import Observed, Place, ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, file_safe, mean_of_rows, write_table
-from zoo.bounds import LARGEST_SEED
-from zoo.errors import did_you_mean
+from zoo.errors import LARGEST_SEED, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console

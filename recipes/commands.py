@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from zoo.bounds import check_fields
 from zoo.cli import call as call_app
+from zoo.errors import check_fields
 
 
 class ConfigError(ValueError):

@@ -16,9 +16,8 @@ from operator import attrgetter
 from typing import Any
 
 from recipes.commands import ConfigError, replace_setting
-from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.catalog import model_entry
-from zoo.errors import nearest, require
+from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest, require
 from zoo.files import parse_json
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks

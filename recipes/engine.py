@@ -23,9 +23,8 @@ from recipes.checkpoints import COMPLETE, data_only, quarantine, seal
 from recipes.config import ConfigError, Plan
 from recipes.optim import WeightAverage, create_optimizer, lr_factor
 from zoo.files import file_digests, sync, sync_tree, write_json, write_text
-from zoo.layers import Attention
+from zoo.layers import Attention, SequenceGroup
 from zoo.model import ZooModel
-from zoo.sequence import SequenceGroup
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.errors import Options, check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.layers import LANES
+from zoo.positions import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.priors import PRIORS, Prior, create_prior, on_grid
 
 __all__ = [

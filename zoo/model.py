@@ -14,11 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from zoo.encodings import Rotary2d
 from zoo.files import file_digests, find_damage, read_object, read_tensors, replacing_path, write_json
-from zoo.positions import Positions
+from zoo.layers import SequenceGroup
+from zoo.positions import Positions, Rotary2d
 from zoo.priors.base import Prior
-from zoo.sequence import SequenceGroup
 
 __all__ = ["ZooModel", "saved_model_damage"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.decoding import Cache
-from zoo.offload import execution_device
+from zoo.layers import execution_device
 from zoo.positions import slices
 
 if TYPE_CHECKING:

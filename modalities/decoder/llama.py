@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from modalities.decoder.model import Decoder
-from zoo.encodings import Rotary
+from zoo.positions import Rotary
 
 __all__ = ["as_llama"]
 

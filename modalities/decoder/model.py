@@ -17,12 +17,22 @@ from torch.utils.checkpoint import checkpoint
 from modalities.contract import Cost
 from modalities.decoder.tokenizers import save_copy, use_copy
 from zoo.attention.base import Kernel, has_values, single_documents
-from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import Cache, KVCache
-from zoo.errors import nearest
+from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, nearest
 from zoo.files import file_digests, write_json
-from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, init_linear, share_prior
+from zoo.layers import (
+    Attention,
+    Block,
+    GeluMLP,
+    SSMax,
+    SwiGLU,
+    execution_device,
+    init_linear,
+    is_offloaded,
+    loaded,
+    share_prior,
+)
 from zoo.methods import (
     Position,
     check_position,
@@ -33,7 +43,6 @@ from zoo.methods import (
     stored_options,
 )
 from zoo.model import MANIFEST, SAVED, ZooModel
-from zoo.offload import execution_device, is_offloaded, loaded
 from zoo.positions import Positions
 
 __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "target_weights"]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from modalities.loading import MOST_WORKERS
-from zoo.bounds import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
+from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
 
 __all__ = ["DEFAULT_SOURCE", "DnaDataConfig"]
 

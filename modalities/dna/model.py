@@ -25,9 +25,9 @@ from modalities.dna.config import DnaDataConfig
 from modalities.dna.copying import LONGEST, CopyExpert
 from modalities.dna.tokenizers import load_tokenizer
 from zoo.attention.base import Kernel
-from zoo.bounds import LONGEST_CONTEXT, bounded
 from zoo.catalog import create_model
 from zoo.decoding import Cache
+from zoo.errors import LONGEST_CONTEXT, bounded
 from zoo.model import ZooModel
 
 __all__ = ["SIZES", "DnaConfig", "DnaDecoder", "build_model", "next_token_loss", "register_dna_models"]

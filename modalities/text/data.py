@@ -34,7 +34,7 @@ from modalities.loading import (
 )
 from modalities.text.sources import SPLITS, Document, HFSource, Source, document_split, open_source
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
-from zoo.bounds import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
+from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
 from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
 
 __all__ = [

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.catalog import ModelFamily, load_modality
-from zoo.errors import did_you_mean
+from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, did_you_mean
 from zoo.methods import check_grid_position, list_grid_positions
 from zoo.model import ZooModel
 

@@ -10,8 +10,7 @@ from modalities.loading import MOST_WORKERS
 from modalities.vision.images import MAX_PIXELS
 from modalities.vision.objects import OBJECT_TARGETS
 from modalities.vision.transforms import IMAGENET_MEAN, IMAGENET_STD, rand_augment
-from zoo.bounds import LARGEST_SEED, bounded, check_fields
-from zoo.errors import nearest
+from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest
 
 # What each way of augmenting leaves unused, which is an error to set.
 _UNUSED = {

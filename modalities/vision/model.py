@@ -22,10 +22,9 @@ from modalities.vision.architectures import VisionConfig, not_multiples
 from modalities.vision.images import BadImage, decode_image
 from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
-from zoo.layers import Attention, SSMax, init_linear, share_prior
+from zoo.layers import Attention, SSMax, init_linear, is_offloaded, loaded, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
-from zoo.offload import is_offloaded, loaded
 from zoo.positions import Positions
 
 ANY = "priorzoo_vision"  # timm's name of a model that has no other: its configuration is in its arguments

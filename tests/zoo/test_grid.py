@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from tests.zoo.priors_table import GRID, make
 from zoo import Positions, create_prior
-from zoo.encodings import Learned2d, NormalisedRotary2d, Rotary2d, Sinusoidal2d
 from zoo.methods import create_grid_position, list_grid_positions
+from zoo.positions import Learned2d, NormalisedRotary2d, Rotary2d, Sinusoidal2d
 from zoo.priors import Prior
 
 HEIGHT, WIDTH, PREFIX = 3, 5, 2

@@ -12,10 +12,10 @@ import torch
 
 from tests.zoo.priors_table import OPTIONS, causal_modes, inputs, positions_for
 from zoo import KVCache, Positions, adapt, compose, create_prior, list_priors
-from zoo.encodings import SCALINGS
 from zoo.layers import Attention, SSMax
 from zoo.methods import ENCODINGS, GRID_ENCODINGS, create_grid_position, create_position
 from zoo.nn import PriorMultiheadAttention
+from zoo.positions import SCALINGS
 from zoo.priors import PRIORS
 
 WRONG = [math.nan, math.inf, -math.inf, -1, 0, 2.5, "x", True, None, [], torch.tensor(math.nan)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zoo import Positions
-from zoo.encodings import Learned, Learned2d, Rotary, Sinusoidal
+from zoo.positions import Learned, Learned2d, Rotary, Sinusoidal
 
 
 def test_line_and_documents() -> None:

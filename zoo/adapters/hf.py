@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, zero
 from zoo.errors import Options
 from zoo.files import read_object
-from zoo.offload import execution_device
+from zoo.layers import execution_device
 from zoo.positions import Positions, check_runs
 
 __all__ = ["adapt", "load", "save"]

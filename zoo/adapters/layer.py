@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from zoo.attention import prior_attention
 from zoo.attention.base import Kernel
 from zoo.errors import Options
-from zoo.layers import SSMax
+from zoo.layers import SSMax, is_offloaded, loaded
 from zoo.methods import create_grid_position, create_position, uniform_options
-from zoo.offload import is_offloaded, loaded
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.tables import whole_bias

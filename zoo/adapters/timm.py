@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, prior_parameters, zero
 from zoo.errors import Options
 from zoo.files import read_object, read_tensors, write_json
-from zoo.offload import execution_device
+from zoo.layers import execution_device
 
 __all__ = ["adapt", "load", "save"]
 

@@ -37,7 +37,7 @@ __all__ = [
 
 # Where each prior is; its file is imported when somebody asks for it.
 SHIPPED: dict[str, str] = {
-    "uniform": "zoo.priors.uniform:Uniform",
+    "uniform": "zoo.priors.base:Uniform",
     "alibi": "zoo.priors.alibi:Alibi",
     "alibi2d": "zoo.priors.alibi:Alibi2d",
     "spectral": "zoo.priors.spectral:Spectral",

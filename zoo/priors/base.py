@@ -37,6 +37,7 @@ __all__ = [
     "PriorTerms",
     "RelativeTable",
     "TablePrior",
+    "Uniform",
     "bf16_pieces",
     "grid_table",
     "line_table",
@@ -411,3 +412,19 @@ class IsotropicPrior(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         return self.curve(torch.hypot(dy, dx), causal=False)
+
+
+class Uniform(Prior):
+    """K = 0."""
+
+    by_head = ()
+    is_zero = True
+    is_relative = True
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return PriorTerms()
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        return torch.zeros(1, self.num_heads, q_pos.length, k_pos.length, dtype=torch.float64)

@@ -9,35 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.attention import EDGES, SEEN
-from modalities.contract import find_modality
-from modalities.text.evaluators.heads import HeadSettings
+from modalities.text.evaluators.attention import EDGES, SEEN, AttentionSettings, Heads, Sinks
 from recipes.evaluate import main
 from zoo import create_model
 from zoo.analysis import analyse
 
-MODELS = {
-    "text": ("text_ggd_ssmax_tiny.facts", {}),
-}
+
+def weights():
+    return create_model("text_ggd_ssmax_tiny.facts", pretrained=True).eval()
 
 
-def evaluator_and_model(modality: str, name: str, **settings):
-    kind = find_modality(modality).evaluators[name]
-    weights, options = MODELS[modality]
-    settings = kind.settings_class(**{"samples": 2, **options, **settings})
-    return kind(settings), create_model(weights, pretrained=True).eval()
-
-
-@pytest.mark.parametrize("modality", MODELS)
-def test_sinks(modality: str) -> None:
+def test_sinks() -> None:
     """Rows are means over heads and rows that see enough keys."""
-    evaluator, model = evaluator_and_model(modality, "sinks")
+    evaluator, model = Sinks(AttentionSettings(samples=2)), weights()
     rows = evaluator.rows(dict(evaluator.run(model)))
     assert [row["layer"] for row in rows] == list(range(len(model.layers)))
-    probes = [evaluator.probe(model, index) for index in range(2)]
-    analyses = [analyse(model, *probe.inputs, full=True) for probe in probes]
+    texts = [torch.as_tensor(evaluator.text(model, 256, index)[0])[None] for index in range(2)]
+    analyses = [analyse(model, text, full=True) for text in texts]
     for row, layers in zip(rows, zip(*analyses, strict=True), strict=True):
-        mass = [layer.weights[..., evaluator.sink(model)][layer.seen >= SEEN] for layer in layers]
+        mass = [layer.weights[..., 0][layer.seen >= SEEN] for layer in layers]
         signal = [layer.content_range[layer.seen >= SEEN] for layer in layers]
         assert row["sink_mass"] == pytest.approx(np.mean([float(m.mean()) for m in mass]), rel=1e-6)
         assert row["content_range"] == pytest.approx(np.mean([float(s.mean()) for s in signal]), rel=1e-6)
@@ -49,40 +39,27 @@ def test_sinks(modality: str) -> None:
             assert value == pytest.approx(float(masses[(signals > low) & (signals <= high)].mean()), rel=1e-6)
 
 
-@pytest.mark.parametrize("modality", MODELS)
-def test_heads(modality: str) -> None:
-    """Rows are means of each head, with its parameters."""
-    evaluator, model = evaluator_and_model(modality, "heads")
+def test_heads() -> None:
+    """Rows are means of each head, with its parameters; BAM, fig. 5: a head of θβ < 0 looks at the key, local ones do not."""
+    evaluator, model = Heads(AttentionSettings(samples=4, length=1024)), weights()
     rows = evaluator.rows(dict(evaluator.run(model)))
-    heads = model.layers[0].attention.prior.num_heads
-    assert [row["head"] for row in rows] == [f"{n}.{h}" for n in range(len(model.layers)) for h in range(heads)]
-    probes = [evaluator.probe(model, index) for index in range(2)]
-    layers = [analyse(model, *probe.inputs, layers=[1], rows=probe.rows, full=True)[0] for probe in probes]
-    for h, row in enumerate(rows[heads : 2 * heads]):
+    assert [row["head"] for row in rows] == [f"{n}.{h}" for n in range(len(model.layers)) for h in range(4)]
+    texts = [evaluator.text(model, 1024, index) for index in range(4)]
+    assert all(asked == [len(ids) - 1] and spans for ids, asked, spans in texts)
+    layers = [
+        analyse(model, torch.as_tensor(ids)[None], layers=[1], rows=asked, full=True)[0] for ids, asked, _ in texts
+    ]
+    for h, row in enumerate(rows[4:8]):
         assert row["entropy"] == pytest.approx(np.mean([float(one.entropy[0, h].mean()) for one in layers]), rel=1e-6)
         masses = [
-            sum(float(layer.weights[0, h, 0, a:b].sum()) for a, b in probe.spans) if probe.spans else math.nan
-            for layer, probe in zip(layers, probes, strict=True)
+            sum(float(layer.weights[0, h, 0, a:b].sum()) for a, b in spans)
+            for layer, (_, _, spans) in zip(layers, texts, strict=True)
         ]
-        assert row["answer_mass"] == pytest.approx(np.mean(masses), rel=1e-6, abs=1e-12, nan_ok=True)
-    for name, value in model.layers[1].attention.prior.named_parameters():
-        if value.shape == (heads,):
-            assert rows[heads + 1][name] == pytest.approx(value[1].item())
-
-
-def test_retrieval_heads_hold_the_answer_and_local_ones_do_not() -> None:
-    """BAM, fig. 5, of shipped weights: a head of θβ < 0 looks at the key, those whose prior forgets at none of it."""
-    evaluator, model = evaluator_and_model("text", "heads", samples=6, length=1024)
-    rows = evaluator.rows(dict(evaluator.run(model)))
+        assert row["answer_mass"] == pytest.approx(np.mean(masses), rel=1e-6, abs=1e-12)
+        assert row["theta_beta"] == pytest.approx(model.layers[1].attention.prior.theta_beta[h].item())
     away = [row["answer_mass"] for row in rows if row["retrieval"]]
     near = [row["answer_mass"] for row in rows if row["theta_beta"] > 0.5]
     assert max(away) > 0.5 and max(near) < 0.05 and len(near) >= 4
-
-
-def test_where_answers_are() -> None:
-    settings = HeadSettings(length=400, samples=1)
-    probe = find_modality("text").evaluators["heads"](settings).probe(create_model("text_ggd_tiny"), 3)
-    assert probe.rows == [probe.inputs[0].shape[1] - 1] and len(probe.spans) == 1
 
 
 def test_the_command_writes_table_and_figure(tmp_path) -> None:
@@ -94,11 +71,10 @@ def test_the_command_writes_table_and_figure(tmp_path) -> None:
     assert len(rows) == 16 and {"theta_beta", "ssmax.s", "retrieval", "answer_mass"} <= set(rows[0])
 
 
-def test_errors() -> None:
-    for modality, name, settings, message in (
-        ("text", "heads", {"length": 5}, "heads: length 5 is too short for template 'own'"),
-        ("text", "sinks", {"length": 10**7}, "no held-out document"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            evaluator, model = evaluator_and_model(modality, name, **settings)
-            evaluator.cells(model)
+@pytest.mark.parametrize(
+    ("kind", "length", "message"),
+    [(Heads, 5, "heads: length 5 is too short for template 'own'"), (Sinks, 10**7, "no held-out document")],
+)
+def test_errors(kind, length, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(AttentionSettings(samples=2, length=length)).cells(weights())

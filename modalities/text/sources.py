@@ -249,7 +249,8 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "txt":
         with opened(path) as stream:
-            data = stream.read(LONGEST_TEXT + 1)
+            parts = iter(lambda: stream.read(1 << 20), b"")  # one read of all would take the most memory at once
+            data = b"".join(itertools.islice(parts, (LONGEST_TEXT >> 20) + 1))
         if len(data) > LONGEST_TEXT:
             raise ValueError(f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files")
         yield Document(path.name, _decode(data, str(path), options).removeprefix("\ufeff"), options.get("split"))

@@ -49,15 +49,6 @@ def tar(samples: Iterable[Mapping[str, bytes]]) -> bytes:
     return stream.getvalue()
 
 
-def parquet() -> bytes:
-    import pyarrow
-    import pyarrow.parquet
-
-    stream, table = io.BytesIO(), pyarrow.table({"text": [f"row {n} " * 9 for n in range(60)]})
-    pyarrow.parquet.write_table(table, stream, row_group_size=20)
-    return stream.getvalue()
-
-
 def save_model(folder: Path) -> CausalLM:
     """A tiny saved model without the digests of manifest.json: whoever changes a file may change its digest too."""
     torch.manual_seed(0)
@@ -73,7 +64,6 @@ def whole_files() -> dict[str, bytes]:
         "a.txt": "Some words, ünd\n".encode() * 30,
         "a.jsonl": b"".join(json.dumps({"text": f"röw {n}"}).encode() + b"\n" for n in range(20)),
         "a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 999, mtime=0),
-        "a.parquet": parquet(),
         "a.png": png(1, 40),
         "a.tar": tar({"png": png(n), "cls": b"0"} for n in range(3)),
         "a.fa": b">a\nACGTNNACGT\n>b x\nacgtac\n",

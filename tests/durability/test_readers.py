@@ -37,7 +37,7 @@ WHOLE = whole_files()
 def read(path: Path) -> None:
     """All of a file, by the reader of its kind."""
     ending = path.name.partition(".")[2].removesuffix(".gz")
-    if ending in ("txt", "jsonl", "parquet"):
+    if ending in ("txt", "jsonl"):
         list(open_source(str(path)))
     elif ending == "png":
         decode_image(path.read_bytes())

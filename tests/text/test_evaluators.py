@@ -17,12 +17,11 @@ from modalities.paired import scores_by_unit
 from modalities.results import ModelResult
 from modalities.text.data import open_heldout
 from modalities.text.evaluators import far
+from modalities.text.evaluators.attention import Heads, Sinks
 from modalities.text.evaluators.far import Far
-from modalities.text.evaluators.heads import TextHeads
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
-from modalities.text.evaluators.sinks import TextSinks
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.prompts import Template
 from modalities.text.tokenizers import load_tokenizer
@@ -114,8 +113,8 @@ MEASURED = [
     (NeedleGrid, {"lengths": (99999,)}, "; hay: documents of sotu-excerpt in a row, none of which has 99,999 tokens"),
     (NeedleGrid, {}, rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$"),
     (Far, {"lengths": (300, 400)}, r"1 of 300 tokens, 1 of 400 tokens, measured; 13 of the 13"),
-    (TextHeads, {"length": 150}, "1 samples measured; hay: own"),
-    (TextSinks, {"length": 20000}, f"1 samples measured; 12 {EXCERPT} 20,000 tokens; left out: 1 with fewer$"),
+    (Heads, {"length": 150}, "1 samples measured; hay: own"),
+    (Sinks, {"length": 20000}, f"1 samples measured; 12 {EXCERPT} 20,000 tokens; left out: 1 with fewer$"),
 ]
 
 
@@ -127,7 +126,7 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
         {"depths": 2} if "depths" in vars(kind.settings_class()) else {}
     )
     evaluator = made(kind, **settings | options)
-    monkeypatch.setattr(type(evaluator), "probe", lambda *_: None, raising=False)
+    monkeypatch.setattr(type(evaluator), "text", lambda *_: None, raising=False)
     cells = evaluator.cells(model)
     rows = [{"length": n, "tokens": 60000, "documents": 3, "texts": 1} for n in settings.get("lengths", (128, 256))]
     result = ModelResult("a", 128, rows, {cell.name: {} for cell in cells})

@@ -1,7 +1,4 @@
-"""Evaluators that look into attention, for every modality: its sink by layer, and what each head looks at.
-
-A modality subclasses both and says what its samples are (`AttentionEvaluator.probe`); measures are those of `zoo.analysis`.
-"""
+"""Evaluators that look into attention: its sink by layer on held-out text, and what each head looks at."""
 
 from __future__ import annotations
 
@@ -10,15 +7,20 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from modalities.evaluation import Axis, Cell, CellValue, Evaluator, Listing, ModelResult, Row, Score
-from modalities.figures import finish, log_if_wide, panels, styles_of
-from modalities.paired import Place
+from modalities.decoder.model import Decoder
+from modalities.decoder.scoring import device_of
+from modalities.evaluation import Axis, Cell, CellValue, Listing, ModelResult, Row, Score, Settings, option
+from modalities.figures import finish, panels, styles_of
 from modalities.results import mean_of_rows, mean_of_seeds, short_names
+from modalities.text.prompts import Template
+from modalities.text.retrieval import HaystackEvaluator, TextEvaluator
+from modalities.text.tokenizers import load_tokenizer
 from zoo.analysis import Analysis, analyse
 from zoo.layers import Attention
 from zoo.prior_plot import LayerLogPrior
@@ -26,73 +28,58 @@ from zoo.prior_plot import LayerLogPrior
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["AttentionEvaluator", "Heads", "Probe", "Sinks"]
+__all__ = ["AttentionSettings", "Heads", "Sinks"]
 
 # Rows that see fewer keys are left out of `sinks`: the sink's share of a short row says little.
 SEEN = 16
 # Half octaves of ω, in logits; values beyond the ends are in the outer ones.
 EDGES = 2.0 ** (np.arange(-4, 15) / 2)
 FEWEST = 20  # rows of a bin that is drawn
-Layered = Any  # a model of any modality, with `layers` and `train_positions()`
 MARGIN = 100.0  # logits; steep priors have margins of 1e15, which would drown a mean
+SHOWN = 12  # heads in the console
 
 
 @dataclass(frozen=True)
-class Probe:
-    """One input of a model, as a batch of one."""
+class AttentionSettings(Settings):
+    """`samples` counts texts."""
 
-    inputs: tuple[Tensor, ...]  # of the model's `forward_features`
-    places: Tensor  # (S, n) where its tokens are, NaN for tokens without a place (see `zoo.analysis.analyse`)
-    rows: Sequence[int] | None = None  # the queries to look at; None for all
-    spans: Sequence[tuple[int, int]] = ()  # (start, stop) of the keys that hold the answer
+    length: int | None = option(None, "tokens of a text; default: the training length", parse=int)
 
 
-class AttentionEvaluator(Evaluator):
-    """Looks into the attention of all layers at `samples` probes, a cell each."""
+class _Look(TextEvaluator[AttentionSettings]):
+    """Looks into the attention of all layers at `samples` texts (default 16), a cell each."""
 
     unit = "samples"
-    default_samples: ClassVar[int] = 16
 
     @abstractmethod
-    def probe(self, model: Layered, index: int) -> Probe:
-        """The probe of this index, the same in every run."""
+    def text(self, model: Decoder, length: int, index: int) -> tuple[np.ndarray, Sequence[int] | None, list]:
+        """Of this index, the same in every run: token ids, the queries to look at (None: all), (start, stop) of an answer."""
 
-    def sink(self, model: Layered) -> int:
-        """The key that is called the sink: by default the first, which every query of a line sees."""
-        return 0
+    @abstractmethod
+    def describe_texts(self, model: Decoder, length: int) -> None:
+        """Sets `data_line`."""
 
-    def look(self, model: Layered, cell: Cell) -> list[Analysis]:
-        probe = self.probe(model, cell.data["index"])
-        sink = self.sink(model)
-        return analyse(model, *probe.inputs, rows=probe.rows, spans=probe.spans, places=probe.places, sink=sink)
+    def look(self, model: Decoder, index: int) -> list[Analysis]:
+        ids, rows, spans = self.text(model, self.settings.length or model.config.train_context, index)
+        tokens, places = torch.as_tensor(ids, device=device_of(model))[None], torch.arange(len(ids))[:, None]
+        return analyse(model, tokens, rows=rows, spans=spans, places=places)
 
-    def trained_at(self, model: Layered) -> int:
-        """Tokens of a training sample."""
-        return model.train_positions().length
-
-    def identity(self, model: Layered) -> Row:
-        return {name: value for name, value in super().identity(model).items() if name != "samples"}
-
-    def points(self, model: Layered) -> tuple[Place, ...]:
-        return tuple(range(len(model.layers)))
-
-    def cells(self, model: Layered) -> list[Cell]:
-        self.probe(model, 0)  # what cannot be made is an error before anything is measured
-        count = self.settings.samples or self.default_samples
-        return [Cell(f"sample={n}", cost=1, data={"index": n}) for n in range(count)]
+    def cells(self, model: Decoder) -> list[Cell]:
+        length = self.settings.length or model.config.train_context
+        self.text(model, length, 0)  # what cannot be made is an error before anything is measured
+        self.describe_texts(model, length)
+        return [Cell(f"sample={n}", cost=1, data={"index": n}) for n in range(self.settings.samples or 16)]
 
 
-class Sinks(AttentionEvaluator):
-    """How much weight the sink has by layer, against the signal ω = max − min of a row's content logits (GOAT, fig. 2c).
+class Sinks(_Look):
+    """How much weight the first key has by layer, against the signal ω = max − min of a row's content logits (GOAT, fig. 2c).
 
     | column | mean over heads and rows that see at least 16 keys |
     |---|---|
-    | `sink_mass` | weight of the sink; `sink_mass_by_range` in bins of ω whose middles are `range_to` |
+    | `sink_mass` | weight of the first key; `sink_mass_by_range` in bins of ω whose middles are `range_to` |
     | `content_range` | ω, in logits |
     | `divergence`, `entropy` | KL(p‖π) and H(p), in nats |
     | `content_margin`, `prior_margin` | logits of the sink less the best other key's, by content and by prior; within ±100 |
-
-    The first key of the text is the sink; in images the class token, or without one the patch with the most weight.
     """
 
     name = "sinks"
@@ -103,9 +90,28 @@ class Sinks(AttentionEvaluator):
     )
     axis = Axis("layer", "layer", str, "train_tokens")
 
-    def measure(self, model: Layered, cell: Cell) -> CellValue:
+    def points(self, model: Decoder) -> tuple[int, ...]:
+        return tuple(range(len(model.layers)))
+
+    def identity(self, model: Decoder) -> Row:
+        return {"length": self.settings.length, "text": self.heldout_for(model).fingerprint}
+
+    def describe_texts(self, model: Decoder, length: int) -> None:
+        self.describe(self.heldout_for(model).items, length)
+
+    def text(self, model: Decoder, length: int, index: int) -> tuple[np.ndarray, None, list]:
+        """BOS and the first tokens of a document, or its next ones where documents are few."""
+        documents = [d.tokens for d in self.heldout_for(model).items if len(d.tokens) >= length]
+        if not documents:
+            raise ValueError(f"no held-out document of {self.text_name} has {length} tokens; choose a shorter --length")
+        tokens = documents[index % len(documents)]
+        start = index // len(documents) * length % (len(tokens) - length + 1)
+        bos = load_tokenizer(model.config.tokenizer).bos_id
+        return np.concatenate([[bos], tokens[start : start + length - 1]]), None, []
+
+    def measure(self, model: Decoder, cell: Cell) -> CellValue:
         layers = []
-        for analysis in self.look(model, cell):
+        for analysis in self.look(model, cell.data["index"]):
             long = analysis.seen >= SEEN
             values = {score.column: getattr(analysis, score.column)[long] for score in self.scores}
             values |= {name: values[name].clamp(-MARGIN, MARGIN) for name in ("content_margin", "prior_margin")}
@@ -118,9 +124,9 @@ class Sinks(AttentionEvaluator):
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows, middles = [], np.sqrt(EDGES[:-1] * EDGES[1:]).tolist()
-        for layer, probes in enumerate(zip(*(cell["layers"] for cell in cells.values()), strict=True)):
-            mass, count = (np.sum([probe[name] for probe in probes], axis=0) for name in ("mass_sum", "rows"))
-            means = mean_of_rows([{score.column: probe[score.column] for score in self.scores} for probe in probes])
+        for layer, texts in enumerate(zip(*(cell["layers"] for cell in cells.values()), strict=True)):
+            mass, count = (np.sum([text[name] for text in texts], axis=0) for name in ("mass_sum", "rows"))
+            means = mean_of_rows([{score.column: text[score.column] for score in self.scores} for text in texts])
             by_range = np.divide(mass, count, out=np.full(len(mass), np.nan), where=count >= FEWEST)
             rows.append({"layer": layer} | means | {"range_to": middles, "sink_mass_by_range": by_range.tolist()})
         return rows
@@ -146,15 +152,15 @@ class Sinks(AttentionEvaluator):
         finish(figure, axes, results, path)
 
 
-class Heads(Listing, AttentionEvaluator):
-    """What each head looks at, and its prior's parameters (BAM, fig. 4, 5, 14, 17, 18).
+class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSettings], _Look):
+    """What each head looks at where a fact of a text is asked for, and its prior's parameters (BAM, fig. 4, 5, 14, 17, 18).
 
-    | column | of a head, mean over samples |
+    | column | of a head at the text's last token, mean over texts |
     |---|---|
-    | `answer_mass` | weight on the keys that hold the answer, where samples have one |
-    | `distance` | mean distance of the keys by weight, in tokens or patches |
+    | `answer_mass` | weight on the tokens of the answer, wherever they stand |
+    | `distance` | mean distance of the keys by weight, in tokens |
     | `entropy`, `divergence`, `log_z` | H(p), KL(p‖π), and how far content and prior disagree, ln Z; nats |
-    | `content_range`, `sink_mass` | ω in logits, weight of the sink |
+    | `content_range`, `sink_mass` | ω in logits, weight of the first key |
     | `retrieval` | 1 where the prior looks away from the query (θβ < 0) |
     | `theta_beta`, …, `ssmax.s` | the prior's parameters of the head, by their names in the state dict |
 
@@ -167,11 +173,32 @@ class Heads(Listing, AttentionEvaluator):
         map(Score, ("answer_mass", "distance", "entropy", "divergence", "log_z", "content_range", "sink_mass"))
     )
     axis = Axis("head", "layer.head", str, "train_tokens")
+    filler = "own"
 
-    def measure(self, model: Layered, cell: Cell) -> CellValue:
+    def identity(self, model: Decoder) -> Row:
+        return {"length": self.settings.length, "seed": 42, "hay": self.haystack(model).fingerprint}
+
+    def describe_texts(self, model: Decoder, length: int) -> None:
+        self.describe_hay(model, length)
+
+    def text(self, model: Decoder, length: int, index: int) -> tuple[np.ndarray, list[int], list]:
+        """A prompt: its last query, which writes the answer's first token, and the answer's tokens wherever they stand."""
+        rng = np.random.default_rng([42, length, index, 1])
+        tokenizer = load_tokenizer(model.config.tokenizer)
+        try:
+            prompt, answer = Template().draw(length, rng.random(), rng, tokenizer, self.haystack(model))
+        except ValueError as error:
+            raise ValueError(f"heads: {error}" + "; give --length" * (self.settings.length is None)) from error
+        windows = np.lib.stride_tricks.sliding_window_view(prompt, len(answer))
+        starts = np.flatnonzero((windows == answer).all(1)).tolist()
+        if not starts:
+            raise ValueError("the answer is cut into other tokens where it is stated")
+        return prompt, [len(prompt) - 1], [(start, start + len(answer)) for start in starts]
+
+    def measure(self, model: Decoder, cell: Cell) -> CellValue:
         heads = []
-        for layer, analysis in zip(model.layers, self.look(model, cell), strict=True):
-            mass = analysis.mass.sum(-1) if analysis.mass.shape[-1] else analysis.entropy * math.nan
+        for layer, analysis in zip(model.layers, self.look(model, cell.data["index"]), strict=True):
+            mass = analysis.mass.sum(-1)
             values = {score.column: getattr(analysis, score.column, mass) for score in self.scores}
             columns = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
             columns |= _head_parameters(layer, len(analysis.heads))
@@ -181,47 +208,37 @@ class Heads(Listing, AttentionEvaluator):
         return {"heads": heads}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        return [mean_of_rows(probes) for probes in zip(*(cell["heads"] for cell in cells.values()), strict=True)]
+        return [mean_of_rows(texts) for texts in zip(*(cell["heads"] for cell in cells.values()), strict=True)]
 
-    def show(self, results: list[ModelResult], console: Console, count: int = 12) -> None:
-        """The heads of each model with most of the measure that the figure draws."""
+    def show(self, results: list[ModelResult], console: Console) -> None:
+        """The heads of each model with most weight on the answer."""
         from rich.box import SIMPLE_HEAD  # here: tools/gpu.py trains models where nothing is installed
         from rich.table import Table
 
-        what, measures = _shown(results), [score.column for score in self.scores]
         for result, name in zip(results, short_names(results), strict=True):
-            table = Table(title=f"{name}: heads by {what}", title_justify="left", box=SIMPLE_HEAD)
+            table = Table(title=f"{name}: heads by answer_mass", title_justify="left", box=SIMPLE_HEAD)
+            measures = [score.column for score in self.scores]
             parameters = [column for column in result.rows[0] if column not in {"head", "heads", *measures}]
-            known = dict.fromkeys([what, "distance", *parameters, *measures])
-            columns = ["head", *(c for c in known if any(_value(row, c) is not None for row in result.rows))]
+            columns = list(dict.fromkeys(["head", *measures[:2], *parameters, *measures]))
             columns = columns[: max(3, (console.width - 4) // 13)]
             for column in columns:
                 table.add_column(column, justify="left" if column == "head" else "right", overflow="fold")
-            for row in sorted(result.rows, key=lambda row: -row[what])[:count]:
+            for row in sorted(result.rows, key=lambda row: -row["answer_mass"])[:SHOWN]:
                 table.add_row(row["head"], *(f"{row[column]:.3f}" for column in columns[1:]))
             console.print(table)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """The measure by head, heads of a layer side by side; filled where the prior looks away from the query."""
-        what = _shown(results)
+        """Weight on the answer by head, heads of a layer side by side; filled where the prior looks away from the query."""
         figure, (axis,) = panels(1, 1, width=5.2, height=3.9)
         for result, style in zip(results, styles_of(results), strict=True):
             for retrieval in (False, True):
-                rows = [
-                    row for row in result.rows if (row["retrieval"] > 0) == retrieval and _value(row, what) is not None
-                ]
+                rows = [row for row in result.rows if (row["retrieval"] > 0) == retrieval]
                 fill = {"markerfacecolor": style["color"] if retrieval else "none", "linestyle": ""}
                 label = {"label": style["label"] if not retrieval else "_"}
-                axis.plot([_across(row) for row in rows], [row[what] for row in rows], **style | fill | label)
-        layers = 1 + max(int(row["head"].partition(".")[0]) for result in results for row in result.rows)
-        axis.set_xticks(range(layers))
-        ylabel = "weight on the answer" if what == "answer_mass" else "mean distance of the keys"
-        axis.set(xlabel="layer (heads side by side)", ylabel=ylabel)
+                axis.plot([*map(_across, rows)], [row["answer_mass"] for row in rows], **style | fill | label)
+        axis.set_xticks(range(1 + max(int(_across(row) + 0.5) for result in results for row in result.rows)))
+        axis.set(xlabel="layer (heads side by side)", ylabel="weight on the answer", ylim=(-0.04, 1.04))
         axis.grid(alpha=0.25, linewidth=0.6)
-        if what == "answer_mass":
-            axis.set_ylim(-0.04, 1.04)
-        else:
-            log_if_wide(axis, [row[what] for result in results for row in result.rows])
         if any(row["retrieval"] for result in results for row in result.rows):
             figure.suptitle("filled: retrieval heads, whose prior looks away from the query", fontsize=9)
         finish(figure, [axis], results, path)
@@ -233,7 +250,7 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}
     prior, ssmax = attention.prior, attention.ssmax
-    columns = {"retrieval": LayerLogPrior(attention).retrieval_heads()}
+    columns: dict[str, Tensor] = {"retrieval": LayerLogPrior(attention).retrieval_heads()}
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
     columns |= {} if ssmax is None else {"ssmax.s": ssmax.s}
     return {name: column.detach().double().tolist() for name, column in columns.items()}
@@ -243,15 +260,3 @@ def _across(row: Row) -> float:
     """Where a head is drawn: heads of a layer side by side about its number."""
     layer, head = map(int, row["head"].split("."))
     return layer + 0.6 * (head / max(1, row["heads"] - 1) - 0.5)
-
-
-def _value(row: Row, name: str) -> float | None:
-    """The number in column `name`; None where there is none."""
-    value = row.get(name)
-    return None if value is None or math.isnan(value) else value
-
-
-def _shown(results: Sequence[ModelResult]) -> str:
-    """The measure that tables and figures are about."""
-    answers = any(_value(row, "answer_mass") is not None for result in results for row in result.rows)
-    return "answer_mass" if answers else "distance"

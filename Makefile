@@ -14,7 +14,7 @@ JOBS       ?= 3
 TRITON_OLD := build/triton-3.6.0
 WITH_OLD   := PYTHONPATH=$(TRITON_OLD) $(BIN)/python
 
-.PHONY: setup demo test test-fast lint docs kernels bench gpu weights far clean
+.PHONY: setup demo test test-fast lint docs kernels bench gpu weights clean
 
 setup: $(VENV)/.ready
 
@@ -61,10 +61,6 @@ weights: setup  ## train every shipped tiny model again, publish and measure it
 	$(BIN)/python recipes/fetch_data.py vision glyphs --offline
 	$(BIN)/python recipes/fetch_data.py dna genomes --offline
 	set -e; for group in text vision dna; do for step in train publish measure; do $(BIN)/python tools/weights.py $$step $$group; done; done
-
-FAR := ggd_ssmax ggd_goat_ssmax goat_ssmax alibi
-far: setup  ## facts in texts of up to 131,072 tokens, 512 times the training length: half an hour on two cores
-	$(BIN)/python recipes/evaluate.py $(FAR:%=text_%_tiny.facts) far --lengths 8192,32768,131072 --samples 3 --out benchmarks/far
 
 clean:
 	rm -rf $(VENV) build runs results

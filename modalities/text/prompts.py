@@ -39,7 +39,7 @@ from modalities.text.facts import (
 )
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = ["TEMPLATES", "Haystack", "Template", "default_haystack", "open_haystack"]
+__all__ = ["TEMPLATES", "Haystack", "StatedFact", "Template", "default_haystack", "open_haystack", "state_facts"]
 
 TEMPLATES = ("own", "heldout", "train", "invented", "bam")
 HAYSTACKS = ("own", "grass", "text")
@@ -158,33 +158,14 @@ class Template:
 
         depth: share of the hay before the statement, to the nearest sentence's end.
         """
-        tokens = self._draw_tokens(length, rng, tokenizer, 1)
+        tokens = self._draw_tokens(length, rng, tokenizer)
         hay, place, free = self._lay_hay(tokens.room, depth, rng, tokenizer, haystack)
         places = [place, *(int(pick(rng, free)) for _ in tokens.statements[1:])]
         text, (question, answer) = tokens.amid(hay, places, rng), tokens.asked[0]
         return np.concatenate([text, question]).astype(np.int64), answer.astype(np.int64)
 
-    def draw_all(
-        self, length: int, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
-    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """(text, [(question, answer), …]) in tokens, int64: every fact is asked for after the same text.
-
-        Facts stand at even depths from the start of the hay to its end; text, any question and its answer together have at most
-        `length` tokens. ValueError where the words alone take more, or for a template of one fact.
-        """
-        if self.grammar is None:
-            raise ValueError(f"template {self.name!r} states one fact: {', '.join(GRAMMARS)} state several")
-        tokens = self._draw_tokens(length, rng, tokenizer, self.facts)
-        hay = haystack.draw(tokens.room, rng, tokenizer)
-        ends = sentence_ends(hay, tokenizer)
-        depths = np.linspace(0, len(hay), self.facts)
-        places = [int(ends[np.abs(ends - depth).argmin()]) for depth in depths]
-        places += [int(pick(rng, ends)) for _ in tokens.statements[self.facts :]]
-        pairs = [(question.astype(np.int64), answer.astype(np.int64)) for question, answer in tokens.asked]
-        return tokens.amid(hay, places, rng).astype(np.int64), pairs
-
-    def _draw_tokens(self, length: int, rng: np.random.Generator, tokenizer: Tokenizer, asked: int) -> _Tokens:
-        """Words that leave room for each of the first `asked` questions and its answer."""
+    def _draw_tokens(self, length: int, rng: np.random.Generator, tokenizer: Tokenizer) -> _Tokens:
+        """Words that leave room for the first question and its answer."""
         least = None
         for _ in range(TRIES):  # some words are long, others fit
             words, sentences, questions = self._draw_words(rng)
@@ -193,8 +174,8 @@ class Template:
                 head = np.concatenate([[tokenizer.bos_id], head])
             pairs = [(_encode(question, tokenizer), tokenizer.encode(answer)) for question, answer in questions]
             statements = [_encode(sentence, tokenizer) for sentence in sentences]
-            behind = (len(q) + (0 if self.name == "bam" else len(answer)) for q, answer in pairs[:asked])
-            taken = sum(map(len, [head, *statements])) + max(behind)
+            behind = len(pairs[0][0]) + (0 if self.name == "bam" else len(pairs[0][1]))
+            taken = sum(map(len, [head, *statements])) + behind
             least = taken if least is None else min(least, taken)
             if taken <= length:
                 return _Tokens(head, statements, pairs, length - taken)
@@ -231,6 +212,46 @@ class Template:
         key = str(rng.integers(100000, 1000000))  # tokenizers of BAM's kind put the space themselves
         stated = f" The pass key is {key}. Remember it. {key} is the pass key."
         return TASK, [(stated,), *others], [((" " + QUESTION, f" {key[0]}"), key[1:])]
+
+
+@dataclass(frozen=True)
+class StatedFact:
+    """A fact in a text, which has `end` tokens up to the end of its statement; the answer does not begin with a space alone."""
+
+    end: int
+    question: np.ndarray
+    answer: np.ndarray
+
+
+def state_facts(
+    text: np.ndarray, length: int, count: int, rng: np.random.Generator, tokenizer: Tokenizer
+) -> tuple[np.ndarray, np.ndarray, list[StatedFact]]:
+    """(BOS and the first tokens of `text`, int64, in which `count` facts stand; which of them are the text's; the facts).
+
+    Facts are of the held-out grammar, alike, at even depths from the start to the end, between sentences. All this, any
+    question and its answer have `length` tokens; ValueError where words alone take as many.
+    """
+    facts = draw_facts(rng, GRAMMARS["heldout"], count, value="digits", alike=True)
+    statements = [_encode(fact.statement, tokenizer) for fact in facts]
+    pairs = []
+    for fact in facts:
+        question, answer = tokenizer.encode(fact.question), tokenizer.encode(fact.value)
+        spaces = 0 if tokenizer.decode(answer[:1]).strip() else 1
+        pairs.append((np.concatenate([question, answer[:spaces]]), answer[spaces:]))
+    taken = 1 + sum(map(len, statements)) + max(len(question) + len(answer) for question, answer in pairs)
+    if taken >= length:
+        raise ValueError(f"length {length} is too short for {count} facts: their words take {taken} tokens")
+    hay = text[: length - taken]
+    ends = sentence_ends(hay, tokenizer)
+    places = [int(ends[np.abs(ends - depth).argmin()]) for depth in np.linspace(0, len(hay), count)]
+    pieces, own, stated, done = [np.array([tokenizer.bos_id])], [np.zeros(1, dtype=bool)], [], 0
+    for place, statement, pair in zip(places, statements, pairs, strict=True):
+        pieces += [hay[done:place], statement]
+        own += [np.ones(place - done, dtype=bool), np.zeros(len(statement), dtype=bool)]
+        stated.append(StatedFact(sum(map(len, pieces)), *pair))
+        done = place
+    pieces, own = [*pieces, hay[done:]], [*own, np.ones(len(hay) - done, dtype=bool)]
+    return np.concatenate(pieces).astype(np.int64), np.concatenate(own), stated
 
 
 def _encode(sentence: Sentence, tokenizer: Tokenizer) -> np.ndarray:

@@ -12,18 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from modalities.decoder import generation
 from modalities.paired import scores_by_unit
 from modalities.results import ModelResult
 from modalities.text.data import open_heldout
-from modalities.text.evaluators import far
 from modalities.text.evaluators.attention import Heads, Sinks
-from modalities.text.evaluators.far import Far
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
+from modalities.text.evaluators.recall import Recall
 from modalities.text.model import CausalLM, TextConfig
-from modalities.text.prompts import Template
+from modalities.text.prompts import state_facts
 from modalities.text.tokenizers import load_tokenizer
 from zoo import KVCache
 
@@ -68,9 +66,8 @@ class KnownAnswer(nn.Module):
 
 def tiny(position="ggd", **options):
     torch.manual_seed(1)
-    config = TextConfig(
-        dim=32, num_layers=2, num_heads=2, hidden_dim=48, train_context=32, position=position, **options
-    )
+    sizes = {"dim": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 48, "train_context": 32}
+    config = TextConfig(position=position, **sizes | options)
     return CausalLM(config).eval()
 
 
@@ -112,7 +109,7 @@ MEASURED = [
     (Passkey, {"lengths": (96,)}, "1 prompts at each of 2 depths and 1 lengths measured; hay: own"),
     (NeedleGrid, {"lengths": (99999,)}, "; hay: documents of sotu-excerpt in a row, none of which has 99,999 tokens"),
     (NeedleGrid, {}, rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$"),
-    (Far, {"lengths": (300, 400)}, r"1 of 300 tokens, 1 of 400 tokens, measured; 13 of the 13"),
+    (Recall, {"lengths": (2000,)}, r"3 documents with 40 facts each measured; 13 of the 13"),
     (Heads, {"length": 150}, "1 samples measured; hay: own"),
     (Sinks, {"length": 20000}, f"1 samples measured; 12 {EXCERPT} 20,000 tokens; left out: 1 with fewer$"),
 ]
@@ -133,36 +130,47 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
     assert re.search(line, evaluator.measured([result]))
 
 
-@pytest.mark.parametrize("position", ["ggd", "goat", "cable"])
-def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monkeypatch):
-    model, facts = tiny(position).double(), 3
-    evaluator = made(Far, lengths=(700,), depths=facts, filler="own")
-    monkeypatch.setattr(generation, "PREFILL_TOKENS", 256)
-    read, calls, force = [], [], far.force_and_write
+@pytest.mark.parametrize("control", [None, "cut"])
+@pytest.mark.parametrize("position", ["rope", "ggd", "goat", "cable"])
+def test_recall_is_the_direct_computation(position, control):
+    """Every question after its own whole reading; a cut text begins with BOS and has as many tokens as training."""
+    model, lengths = tiny(position, train_context=400).double(), (400, 900, 1000)
+    evaluator = made(Recall, lengths=lengths, facts=4, samples=1, control=control)
+    read = []
     evaluator.advance = read.append
-    monkeypatch.setattr(far, "force_and_write", lambda *a: calls.append((a[1:3], found := force(*a))) or found)
-    ((_, cell),) = evaluator.run(model)
-    rng, bytes_ = np.random.default_rng([evaluator.settings.seed, 700, 0, facts]), load_tokenizer("bytes")
-    text, asked = Template("heldout", facts).draw_all(700, rng, bytes_, evaluator.haystack(model))
-    assert read == [256, 256, len(text) - 512] and len(calls) == facts
-    for (question, answer), ((prompt, expected), (forced, written)) in zip(asked, calls, strict=True):
-        assert prompt[0].tolist() == question.tolist() and expected[0].tolist() == answer.tolist()
-        whole = torch.as_tensor(np.concatenate([text, question, answer]))[None]
-        with torch.inference_mode():
-            torch.testing.assert_close(forced[0], model(whole)[0, -1 - len(answer) : -1])
-        assert written.tolist() == model.generate(whole[:, : -len(answer)], max_new_tokens=len(answer))
-    assert cell["exact_match"] == 0 and cell["left_out"] == 0 < cell["seconds"]
-    right = asked[1][0].tolist()
-    monkeypatch.setattr(far, "force_and_write", lambda m, q, a, c: (a, a if q[0].tolist() == right else q))
-    (row,) = evaluator.rows(dict(evaluator.run(model)))
-    assert row["by_depth"] == [0, 1, 0] and row["exact_match"] == 1 / 3 and row["depths"] == [0, 0.5, 1]
+    ((name, cell),) = evaluator.run(model)
+    assert control or sum(read) < 1000
+    tokenizer, number = load_tokenizer("bytes"), int(name.removeprefix("document="))
+    rng = np.random.default_rng([evaluator.settings.seed, number])
+    text, own, facts = state_facts(documents()[number].tokens, 1000, 4, rng, tokenizer)
+    room, before = 1000 - len(text), 0
+    for row in evaluator.rows({name: cell}):
+        stop = row["length"] - room
+        start = stop - (400 - room) if control else 0
+        seen = torch.tensor(text[start:stop])
+        seen[0] = tokenizer.bos_id
+        counted = [n for n in range(max(before, start, stop - 201) + 1, stop) if own[n]]
+        losses = -model(seen[None])[0].detach().log_softmax(-1)
+        bits = sum(losses[n - start - 1, text[n]].item() for n in counted) / math.log(2) / len(counted)
+        right, nats, exact, beyond = [], [], [], []
+        for fact in (fact for fact in facts if fact.end <= stop):
+            whole = torch.cat([seen, torch.as_tensor(np.concatenate([fact.question, fact.answer]))])
+            logits = model(whole[None])[0, -1 - len(fact.answer) : -1].detach()
+            nats += (-logits.log_softmax(-1)[range(len(fact.answer)), fact.answer]).tolist()
+            hits = (logits.argmax(-1) == torch.as_tensor(fact.answer)).tolist()
+            right, exact = [*right, *hits], [*exact, all(hits)]
+            beyond += hits if stop - fact.end >= 400 else []
+        values = {"bits_per_byte": bits, "nats": np.mean(nats), "tokens_right": np.mean(right), "exact": np.mean(exact)}
+        values |= {"tokens_right_beyond": np.mean(beyond)} if beyond else {}
+        assert {column: row.get(column) for column in values} == pytest.approx(values, abs=1e-4)
+        before = stop
 
 
-def test_far_says_how_much_is_left_out():
-    """Of ALiBi's two heads the one with slope 1/16 needs some 600 of 9,000 keys."""
-    evaluator = made(Far, lengths=(9000,), filler="own")
-    (row,) = evaluator.rows(dict(evaluator.run(tiny("alibi"))))
-    assert 0.4 < row["left_out"] < 0.75 and row["texts"] == 1 and math.isnan(row["standard_error"])
+def test_recall_by_default_takes_lengths_that_a_document_serves():
+    assert made(Recall).points(tiny(train_context=4096)) == (4096, 8192, 16384, 32768)
+    assert made(Recall).points(tiny(train_context=50000)) == (50000,)
+    with pytest.raises(ValueError, match="at most --lengths"):
+        made(Recall, lengths=(10**6,)).cells(tiny())
 
 
 def test_perplexity_is_the_direct_computation():

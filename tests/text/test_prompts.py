@@ -11,7 +11,7 @@ import pytest
 from modalities.text import prompts
 from modalities.text.data import open_heldout
 from modalities.text.facts import GRAMMARS
-from modalities.text.prompts import TEMPLATES, Template, open_haystack
+from modalities.text.prompts import TEMPLATES, Template, open_haystack, state_facts
 from modalities.text.tokenizers import load_tokenizer
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
@@ -89,20 +89,19 @@ def test_lengths_values_and_depths(name, facts, others, hay, kind, drawn):
             assert depth == 1.0 or not at.strip() or at.rstrip(" ")[-1] in ".?!"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("heldout", "bytes"), ("invented", "bpe-1k")])
-def test_every_fact_of_a_text_is_asked_for(name, kind):
-    """At even depths, in their order; the longest question and its answer fill the length."""
-    tokenizer = TOKENIZERS[kind]
-    rng, hay = np.random.default_rng(4), open_haystack("own", tokenizer)
-    text, asked = Template(name, facts=4, distractors=2).draw_all(2500, rng, tokenizer, hay)
-    assert len(text) + max(len(question) + len(answer) for question, answer in asked) == 2500
-    written, values = tokenizer.decode(text), [tokenizer.decode(answer) for _, answer in asked]
-    assert len(set(values)) == 4 and len({tokenizer.decode(question) for question, _ in asked}) == 4
-    depths = [written.index(value) / len(written) for value in values]
-    assert depths == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.12) and depths == sorted(depths)
-    assert len(re.findall(r"(?<!\d)\d{5}(?!\d)", written)) == 6
-    with pytest.raises(ValueError, match="states one fact"):
-        Template("own").draw_all(2500, rng, tokenizer, hay)
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_facts_stand_in_a_text_and_fill_its_length(kind):
+    """At even depths, in their order, between the text's own tokens; the longest question and its answer fill the length."""
+    tokenizer, hay = TOKENIZERS[kind], opened("text", TOKENIZERS[kind]).texts[0]
+    text, own, facts = state_facts(hay, 2500, 4, np.random.default_rng(4), tokenizer)
+    assert len(text) + max(len(fact.question) + len(fact.answer) for fact in facts) == 2500
+    assert text[0] == tokenizer.bos_id and text[own].tolist() == hay[: own.sum()].tolist()
+    for number, fact in enumerate(facts):
+        before = tokenizer.decode(text[: fact.end])
+        assert tokenizer.decode(fact.answer).strip() in before[-60:] and len(tokenizer.decode(fact.question)) > 9
+        assert fact.end / len(text) == pytest.approx(number / 3, abs=0.12)
+    with pytest.raises(ValueError, match=r"length 60 is too short for 4 facts: their words take \d+ tokens"):
+        state_facts(hay, 60, 4, np.random.default_rng(4), tokenizer)
 
 
 PINNED = {

@@ -1,0 +1,198 @@
+"""Recall: facts over one long document, read once and asked for at each length; and bits per byte of its own tokens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modalities.decoder.model import Decoder
+from modalities.decoder.scoring import device_of, logits_by_slice, telling
+from modalities.evaluation import (
+    Cell,
+    CellValue,
+    LengthSettings,
+    ModelResult,
+    Observed,
+    Score,
+    check_choice,
+    option,
+    standard_error,
+)
+from modalities.paired import scores_by_unit
+from modalities.results import Row
+from modalities.text.data import EncodedDocument
+from modalities.text.facts import HELDOUT
+from modalities.text.prompts import StatedFact, state_facts
+from modalities.text.retrieval import TextEvaluator
+from modalities.text.tokenizers import load_tokenizer
+from zoo.decoding import Cache
+
+__all__ = ["Recall", "RecallSettings"]
+
+
+@dataclass(frozen=True)
+class RecallSettings(LengthSettings):
+    """`samples` counts documents, by default up to 8."""
+
+    facts: int = option(40, "facts of a document, at even depths, each asked for at every length that holds it")
+    control: str | None = option(None, "cut: at each length read only as many of the last tokens as training had")
+
+    factors = (1, 2, 4, 8)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("control", self.control, ("cut",))
+        if self.facts < 2:
+            raise ValueError(f"recall asks for several facts, got facts={self.facts}; expected 2 or more")
+
+
+class Recall(TextEvaluator[RecallSettings]):
+    """Facts of a held-out document, at even depths, each asked for at every length up to which it is stated.
+
+    A document is read once, part by part; at each length every question is answered from the cache, which is cropped after
+    it. A text, a question and its answer together have at most `length` tokens. Means and ± are over documents.
+
+    | column | |
+    |---|---|
+    | `exact`, `tokens_right` | share of answers, and of their tokens, that are the likeliest given the true ones before |
+    | `nats` | of a token of the answers |
+    | `tokens_right_beyond` | of facts that are stated further back than training reached |
+    | `bits_per_byte` | of the document's own tokens since the length before, at most half the training length |
+    | `seconds` | to read the document up to here |
+
+    Models whose rotation depends on the length of the text, and `control`, read afresh at each length.
+    """
+
+    name = "recall"
+    summary = "forty facts over a long document, asked at each length after one reading; bits per byte by place"
+    scores = (
+        Score("exact", "facts recalled exactly", unit_interval=True),
+        Score("tokens_right", "tokens of answers", unit_interval=True),
+        Score("nats", "nats a token of answers", drawn=False),
+        Score("tokens_right_beyond", "of facts beyond the training length", unit_interval=True),
+        Score("bits_per_byte", "bits per byte of the last tokens"),
+        Score("seconds", "seconds to read", drawn=False),
+    )
+    paired_over = "documents"
+
+    def points(self, model: Decoder) -> tuple[int, ...]:
+        """By default the lengths that a document serves."""
+        lengths = self.lengths_for(model)
+        longest = max(len(document.tokens) for document in self.heldout_for(model).items)
+        served = lengths if self.settings.lengths else tuple(n for n in lengths if n <= longest)
+        return served or (longest,)
+
+    def identity(self, model: Decoder) -> Row:
+        text, settings = self.heldout_for(model).fingerprint, self.settings
+        read = {"lengths": self.points(model), "facts": settings.facts, "control": settings.control}
+        return {"text": text, "seed": settings.seed, "grammar": HELDOUT.fingerprint} | read
+
+    def samples_line(self, results: list[ModelResult]) -> str:
+        return f"{results[0].rows[-1]['documents']} documents with {self.settings.facts} facts each"
+
+    def cells(self, model: Decoder) -> list[Cell]:
+        lengths, documents = self.points(model), self.heldout_for(model).items
+        if not self.describe(documents, lengths[-1]):
+            longest = max(len(document.tokens) for document in documents)
+            raise ValueError(f"no document of {self.text_name} has {lengths[-1]:,} tokens: at most --lengths {longest}")
+        order = np.random.default_rng(self.settings.seed).permutation(len(documents))
+        long = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]]
+        cost = sum(self._window(model, n) for n in lengths) if self._afresh(model) else lengths[-1]
+        data = {"length": lengths[-1], "lengths": lengths}
+        chosen = long[: self.settings.samples or 8]
+        return [Cell(f"document={n}", cost, data | {"document": n, "text": documents[n]}) for n in chosen]
+
+    def _afresh(self, model: Decoder) -> bool:
+        return self.settings.control is not None or getattr(model, "by_length", False)
+
+    def _window(self, model: Decoder, length: int) -> int:
+        """Tokens, question and answer included, that are read of a text of `length` tokens."""
+        return min(length, self.trained_at(model)) if self.settings.control else length
+
+    @torch.inference_mode()
+    def measure(self, model: Decoder, cell: Cell) -> CellValue:
+        tokenizer, lengths = load_tokenizer(model.config.tokenizer), cell.data["lengths"]
+        document: EncodedDocument = cell.data["text"]
+        rng = np.random.default_rng([self.settings.seed, cell.data["document"]])
+        text, own, facts = state_facts(document.tokens, lengths[-1], self.settings.facts, rng, tokenizer)
+        room, trained, device = lengths[-1] - len(text), self.trained_at(model), device_of(model)
+        tokens, kept = (torch.as_tensor(x, device=device) for x in (text, own))
+        cache, read, before, seconds, found = model.new_cache(lengths[-1]), 0, 0, 0.0, []
+        for length in lengths:
+            stop = length - room
+            if self._afresh(model):
+                cache, read = model.new_cache(length), stop - (self._window(model, length) - room)
+            inputs = tokens[read:stop].clone()
+            if read and self._afresh(model):
+                inputs[0] = tokenizer.bos_id
+            started = time.perf_counter()
+            with telling(model, len(inputs), self.advance):
+                features = model.forward_features(inputs[None], cache=cache)
+            seconds = time.perf_counter() - started + (0.0 if self._afresh(model) else seconds)
+            first = max(before + 1, read + 1, stop - trained // 2)
+            counted = kept[first:stop]
+            losses = _losses(model, features[:, first - read - 1 : -1], tokens[None, first:stop])[0][counted]
+            asked = [fact for fact in facts if fact.end <= stop]
+            answers = [[stop - fact.end, *_answer(model, cache, fact)] for fact in asked]
+            found.append(
+                {
+                    "length": length,
+                    "nll_sum": float(losses.sum()),
+                    "bytes": int(counted.sum()) * document.bytes_per_token,
+                    "seconds": seconds,
+                    "answers": answers,  # (tokens since the statement, tokens, right ones, nats) each
+                }
+            )
+            read = before = stop
+        return {"document": cell.data["document"], "trained": trained, "found": found}
+
+    def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
+        unit = str(cell["document"])
+        for one in cell["found"]:
+            length, parts = one["length"], {}
+            parts["bits_per_byte"] = one["nll_sum"] / math.log(2), one["bytes"]
+            parts["seconds"] = one["seconds"], 1.0
+            for distance, count, right, nats in one["answers"]:
+                scores = {"exact": (right == count, 1), "tokens_right": (right, count), "nats": (nats, count)}
+                if distance >= cell["trained"]:
+                    scores["tokens_right_beyond"] = right, count
+                for column, (total, weight) in scores.items():
+                    yield Observed(length, unit, column, float(total), weight)
+            for column, (total, weight) in parts.items():
+                yield Observed(length, unit, column, total, weight)
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
+        scores = scores_by_unit(one for name, cell in cells.items() for one in self.observed(name, cell))
+        rows: dict[int, Row] = {}
+        for score in self.scores:
+            for (length, column), units in scores.items():
+                if column == score.column and units:
+                    row = rows.setdefault(length, {"length": length, "documents": len(units)})
+                    values = np.array(list(units.values()))
+                    row |= {column: float(values.mean()), f"{column}_standard_error": standard_error(values)}
+        return [rows[length] for length in sorted(rows)]
+
+
+def _losses(model: Decoder, features: Tensor, targets: Tensor) -> Tensor:
+    """−ln p, in nats, of targets (1, T) by features (1, T, C) of the tokens before them."""
+    losses = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
+    for part, logits in logits_by_slice(model, features):
+        losses[:, part] = logits.logsumexp(-1) - logits.gather(-1, targets[:, part, None]).squeeze(-1)
+    return losses
+
+
+def _answer(model: Decoder, cache: Cache, fact: StatedFact) -> tuple[int, int, float]:
+    """(Tokens of the answer, those that are the likeliest given the ones before, nats of all); the cache is left as it was."""
+    mark, count = cache.mark(), len(fact.answer)
+    ids = torch.as_tensor(np.concatenate([fact.question, fact.answer]), device=device_of(model))
+    logits = model.forward_head(model.forward_features(ids[None, :-1], cache=cache, last=count))[0].double()
+    cache.rewind(mark)
+    answer = ids[-count:]
+    nats = logits.logsumexp(-1) - logits.gather(-1, answer[:, None])[:, 0]
+    return count, int((logits.argmax(-1) == answer).sum()), float(nats.sum())

@@ -34,7 +34,6 @@ COMMANDS = {
     "gallery": ("Write one page of the models: curves, priors to move, tables", "recipes.gallery"),
     "lm-eval": ("Measure a text model on the tasks of lm-evaluation-harness", "recipes.lm_eval"),
     "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),
-    "prepare-genome": ("Split a genome and print the command that trains on it", "recipes.prepare_genome"),
 }
 OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
 

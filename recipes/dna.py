@@ -9,7 +9,7 @@ ships with the package.
 
 from __future__ import annotations
 
-from modalities.dna.config import DnaDataConfig
+from modalities.dna.data import DnaDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
 from zoo.files import data_folder
@@ -111,8 +111,8 @@ def goat_human() -> Recipe:
 
     Beside it, with the same budget: --set model.name=dna_rope_25m. The paper reports 1.83 GB of peak memory against RoPE's
     2.86, and a Pearson r of GC trajectories of 0.466 against 0.320. Its schedule is not published: 20,000 steps of 64 × 1024
-    bases here. Needs data/human (`priorzoo prepare-genome`), or --set data.source=genomes:human --set data.split=none for
-    the part of it that `priorzoo fetch-data dna genomes` fetches. Hardware: one 24 GB GPU.
+    bases here. Needs data/human (genome.fa and split.bed: docs/DATA.md), or --set data.source=genomes:human and
+    --set data.split=none for the part of it that `priorzoo fetch-data dna genomes` fetches. Hardware: one 24 GB GPU.
     """
     return human("goat_human", "dna_goat_25m", steps=20_000, batch=64, micro_batch=8)
 
@@ -124,9 +124,8 @@ def human_125m() -> Recipe:
     deepspeed --num_gpus 8 --module priorzoo.train dna.human_125m
 
     The size that the GOAT paper names; its layers are not printed. Beside it: --set model.name=dna_rope_125m.
-    Needs data/human: `priorzoo prepare-genome GENOME.fa.gz --out data/human --primary` writes the split and prints the
-    two settings that name the FASTA. 75,000 steps of 512 × 1024 bases are about 13 passes over one strand. Hardware: 8 × 80
-    GB GPUs. Not run yet.
+    Needs data/human: genome.fa and split.bed (docs/DATA.md). 75,000 steps of 512 × 1024 bases are about 13 passes over
+    one strand. Hardware: 8 × 80 GB GPUs. Not run yet.
     """
     return human("human_125m", "dna_goat_125m", steps=75_000, batch=512, micro_batch=32)
 

@@ -17,17 +17,16 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 
-from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
-from modalities.dna.scoring import Scores, WindowScorer
+from modalities.dna.scoring import BaselineConfig, Scores, WindowScorer
 from modalities.dna.splits import GenomeSplit, Region, joined, select
+from modalities.dna.tokenizers import UNKNOWN
 from modalities.loading import Heldout
 from zoo.errors import did_you_mean
 from zoo.positions import slices
 
-__all__ = ["BASELINES", "BaselineConfig", "MarkovChain", "contexts", "create_baseline", "kmers"]
+__all__ = ["BASELINES", "MarkovChain", "contexts", "create_baseline", "kmers"]
 
-VERSION = 1  # raised when counts or the choice of τ change, so that stored numbers are not reused
 ORDER = 12
 TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))  # 1 to 5 million
 BLOCK = 4096  # bases in a piece of training data that is set aside to choose τ, or not
@@ -35,19 +34,6 @@ ASIDE = 0.02
 MOST_ASIDE = 256  # blocks: a million bases are enough
 CHUNK = 1 << 20  # bases counted at a time
 SCORED = 1 << 18  # bases scored at a time
-
-
-@dataclass(frozen=True)
-class BaselineConfig:
-    """The part of a model's configuration that tables, figures and evaluators read. `position` is the baseline's name, and
-    `train_context`, of which default lengths are multiples, that of the models beside it."""
-
-    position: str
-    train_context: int = 256
-    ssmax: bool = False
-    tokenizer: str = "bases"
-    strands: str = "one"
-    version: int = VERSION
 
 
 class MarkovChain(WindowScorer):
@@ -117,7 +103,7 @@ class Markov:
 
 @lru_cache(maxsize=1)
 def _fitted(data: Heldout[GenomeSplit]) -> Markov:
-    if not any(region.split == "train" for region in data.items.regions):
+    if not any(region.label == "train" for region in data.items.regions):
         raise ValueError(
             "a Markov chain learns from a source's training regions, and all of it is held out: give --split BED"
         )
@@ -192,7 +178,7 @@ def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
         kind = n in aside
         if before == (region, kind):
             start = pieces[kind].pop().start
-        pieces[kind].append(Region(region.contig, start, stop, region.split))
+        pieces[kind].append(Region(region.contig, start, stop, region.label))
         before = region, kind
     return pieces
 

@@ -1,27 +1,66 @@
-"""DNA data: a config to a resumable loader of batches, a source to its held-out part.
-
-    sources.py     spec → files and split            genome.py, formats.py  files → contigs
-    bases.py       letters ↔ codes                   splits.py      regions for training and held out
-    tokenizers.py  codes → ids                       windows.py     rows of a genome, their order
+"""DNA data: a config to a resumable loader of batches, whose rows are windows of a genome.
 
 A sample is a row of L+1 tokens, the start first: inputs are tokens[:-1], targets tokens[1:], so the first base is predicted
 too. A batch also has segments (0, padding −1), the weight of each target, and its sample numbers, whose origin is
 `loader.source.rows.samples(batch["sample"])`.
+
+A region is cut at its long runs of unknown bases into stretches, and a stretch into windows, which never cross its end. A
+window follows from its sample number by arithmetic on the table of stretches; no list of windows is made.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from modalities.dna.config import DnaDataConfig
-from modalities.dna.genome import open_genome
-from modalities.dna.sources import DnaSource, find_source
-from modalities.dna.splits import GenomeSplit, load_regions, select, split_fingerprint
-from modalities.dna.tokenizers import load_tokenizer
-from modalities.dna.windows import WindowDataset
-from modalities.loading import Heldout, IndexedLoader, RowBatches
+import numpy as np
+import torch
+from torch.utils.data import Dataset
 
-__all__ = ["build_loader", "open_heldout"]
+from modalities.dna.genome import Genome, RunCounter, open_genome
+from modalities.dna.sources import DEFAULT_SOURCE, find_source
+from modalities.dna.splits import Region, between, joined, load_regions, select
+from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer, reverse_complement
+from modalities.loading import MOST_WORKERS, IndexedLoader, RowBatches, State, hash64, permuted
+from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
+
+__all__ = ["DnaDataConfig", "Sample", "WindowDataset", "build_loader"]
+
+# First word of every random key after the seed, so that no two uses share random bits.
+_ORDER, _OFFSET, _STRAND = 0, 1, 2
+_MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in search of one sample
+_LOOKED_AT = 4096  # windows, in random order, of which the report counts those that are skipped
+
+
+@dataclass(frozen=True)
+class DnaDataConfig:
+    """What to train on.
+
+    source, tokenizer: spec strings (sources.py, tokenizers.py).
+    split: a BED file whose fourth column is "train" or "heldout"; None: the source's own, or whole contigs by rule.
+    context: L, tokens a model sees at once.
+    reverse_complement: probability that a training window is read on the other strand.
+    soft_mask_weight: weight in the loss of a soft-masked target (lower-case: repeats, by convention); 0 leaves them out.
+    max_unknown: training windows with a larger share of unknown bases are skipped.
+    cache_dir: where the parsed bases of large files are kept; None: <data folder>/cache.
+    """
+
+    source: str = DEFAULT_SOURCE
+    split: str | None = None
+    tokenizer: str = "bases"
+    context: int = bounded(256, 1, LONGEST_CONTEXT)
+    seed: int = bounded(0, 0, LARGEST_SEED)
+    reverse_complement: float = bounded(0.5, 0, 1)
+    soft_mask_weight: float = bounded(1.0, 0, math.inf)
+    max_unknown: float = bounded(0.1, 0, 1)
+    cache_dir: str | None = None
+    num_workers: int = bounded(0, 0, MOST_WORKERS)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def build_loader(
@@ -48,9 +87,196 @@ def build_loader(
     return IndexedLoader(RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers)
 
 
-@lru_cache(maxsize=2)
-def open_heldout(source: DnaSource) -> Heldout[GenomeSplit]:
-    """The split genome of a source, opened once per process. Raises as `open_genome` and `load_regions` do."""
-    genome = open_genome(source)
-    regions = load_regions(source, genome)
-    return Heldout(source.name, split_fingerprint(genome, regions), GenomeSplit(source.name, genome, regions))
+class Sample(NamedTuple):
+    """Origin of a row: bases [start, stop) of the + strand, read forwards ("+") or as their reverse complement ("-")."""
+
+    contig: str
+    start: int
+    stop: int
+    strand: str
+    epoch: int
+
+
+class WindowDataset(Dataset):
+    """Rows of [start] + `context` tokens. Sample n depends on (genome, regions, settings, n) alone.
+
+    A window has w = context · bases_per_token bases. Training is endless. An epoch has ⌊n / w⌋ windows of a stretch of n bases,
+    1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at o, o + w, …; where the
+    last would cross the end, it is taken from the end, or from the start if more is uncovered there. A window with more than
+    `max_unknown` unknown bases is skipped, and another one takes its place. Sample n is window π(n mod W) of epoch n div W,
+    with a permutation π for each epoch, on the other strand with probability `reverse_complement`. one_pass: one epoch, without
+    offsets, the last window of a stretch padded.
+
+    A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
+    soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, −1 in rows
+    of padding. ValueError for regions without a known base, or no window with few enough unknown bases.
+    """
+
+    def __init__(
+        self,
+        genome: Genome,
+        regions: Sequence[Region],
+        context: int,
+        tokenizer: DnaTokenizer,
+        *,
+        seed: int = 0,
+        reverse_complement: float = 0.0,
+        soft_mask_weight: float = 1.0,
+        max_unknown: float = 0.1,
+        one_pass: bool = False,
+    ) -> None:
+        self.genome, self.regions, self.context, self.tokenizer = genome, joined(regions), context, tokenizer
+        self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
+        self.max_unknown, self.one_pass = max_unknown, one_pass
+        self.window = max(1, round(context * tokenizer.bases_per_token))
+        self._unknown = RunCounter(genome.unknown)
+        self._lay_out()
+        self.size = self.epoch_windows if one_pass else None
+        if not self.one_pass:
+            self._places(np.zeros(1, np.int64))  # raises where no window is usable
+
+    def _lay_out(self) -> None:
+        """The table of stretches."""
+        width, parts = self.window, []
+        limit = width if self.one_pass else min(width, math.floor(self.max_unknown * width) + 1)
+        for region in self.regions:
+            bounds = _stretches(region, self.genome[region.contig].unknown, limit)
+            if not self.one_pass and len(bounds) > 1:
+                bounds = bounds[bounds[:, 1] - bounds[:, 0] >= (1 - self.max_unknown) * width]
+            parts.append(bounds)
+        self._region = np.repeat(np.arange(len(parts)), [len(bounds) for bounds in parts])
+        self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *parts]).T
+        least = self.tokenizer.step  # a shorter stretch has no window
+        tokens = (self._stop - self._start) // least * least
+        self._windows = -(-tokens // width) if self.one_pass else np.maximum(tokens // width, tokens > 0)
+        self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
+        self.epoch_windows = int(self._windows.sum())
+        if not self.epoch_windows:
+            what = f"{len(self.regions)} regions have no stretch of known bases for windows of {width}"
+            raise ValueError(f"{what} in their {sum(map(len, self.regions)):,} bases")
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Rows of many samples. IndexError outside 0..size − 1."""
+        rows = []
+        for sample, number in zip(self.samples(indices), indices, strict=True):
+            row = self.padding_row()
+            self._fill(sample, *(row[name].numpy() for name in ("tokens", "segments", "weights")))
+            rows.append(row | {"sample": torch.tensor(int(number))})
+        return rows
+
+    def samples(self, indices: Sequence[int]) -> list[Sample]:
+        """Origins of samples, such as a batch's "sample". IndexError outside 0..size − 1."""
+        numbers = np.asarray(indices, dtype=np.int64)
+        for index in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
+            if index < 0 or (self.size is not None and index >= self.size):
+                raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
+        stretch, start, stop = self._places(numbers)
+        chance = (hash64(self.seed, _STRAND, numbers) >> np.uint64(11)) * 2.0**-53
+        columns = (self._region[stretch], start, stop, chance < self.reverse_complement, numbers // self.epoch_windows)
+        return [
+            Sample(self.regions[region].contig, begin, end, "-" if turned else "+", epoch)
+            for region, begin, end, turned, epoch in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+    def identity(self) -> State:
+        """What determines a sample besides its number (`modalities.loading.Samples`)."""
+        bounds = ";".join(f"{region.contig}:{region.start}-{region.stop}" for region in self.regions)
+        return {
+            "kind": "windows",
+            "genome": self.genome.fingerprint,
+            "regions": hashlib.blake2b(bounds.encode(), digest_size=8).hexdigest(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "context": self.context,
+            "seed": self.seed,
+            "reverse_complement": self.reverse_complement,
+            "soft_mask_weight": self.soft_mask_weight,
+            "max_unknown": self.max_unknown,
+            "shuffle": True,
+            "one_pass": self.one_pass,
+        }
+
+    def padding_row(self) -> dict[str, torch.Tensor]:
+        """A row of padding alone: no target."""
+        length = self.context + 1
+        tokens, segments = torch.full((length,), self.tokenizer.pad_id), torch.full((length,), -1)
+        return {"tokens": tokens, "segments": segments, "weights": torch.zeros(length), "sample": torch.tensor(-1)}
+
+    def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(stretch, start, stop on its contig) of samples, each (N,) int64, bad windows replaced."""
+        places = self._grid(numbers)
+        if self.one_pass or not self._unknown:
+            return places
+        # A step coprime to W reaches every window; a long one replaces a bad window by a distant one.
+        step = max(1, round(0.618 * self.epoch_windows))
+        while math.gcd(step, self.epoch_windows) > 1:
+            step += 1
+        bad = np.flatnonzero(self._too_unknown(*places))
+        for tries in range(1, _MOST_TRIES + 1):
+            if not len(bad):
+                return places
+            again = self._grid(numbers[bad] + tries * step)
+            for column, new in zip(places, again, strict=True):
+                column[bad] = new
+            bad = bad[self._too_unknown(*again)]
+        what = f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than max_unknown={self.max_unknown}"
+        raise ValueError(f"{what} unknown bases; raise max_unknown, shorten the context, or check the source")
+
+    def _grid(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        epoch, position = np.divmod(numbers, self.epoch_windows)
+        position = permuted(position, self.epoch_windows, self.seed, _ORDER, epoch)
+        stretch = np.searchsorted(self._ends, position, side="right")
+        windows, length = self._windows[stretch], (self._stop - self._start)[stretch]
+        inside = position - self._ends[stretch] + windows  # the window's number within its stretch
+        at = inside * self.window
+        if not self.one_pass:
+            offset = (hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)).astype(np.int64)
+            at += offset
+            out = at + self.window > length  # at most the last; it moves to where more bases are uncovered
+            front = 2 * offset > length - (windows - 1) * self.window
+            at = np.where(out, np.where(front, 0, np.maximum(length - self.window, 0)), at)
+        start = self._start[stretch] + at
+        return stretch, start, np.minimum(start + self.window, self._stop[stretch])
+
+    def _too_unknown(self, stretch: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        offset = np.array([self.genome.starts[self.regions[n].contig] for n in self._region[stretch]], np.int64)
+        return self._unknown.count(offset + start, offset + stop) > self.max_unknown * (stop - start)
+
+    def _fill(self, sample: Sample, tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) -> None:
+        """Write a sample into one row of padding."""
+        where = (sample.contig, sample.start, sample.stop)
+        codes = self.genome.codes(*where)
+        encoded = self.tokenizer.encode(reverse_complement(codes) if sample.strand == "-" else codes)
+        ids = encoded.ids[: self.context]
+        tokens[0], tokens[1 : len(ids) + 1] = self.tokenizer.bos_id, ids
+        segments[: len(ids) + 1] = 0
+        weights[0], weights[1 : len(ids) + 1] = 1, ids != self.tokenizer.unknown_id
+        if self.soft_mask_weight != 1 and len(ids):
+            soft = self.genome.soft_masked(*where)
+            soft = soft[::-1] if sample.strand == "-" else soft
+            spans = encoded.spans[: len(ids)]
+            masked = np.add.reduceat(soft[: spans.sum()], np.cumsum(spans) - spans, dtype=np.int64)
+            weights[1 : len(ids) + 1][2 * masked > spans] *= self.soft_mask_weight
+
+    @property
+    def report(self) -> str:
+        """What no window covers."""
+        parts = [f"{self.epoch_windows:,} windows of {self.window} bases"]
+        if left_out := sum(map(len, self.regions)) - int((self._stop - self._start).sum()):
+            parts.append(f"{left_out:,} bases left out in long runs of unknown ones and between them")
+        if not self.one_pass and self._unknown:
+            looked_at = min(self.epoch_windows, _LOOKED_AT)
+            if skipped := int(self._too_unknown(*self._grid(np.arange(looked_at))).sum()):
+                why = f"for more than {self.max_unknown:.0%} unknown bases"
+                parts.append(f"{skipped:,} of {looked_at:,} windows skipped {why}")
+        return "; ".join(parts)
+
+
+def _stretches(region: Region, unknown: np.ndarray, limit: int) -> np.ndarray:
+    """(n, 2) bounds of a region cut at runs of `limit` or more unknown bases, and trimmed of those at its ends."""
+    runs = unknown[np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(unknown[:, 0], region.stop)]
+    runs = runs.clip(region.start, region.stop)
+    at_end = (runs[:, 0] == region.start) | (runs[:, 1] == region.stop)
+    return between(region, runs[(runs[:, 1] - runs[:, 0] >= limit) | at_end])

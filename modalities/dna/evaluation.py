@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import TypeVar
 
 from modalities.dna.baselines import MarkovChain
-from modalities.dna.bed import BedRow, bed_rows, whole_contigs
-from modalities.dna.config import DEFAULT_SOURCE
-from modalities.dna.data import open_heldout
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.scoring import STRANDS
-from modalities.dna.sources import DnaSource, find_source
-from modalities.dna.splits import GenomeSplit
-from modalities.dna.tokenizers import load_tokenizer, step_of
+from modalities.dna.sources import DEFAULT_SOURCE, DnaSource, find_source
+from modalities.dna.splits import GenomeSplit, open_heldout
+from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import (
     Axis,
     CellValue,
@@ -36,7 +33,7 @@ from modalities.results import Row, compact
 from zoo.model import ZooModel
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 BASES_LENGTH = Axis("length", "length (bases, log₂)", compact)
 ENOUGH = 0.9  # share of the held-out bases whose contigs must have room for a default length
@@ -79,7 +76,7 @@ class DnaLengthSettings(LengthSettings, DnaSettings):
     counted: ClassVar[str] = "bases"
 
 
-D = TypeVar("D", bound=DnaSettings, default=Any)
+D = TypeVar("D", bound=DnaSettings, default=DnaLengthSettings)
 
 
 class DnaEvaluator(Evaluator[D, ZooModel]):
@@ -153,7 +150,7 @@ def window_of(model: ZooModel, length: int) -> int:
 
 def whole_kmers(model: ZooModel, length: int) -> int:
     """Bases of a window of about `length`: rounded down to whole k-mers, at least one."""
-    step = step_of(load_tokenizer(model.config.tokenizer))
+    step = load_tokenizer(model.config.tokenizer).step
     return max(1, length // step) * step
 
 
@@ -169,7 +166,7 @@ def one_count(text: str) -> int:
 class FileSettings(DnaSettings, StrandSettings):
     """A file of sequences; the source is that which baselines are fitted to."""
 
-    fasta: str | None = option(None, "file of sequences (FASTA or GenBank; also compressed)")
+    fasta: str | None = option(None, "file of sequences (FASTA, also compressed)")
     window: int | None = option(None, "bases read at once; default: the evaluator's own", parse=one_count)
 
     def __post_init__(self) -> None:
@@ -180,16 +177,7 @@ class FileSettings(DnaSettings, StrandSettings):
             raise ValueError(f"window must be at least 1, got {self.window}")
 
 
-@dataclass(frozen=True)
-class RegionSettings(FileSettings):
-    """Parts of a file of sequences."""
-
-    regions: str | None = option(
-        None, "BED file of what to read of --fasta, its sixth column the strand; default: all of it"
-    )
-
-
-F = TypeVar("F", bound=FileSettings, default=Any)
+F = TypeVar("F", bound=FileSettings, default=FileSettings)
 
 
 class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
@@ -207,15 +195,10 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
             raise ValueError(f"{self.name} reads a file of sequences: name one with --fasta")
         return open_genome(find_source(self.settings.fasta))
 
-    def regions(self) -> list[BedRow]:
-        """The rows of the BED file, or every contig."""
-        path = cast(RegionSettings, self.settings).regions
-        return whole_contigs(self.genome()) if path is None else bed_rows(Path(path), self.genome())
-
     def window(self, model: ZooModel) -> int:
         """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError where that is 0."""
         tokenizer = load_tokenizer(model.config.tokenizer)
-        step = step_of(tokenizer) * self.window_step
+        step = tokenizer.step * self.window_step
         window = self.settings.window or window_of(model, self.default_window * model.config.train_context)
         if window < step:
             raise ValueError(f"window {window}: tokenizer {tokenizer.name!r} needs at least {step} bases")
@@ -234,13 +217,18 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
         }
 
 
-def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+def print_table(
+    console: Console, title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """Rows of a table with columns named `left` and, aligned to the right, `right`."""
     from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
     from rich.table import Table
 
-    columns = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in left:
-        columns.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold")
     for name in right:
-        columns.add_column(name, justify="right", overflow="fold", min_width=6)
-    return columns
+        table.add_column(name, justify="right", overflow="fold", min_width=6)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,6 +1,6 @@
 """Genomes: contigs with random access to their bases.
 
-A file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a slice of it, which is
+A file is parsed once into a store of one byte a base (sources.py) with a table of contigs; a read is a slice of it, which is
 memory-mapped: all workers read the same pages. That of small files is gone with the process. Larger ones are stored under the
 cache folder, keyed by paths, link targets, sizes and times. A store is complete or absent, and verified by its digests when it
 is opened.
@@ -15,18 +15,16 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from modalities.dna.bases import AMBIGUITY, CODE, NORMAL, SOFT, UNKNOWN, URACIL
-from modalities.dna.formats import Start, read_codes
-from modalities.dna.sources import DnaSource
+from modalities.dna.sources import DnaSource, Start, read_codes
+from modalities.dna.tokenizers import CODE, SOFT, UNKNOWN
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, new_folder, seal, sealed_damage
 
@@ -37,7 +35,12 @@ _SMALL = 8 * 2**20  # bytes of files whose store is temporary
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
 _PIECE = 1 << 24  # bases in which unknown ones are looked for at once
 
-Table = dict[str, Any]  # "contigs": [name, length, number of its file, unknown runs] of each; "fingerprint", "report"
+
+class Table(TypedDict):
+    """What a store says of its bases."""
+
+    contigs: list[tuple[str, int, int]]  # name, length, number of the file
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,12 @@ class Genome:
     """Contigs in the order of their files; `open_genome` makes one. Immutable.
 
     fingerprint: 16 hex digits; equal ones mean equal names, lengths, bases and soft masks, in whatever format.
-    files: absolute paths. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "". starts: where
-    each contig begins, and unknown: (n, 2) runs of UNKNOWN codes, with contigs laid one after the other.
+    files: absolute paths. starts: where each contig begins, and unknown: (n, 2) runs of UNKNOWN codes, with contigs laid one
+    after the other.
     """
 
     def __init__(self, table: Table, files: tuple[str, ...], store: Path, *, temporary: bool = False) -> None:
-        self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
+        self.files, self.fingerprint = files, table["fingerprint"]
         self._path, self._store = None if temporary else store, np.asarray(np.memmap(store, np.uint8, mode="r"))
         starts = np.cumsum([0, *(length for _, length, _ in table["contigs"])])
         self.unknown = _unknown_runs(self._store, starts)
@@ -222,34 +225,33 @@ def _write_store(folder: Path, stats: _Files) -> Table:
 
 def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
     """The table of all contigs of all files; their bases go to `write`."""
-    rows: list[list[Any]] = []  # "contigs" of the table
+    names: list[str] = []
+    sizes: list[tuple[int, int]] = []  # length, and number of the file, of each
     places: dict[str, str] = {}  # where each contig starts
-    digest, converted = hashlib.blake2b(digest_size=8), Counter[str]()
+    digest = hashlib.blake2b(digest_size=8)
     for number, (name, version) in enumerate(stats):
-        path, count = Path(name), len(rows)
-        for piece in read_codes(path):
+        count = len(names)
+        for piece in read_codes(Path(name)):
             if isinstance(piece, Start):
-                place = f"{path}, {piece.place}"
+                place = f"{name}, line {piece.line}"
                 if piece.name in places:
                     raise ValueError(f"{place}: a second contig {piece.name!r}; the first is in {places[piece.name]}")
-                if len(rows) == _MOST_CONTIGS:
+                if len(names) == _MOST_CONTIGS:
                     raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
                 places[piece.name] = place
-                rows.append([piece.name, 0, number])
-                continue
-            for code, what in ((AMBIGUITY, "IUPAC codes read as N"), (URACIL, "U as T")):
-                converted[what] += piece.count(code) + piece.count(code | SOFT)
-            codes = piece.translate(NORMAL)
-            rows[-1][1] += len(codes)
-            digest.update(codes)
-            write(codes)
-        if len(rows) == count:
-            raise ValueError(f"{path}: no sequence in it")
-        if _version(path) != version:
-            raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
-    for name, length, _ in rows:
+                names.append(piece.name)
+                sizes.append((0, number))
+            else:
+                sizes[-1] = sizes[-1][0] + len(piece), number
+                digest.update(piece)
+                write(piece)
+        if len(names) == count:
+            raise ValueError(f"{name}: no sequence in it")
+        if _version(Path(name)) != version:
+            raise ValueError(f"{name}: changed while it was being read; open it again once it is complete")
+    contigs = [(name, *size) for name, size in zip(names, sizes, strict=True)]
+    for name, length, _ in contigs:
         if not length:
             raise ValueError(f"{places[name]}: contig {name!r} is empty: no base follows its header")
-    report = ", ".join(f"{count:,} {what}" for what, count in converted.items() if count)
-    digest.update(json.dumps([row[:2] for row in rows]).encode())
-    return {"contigs": rows, "fingerprint": digest.hexdigest(), "report": report}
+    digest.update(json.dumps([contig[:2] for contig in contigs]).encode())
+    return {"contigs": contigs, "fingerprint": digest.hexdigest()}

@@ -1,4 +1,5 @@
-"""DNA models as `transformers` models (`modalities.decoder.hf` says what they serve).
+"""DNA models as `transformers` models (`modalities.decoder.hf` says what they serve); and causal LMs of `transformers` over
+bases, k-mers or BPE of DNA as models of DNA, `hf:NAME`.
 
     from modalities.dna.hf import wrap
     wrap(zoo.create_model("dna_goat_tiny")).save_pretrained("folder");  pipeline("text-generation", "folder")("ACGT")
@@ -8,23 +9,29 @@ One strand is read, as in `DnaDecoder.stream_text`. Needs the extra `hf`.
 
 from __future__ import annotations
 
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.model import IGNORED
-from modalities.decoder.tokenizers import make_fast
-from modalities.dna.bases import decode
+from modalities.decoder.outside import OutsideConfig, OutsideDecoder, open_causal_lm
+from modalities.decoder.tokenizers import make_fast, open_tokenizer, spells
 from modalities.dna.model import DnaDecoder
-from modalities.dna.tokenizers import KmerTokenizer, load_tokenizer
+from modalities.dna.tokenizers import KmerTokenizer, OutsideTokenizer, decode, load_tokenizer
 
-__all__ = ["PriorzooDnaConfig", "PriorzooDnaForCausalLM", "PriorzooDnaModel", "fast_tokenizer", "wrap"]
+__all__ = ["OutsideDnaDecoder", "PriorzooDnaForCausalLM", "claim_outside", "fast_tokenizer", "open_outside", "wrap"]
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     """The tokenizer of bases or k-mers for `transformers`: letters in, the same ids out, behind the start token. It cannot
-    refuse a letter: one that is no nucleotide code, an error of `modalities.dna.bases`, is an unknown base here."""
+    refuse a letter: one that is no nucleotide code, an error of `modalities.dna.tokenizers`, is an unknown base here."""
     tokenizer = load_tokenizer(spec)
     if not isinstance(tokenizer, KmerTokenizer):
         raise ValueError(f"tokenizer {spec!r} is not served in transformers' form; only bases and k-mers are")
@@ -50,7 +57,7 @@ class PriorzooDnaConfig(PriorzooConfig):
 
 
 class PriorzooDnaModel(PriorzooModel):
-    """`PriorzooModel` of DNA."""
+    """The base model."""
 
     config_class = PriorzooDnaConfig
 
@@ -71,3 +78,81 @@ register(PriorzooDnaConfig, PriorzooDnaModel, PriorzooDnaForCausalLM)
 def wrap(model: DnaDecoder) -> PriorzooDnaForCausalLM:
     """A `transformers` model that shares the weights of `model`."""
     return PriorzooDnaForCausalLM.of(model)
+
+
+# -------------------------------------------------------------------------------------- their models in ours
+
+
+@dataclass(frozen=True)
+class OutsideDnaConfig(OutsideConfig):
+    """`OutsideConfig` with what DNA's evaluators ask; `vocab_size` is that of `OutsideTokenizer`."""
+
+    num_targets: int = 4
+    strands: str = "one"
+
+
+class OutsideDnaDecoder(OutsideDecoder):
+    """An `OutsideDecoder` in the ids of `modalities.dna.tokenizers`.
+
+    Logits of targets are the model's own; that of UNKNOWN is ln Σ exp over everything else in the vocabulary, so that a
+    likelihood is the model's, and what it gives to no base costs it. Start and padding have −inf.
+    """
+
+    config: OutsideDnaConfig
+    library_ids: Tensor  # as in `OutsideTokenizer`
+    others: Tensor  # the library's ids of what is no target
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        super().__init__(model, name)
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        assert isinstance(tokenizer, OutsideTokenizer)
+        vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
+        self.config = OutsideDnaConfig(**asdict(self.config) | vocabulary)
+        ids = torch.from_numpy(tokenizer.library_ids)
+        self.register_buffer("library_ids", ids, persistent=False)
+        others = torch.ones(self.model.config.get_text_config().vocab_size, dtype=torch.bool)
+        others[ids[: tokenizer.num_targets]] = False
+        self.register_buffer("others", others.nonzero()[:, 0], persistent=False)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> OutsideDnaDecoder:  # type: ignore[override]
+        super().to(device=device, dtype=dtype)
+        self.library_ids, self.others = self.library_ids.to(device), self.others.to(device)
+        return self
+
+    def forward_features(self, tokens: Tensor, **options: Any) -> Tensor:
+        """As `OutsideDecoder.forward_features`."""
+        return super().forward_features(self.library_ids[tokens], **options)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """(…, vocab_size) float32 logits from (…, C) features."""
+        logits = super().forward_head(features)
+        targets = logits[..., self.library_ids[: self.config.num_targets]]
+        rest = logits[..., self.others].logsumexp(-1, keepdim=True)
+        never = torch.full_like(rest, -torch.inf)
+        return torch.cat([targets, rest, never, never], dim=-1)
+
+
+def claim_outside(name: str) -> float:
+    """The share of the vocabulary, special tokens aside, that is strings of A, C, G, T and N; 0 below a half, as of proteins,
+    and where bases get lost."""
+    tokenizer = open_tokenizer(name)
+    if not spells(tokenizer, "ACGGTTCA" * 105):  # whole k-mers of every length up to 8
+        return 0.0
+    special = set(tokenizer.all_special_ids)
+    entries = [entry for entry, number in tokenizer.get_vocab().items() if number not in special]
+    share = float(np.mean([re.fullmatch("[ACGTN]+", entry) is not None for entry in entries]))
+    return share if share >= 0.5 else 0.0
+
+
+def open_outside(name: str) -> tuple[nn.Module, bool]:
+    """A folder of our own format is the zoo's model again, behind the folder's tokenizer, which has the same ids."""
+    model, tokenizer = open_causal_lm(name), load_tokenizer(f"hf:{name}")
+    if isinstance(decoder := getattr(model, "model", None), DnaDecoder):
+        assert isinstance(tokenizer, OutsideTokenizer)
+        if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
+            raise ValueError(
+                f"hf:{name}: the folder's tokenizer has other ids than the model's, {decoder.config.tokenizer!r}"
+            )
+        decoder.config = replace(decoder.config, tokenizer=tokenizer.name)
+        return decoder, True
+    return OutsideDnaDecoder(model, name), True

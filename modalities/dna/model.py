@@ -20,10 +20,9 @@ from modalities.decoder.model import (
     register_decoders,
     target_weights,
 )
-from modalities.dna.bases import decode, encode
-from modalities.dna.config import DnaDataConfig
 from modalities.dna.copying import LONGEST, CopyExpert
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.data import DnaDataConfig
+from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from zoo.attention.base import Kernel
 from zoo.catalog import create_model
 from zoo.decoding import Cache

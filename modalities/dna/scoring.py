@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modalities.decoder.scoring import device_of, logits_by_slice, telling
-from modalities.dna.bases import reverse_complement
-from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
+from modalities.decoder.model import Decoder
+from modalities.decoder.scoring import device_of, logits_by_slice
+from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer, reverse_complement
 from zoo.model import ZooModel
 from zoo.positions import slices
 
-__all__ = ["BIT", "STRANDS", "Scores", "WindowScorer", "score_windows", "tokens_of"]
+__all__ = ["BIT", "STRANDS", "BaselineConfig", "Scores", "WindowScorer", "score_windows", "tokens_of"]
 
 BIT = math.log(2)  # nats
 STRANDS = ("one", "both")
@@ -43,10 +42,23 @@ class Scores:
     left_over: int = 0
 
 
+@dataclass(frozen=True)
+class BaselineConfig:
+    """The part of a model's configuration that tables, figures and evaluators read. `position` is the baseline's name, and
+    `train_context`, of which default lengths are multiples, that of the models beside it."""
+
+    position: str
+    train_context: int = 256
+    ssmax: bool = False
+    tokenizer: str = "bases"
+    strands: str = "one"
+    version: int = 1  # raised when numbers change, so that stored ones are not reused
+
+
 class WindowScorer(nn.Module, ABC):
     """A module that scores windows base by base itself, instead of through logits of tokens."""
 
-    config: Any
+    config: BaselineConfig
 
     @abstractmethod
     def score(self, windows: np.ndarray) -> Scores:
@@ -60,7 +72,6 @@ def score_windows(
     strands: str = "one",
     batch_tokens: int = 16384,
     by_base: bool = False,
-    advance: Callable[[int], object] | None = None,
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
@@ -70,7 +81,6 @@ def score_windows(
     cost of their token evenly and count where they do on both strands.
 
     by_base: per base in any case.
-    advance: called with bases as they are read, B·T in all.
     """
     both, length = strands == "both", windows.shape[1]
     tokenizer = load_tokenizer(model.config.tokenizer)
@@ -79,7 +89,7 @@ def score_windows(
     def one_strand(part: np.ndarray) -> Scores:
         if isinstance(model, WindowScorer):
             return model.score(part)
-        return _score_tokens(model, part, by_base, part.size // (1 + both), advance)
+        return _score_tokens(cast(Decoder, model), part, by_base)
 
     parts = []
     for part in slices(len(windows), max(1, batch_tokens // max(1, length))):
@@ -105,17 +115,14 @@ def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
 
 
 @torch.inference_mode()
-def _score_tokens(
-    model: Any, windows: np.ndarray, by_base: bool, units: int, advance: Callable[[int], object] | None
-) -> Scores:
+def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
     """Scores of one strand, per token or, sharing a token's cost evenly, per base. The softmax is taken in float64 over the
-    model's logits, for a slice of positions at a time. `advance` is told `units`."""
+    model's logits, for a slice of positions at a time."""
     tokenizer = load_tokenizer(model.config.tokenizer)
     ids, spans, left_over = tokens_of(tokenizer, windows)
     targets = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
-    with telling(model, units, advance):
-        features = model.forward_features(inputs[:, :-1])
+    features = model.forward_features(inputs[:, :-1])
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))

@@ -1,25 +1,38 @@
-"""DNA sources: a spec string, parsed once, to files and a split.
+"""DNA sources: a spec string, parsed once, to files and a split; and the sequences of a FASTA file.
 
 "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
 "genomes"                 everything that `priorzoo fetch-data dna genomes` fetched into the data folder
 "genomes:yeast,ustilago"  those of them
-"PATH or GLOB"            .fa .fasta .fna .gb .gbk .gbff, also with .gz or .bgz; several with commas
+"PATH or GLOB"            .fa .fasta .fna, also with .gz or .bgz; several with commas
+
+FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs lines of one length and bgzip, and readers of whole
+records (pysam's FastxFile, Biopython) lose line numbers, and text before the first header.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
-from modalities.dna.config import DEFAULT_SOURCE
-from modalities.dna.formats import SUFFIXES, is_sequence_file
+from modalities.dna.tokenizers import LETTERS, NOT_A_BASE, invalid_letter
 from zoo.errors import did_you_mean
-from zoo.files import data_folder, matching_files, near_file
+from zoo.files import data_folder, matching_files, near_file, opened
 
-__all__ = ["DnaSource", "find_source"]
+__all__ = ["DEFAULT_SOURCE", "DnaSource", "Start", "find_source", "read_codes"]
 
+DEFAULT_SOURCE = "yeast-chr01"  # ships with the package
 ASSETS = Path(__file__).parent / "assets"
+SUFFIXES = (".fa", ".fasta", ".fna")
+_WHITE = b"\r\n \t"
+_CHUNK = 1 << 20  # bytes read at once
+_LONGEST_HEADER = 1 << 20
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # an empty block: SAM, 4.1.2
+_BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -43,12 +56,20 @@ def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None
         return DnaSource(name, (ASSETS / "yeast_chr01.fa.gz",), bed or ASSETS / "yeast_chr01.bed")
     if spec == "genomes" or spec.startswith("genomes:"):
         return DnaSource(name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", subset=not bed)
-    if Path(spec).is_file():  # a name may have a comma in it
-        return DnaSource(name, (_sequence_file(spec, Path(spec)),), bed)
-    parts = [part.strip() for part in spec.split(",")]
+    parts = (
+        [spec] if Path(spec).is_file() else [part.strip() for part in spec.split(",")]
+    )  # a name may have a comma in it
     if not all(parts):
         raise ValueError(f"source {spec!r}: no name before or after a comma")
-    return DnaSource(name, tuple(path for part in parts for path in _find_files(spec, part)), bed)
+    files = tuple(path for part in parts for path in _find_files(spec, part))
+    for path in files:
+        if not _is_fasta(path.name):
+            raise ValueError(f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz")
+    return DnaSource(name, files, bed)
+
+
+def _is_fasta(name: str) -> bool:
+    return name.lower().removesuffix(".bgz").removesuffix(".gz").endswith(SUFFIXES)
 
 
 def _fetched(spec: str) -> tuple[Path, ...]:
@@ -69,21 +90,78 @@ def _fetched(spec: str) -> tuple[Path, ...]:
 def _find_files(spec: str, place: str) -> list[Path]:
     path = Path(place)
     if path.is_file():  # a name may have brackets in it
-        return [_sequence_file(spec, path)]
+        return [path]
     if any(mark in place for mark in "*?["):
         paths = matching_files(place)
         if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
-        return [_sequence_file(spec, path) for path in paths]
+        return paths
     if path.is_dir():
         example = f"{place.rstrip('/')}/*.fa"
         raise FileNotFoundError(f"source {spec!r}: {place} is a folder; name its files, such as '{example}'")
-    hint = near_file(place, is_sequence_file) or did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
+    hint = near_file(place, _is_fasta) or did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
     expected = f"expected a file, {DEFAULT_SOURCE}, genomes or genomes:NAME"
     raise FileNotFoundError(f"source {spec!r}: no file {place!r}; {hint}{expected}")
 
 
-def _sequence_file(spec: str, path: Path) -> Path:
-    if not is_sequence_file(path.name):
-        raise ValueError(f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz")
-    return path
+# ---------------------------------------------------------------------------------------------- FASTA
+
+
+class Start(NamedTuple):
+    """The start of a sequence: its name, and the line of its header."""
+
+    name: str
+    line: int
+
+
+def read_codes(path: Path) -> Iterator[Start | bytes]:
+    """The sequences of a FASTA file, plain or compressed, in its order: a `Start`, and after it pieces of the sequence, a byte
+    each letter as LETTERS translates it. ValueError with file, line and reason for a malformed file, or one that is not DNA."""
+    if not path.stat().st_size:
+        raise ValueError(f"{path}: the file is empty")
+    with open(path, "rb") as file:
+        if _BGZIP.match(file.read(64)):  # gzip does not notice that blocks are missing
+            file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
+            if file.read() != _BGZIP_END:
+                raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
+    number, begun = 0, False  # lines read
+    with opened(path) as stream:
+        while chunk := stream.read(_CHUNK):
+            chunk += stream.readline(_CHUNK)  # to the end of a line, unless that is long
+            chunk = chunk if number else chunk.removeprefix(b"\xef\xbb\xbf")
+            for is_header, group in groupby(chunk.splitlines(keepends=True), key=lambda line: line.startswith(b">")):
+                lines = list(group)
+                for n, line in enumerate(lines if is_header else (), start=number + 1):
+                    yield _start(line[1:], path, n)
+                    begun = True
+                piece = b"" if is_header else b"".join(lines)
+                codes = piece.translate(LETTERS, _WHITE)
+                if codes and (not begun or NOT_A_BASE in codes):
+                    raise ValueError(_problem(path, piece, number + 1, begun))
+                if codes:
+                    yield codes
+                number += len(lines)
+
+
+def _start(header: bytes, path: Path, line: int) -> Start:
+    if len(header) > _LONGEST_HEADER:
+        raise ValueError(f"{path}, line {line}: a header of more than {_LONGEST_HEADER:,} bytes")
+    try:
+        words = header.decode("utf-8").split()
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{header[error.start]:02x}"
+        raise ValueError(f"{path}, line {line}: invalid UTF-8 in the header ({byte}); correct the name") from error
+    if not words:
+        raise ValueError(f"{path}, line {line}: '>' without a name")
+    return Start(words[0], line)
+
+
+def _problem(path: Path, piece: bytes, line: int, begun: bool) -> str:
+    """What is wrong with lines from `line` on that are no sequence."""
+    if begun:
+        place = next(at for at, byte in enumerate(piece) if LETTERS[byte] == NOT_A_BASE and byte not in _WHITE)
+        line += piece.count(b"\n", 0, place)
+        return f"{path}, line {line}: {invalid_letter(chr(piece[place]))}"
+    line += piece[: len(piece) - len(piece.lstrip())].count(b"\n")
+    start = piece.lstrip()[:40].splitlines()[0].decode("latin-1")
+    return f"{path}, line {line}: expected '>' and a name, as of FASTA, found {start!r}"

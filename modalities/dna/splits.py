@@ -1,10 +1,11 @@
-"""Which parts of a genome are for training and which are held out: a BED file of four columns, or whole contigs by rule.
+"""Regions of a genome, from BED files; and which are for training and which are held out: by a BED file of four columns, or
+whole contigs by rule.
 
     chr1    0    248956422    train
     chr20   0    64444167     heldout
 
 Bounds are 0-based and half-open. "valid", "validation", "val" and "test" mean heldout. Bases that no row covers are not used.
-Rows of different splits may not share a base.
+Rows of different splits may not share a base. BED is plain or gzipped, and read line by line.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from modalities.dna.bed import bed_rows
-from modalities.dna.genome import Contig, Genome, RunCounter
+from modalities.dna.genome import Contig, Genome, RunCounter, open_genome
 from modalities.dna.sources import DnaSource
-from modalities.loading import fingerprint_of
+from modalities.loading import Heldout, fingerprint_of
 from zoo.errors import did_you_mean
+from zoo.files import near_file, opened
 
 HELDOUT_FRACTION = 0.05
 HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
@@ -30,19 +31,88 @@ MAX_UNKNOWN = 0.1  # of a stretch
 _MOST = 3  # a contig that would raise the held-out share above this many times HELDOUT_FRACTION stays in training
 _SPLITS = ("train", "heldout", "valid", "validation", "val", "test")
 _SPLIT_KEY = b"priorzoo held-out contigs"  # fixed forever: shipped weights depend on it
+_LONGEST_LINE = 1 << 20
+_MOST_ROWS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Region:
-    """Bases [start, stop) of a contig, 0-based, and the split they are in, "train" or "heldout"."""
+    """Bases [start, stop) of a contig, 0-based.
+
+    label: the split it is in, "train" or "heldout"; of other BED files the fourth column. strand: "-" where the sixth column
+    says so: the row means the reverse complement.
+    """
 
     contig: str
     start: int
     stop: int
-    split: str
+    label: str = ""
+    strand: str = "+"
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def name(self) -> str:
+        """The label, or CONTIG:FIRST-LAST, both from 1."""
+        return self.label or f"{self.contig}:{self.start + 1}-{self.stop}"
+
+
+def read_bed(path: Path, genome: Genome, *, splits: bool = False, others: bool = False) -> tuple[Region, ...]:
+    """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are ignored.
+
+    Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces. splits: the fourth one
+    is the split. others: ignore rows of contigs that the genome does not have. FileNotFoundError for a missing file; ValueError
+    with file, line and reason for malformed rows, a contig that the genome lacks, or no row at all.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
+    rows: list[Region] = []
+    number = 0
+    with opened(path) as file:
+        while line := file.readline(_LONGEST_LINE):
+            number += 1
+            try:
+                row = _row(line, genome, splits, others)
+                if len(rows) == _MOST_ROWS:
+                    raise ValueError(f"more than {_MOST_ROWS:,} rows, the most that are read")
+            except ValueError as error:
+                reason = "not plain text" if isinstance(error, UnicodeDecodeError) else error
+                raise ValueError(f"{path}, line {number}: {reason}") from error
+            if row is not None:
+                rows.append(row)
+    if not rows:
+        raise ValueError(f"{path}: no row for any of the {len(genome.contigs)} contigs")
+    return tuple(rows)
+
+
+def _row(raw: bytes, genome: Genome, splits: bool, others: bool) -> Region | None:
+    if len(raw) == _LONGEST_LINE:
+        raise ValueError(f"{_LONGEST_LINE:,} bytes or more; not BED")
+    line = raw.decode("utf-8-sig").strip()
+    words = [word.strip() for word in line.split("\t")] if "\t" in line else line.split()
+    if not words or words[0].startswith("#") or words[0].split()[:1] in (["track"], ["browser"]):
+        return None
+    if others and words[0] not in genome:
+        return None
+    if len(words) < 3 + splits:
+        columns = "contig, start, stop" + f", split (such as {' '.join(_SPLITS)})" * splits
+        raise ValueError(f"{len(words)} columns, expected {3 + splits}: {columns}")
+    contig, bounds = genome[words[0]], words[1:3]
+    if not all(bound.isascii() and bound.isdigit() and len(bound) <= 18 for bound in bounds):
+        raise ValueError(f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0")
+    start, stop = map(int, bounds)
+    if start >= stop:
+        raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
+    if stop > contig.length:
+        raise ValueError(f"stop {stop:,} is beyond the end of {contig.name!r}, which has {contig.length:,} bases")
+    label = "".join(words[3:4])
+    if splits and label not in _SPLITS:
+        hint = did_you_mean(label.lower(), _SPLITS)
+        raise ValueError(f"split {label!r}; {hint}expected one of {', '.join(_SPLITS)}")
+    if splits:
+        return Region(contig.name, start, stop, "train" if label == "train" else "heldout")
+    return Region(contig.name, start, stop, label, "-" if words[5:6] == ["-"] else "+")
 
 
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
@@ -51,7 +121,13 @@ def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
         return tuple(Region(contig.name, 0, contig.length, "heldout") for contig in genome.contigs if contig.known)
     if source.bed is None:
         return split_contigs(genome.contigs)
-    return read_bed(source.bed, genome, others=source.subset)
+    regions = read_bed(source.bed, genome, splits=True, others=source.subset)
+    parts = [part for split in ("train", "heldout") for part in joined([r for r in regions if r.label == split])]
+    for one, next_one in pairwise(sorted(parts, key=lambda part: (part.contig, part.start))):
+        if one.contig == next_one.contig and next_one.start < one.stop:
+            bases = f"{next_one.start:,} to {min(one.stop, next_one.stop):,} of {one.contig!r}"
+            raise ValueError(f"{source.bed}: train and heldout share bases {bases}: each base is in one split")
+    return regions
 
 
 def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
@@ -86,7 +162,7 @@ def _rank(name: str) -> bytes:
 
 def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
     """The regions of a split, "train" or "heldout"; ValueError where there is none."""
-    selected = tuple(region for region in regions if region.split == split)
+    selected = tuple(region for region in regions if region.label == split)
     if not selected:
         raise ValueError(f"no region is in the split {split!r}, of train and heldout")
     return selected
@@ -113,7 +189,7 @@ def between(region: Region, runs: np.ndarray) -> np.ndarray:
 def split_fingerprint(genome: Genome, regions: Iterable[Region]) -> str:
     """16 hex digits of a genome's bases and of regions in it."""
     ordered = sorted(regions, key=lambda r: (r.contig, r.start))
-    lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.split}" for r in ordered)
+    lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.label}" for r in ordered)
     return fingerprint_of(part.encode() for part in (genome.fingerprint, *lines))
 
 
@@ -183,19 +259,9 @@ class GenomeSplit:
         return self.genome.codes(region.contig, region.start, region.stop)
 
 
-def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:
-    """The regions of a BED file whose fourth column is their split, in its order. others: as in `bed_rows`, which raises."""
-    columns = f"contig, start, stop, split (such as {' '.join(_SPLITS)})"
-    regions = []
-    for row in bed_rows(path, genome, others=others, columns=columns):
-        (split,) = row.more
-        if split not in _SPLITS:
-            hint = did_you_mean(split.lower(), _SPLITS)
-            raise ValueError(f"{path}, line {row.line}: split {split!r}; {hint}expected one of {', '.join(_SPLITS)}")
-        regions.append(Region(row.contig, row.start, row.stop, "train" if split == "train" else "heldout"))
-    parts = [part for name in ("train", "heldout") for part in joined([r for r in regions if r.split == name])]
-    for one, next_one in pairwise(sorted(parts, key=lambda part: (part.contig, part.start))):
-        if one.contig == next_one.contig and next_one.start < one.stop:
-            bases = f"{next_one.start:,} to {min(one.stop, next_one.stop):,} of {one.contig!r}"
-            raise ValueError(f"{path}: train and heldout share bases {bases}: each base is in one split")
-    return tuple(regions)
+@lru_cache(maxsize=2)
+def open_heldout(source: DnaSource) -> Heldout[GenomeSplit]:
+    """The split genome of a source, opened once per process. Raises as `open_genome` and `load_regions` do."""
+    genome = open_genome(source)
+    regions = load_regions(source, genome)
+    return Heldout(source.name, split_fingerprint(genome, regions), GenomeSplit(source.name, genome, regions))

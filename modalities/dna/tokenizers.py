@@ -1,4 +1,7 @@
-"""Tokenizers of DNA behind one small interface: codes of bases in, int64 ids out.
+"""Letters of DNA as numbers, and tokenizers behind one small interface: codes of bases in, int64 ids out.
+
+A, C, G, T are 0, 1, 2, 3. `U` (RNA) is read as T; `N`, `X` (a hard mask, as RepeatMasker -x writes it) and the IUPAC ambiguity
+codes are UNKNOWN, 4. Lower case is soft-masked, and the same base.
 
 `load_tokenizer(spec)` knows three kinds:
 
@@ -29,16 +32,73 @@ from modalities.decoder.tokenizers import (
     start_id,
     tokenizer_folder,
 )
-from modalities.dna.bases import BASES, UNKNOWN, decode, encode
 from zoo.errors import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["DnaTokenizer", "Encoded", "KmerTokenizer", "OutsideTokenizer", "load_tokenizer", "step_of"]
+__all__ = [
+    "BASES",
+    "UNKNOWN",
+    "DnaTokenizer",
+    "Encoded",
+    "KmerTokenizer",
+    "OutsideTokenizer",
+    "decode",
+    "encode",
+    "invalid_letter",
+    "load_tokenizer",
+    "reverse_complement",
+]
+
+BASES = "ACGT"
+UNKNOWN = 4
+NOT_A_BASE = 255
+SOFT, CODE = 8, 7  # a byte is code | SOFT
 
 LONGEST_KMER = 8  # 65,536 targets
 SPECIALS = 3  # unknown, start, padding
+
+
+def _letters() -> bytes:
+    table = bytearray([NOT_A_BASE]) * 256
+    for code, letters in enumerate(["A", "C", "G", "TU", "NXRYSWKMBDHV"]):
+        for letter in letters:
+            table[ord(letter)] = code
+            table[ord(letter.lower())] = code | SOFT
+    return bytes(table)
+
+
+LETTERS = _letters()  # for bytes.translate
+_NAMES = np.frombuffer(b"ACGTN", np.uint8)
+_COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
+
+
+def encode(text: str | bytes) -> np.ndarray:
+    """Codes (N,) uint8 of letters. ValueError names the first invalid letter, and its place from 0."""
+    data = text.encode("ascii", "replace") if isinstance(text, str) else text  # one "?" per foreign letter: places stay
+    codes = data.translate(LETTERS)
+    if (place := codes.find(NOT_A_BASE)) >= 0:
+        letter = text[place] if isinstance(text, str) else chr(text[place])
+        raise ValueError(f"letter {place} of the sequence: {invalid_letter(letter)}")
+    return np.frombuffer(codes, np.uint8) & CODE
+
+
+def decode(codes: np.ndarray) -> str:
+    """Upper-case letters of codes; UNKNOWN is N."""
+    return _NAMES[codes].tobytes().decode("ascii")
+
+
+def reverse_complement(codes: np.ndarray) -> np.ndarray:
+    """The other strand, read in its own direction: codes (…, N) uint8 → (…, N). UNKNOWN stays unknown."""
+    return _COMPLEMENT[np.asarray(codes)[..., ::-1]]
+
+
+def invalid_letter(letter: str) -> str:
+    """An error message for a letter that is no nucleotide code, with the likely cause."""
+    causes = {"EFIJLOPQZ": " (protein sequence?)", "-.*": " but a gap or stop (alignment?)"}
+    cause = next((text for letters, text in causes.items() if letter.upper() in letters), "")
+    return f"{letter!r} is not a nucleotide code{cause}; expected A, C, G, T, U, N or an IUPAC code"
 
 
 @dataclass(frozen=True)
@@ -57,6 +117,7 @@ class DnaTokenizer(ABC):
         name: the spec.
         num_targets, unknown_id, bos_id, pad_id, vocab_size: T, T, T + 1, T + 2 and T + 3.
         widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.
+        step: K where every target has K bases, else 1, as for BPE: windows are multiples of it.
         bases_per_token: mean number of bases a token.
         complements: (vocab_size,) int64, the id of each token's reverse complement; None for tokenizers of others.
         fingerprint: hex; equal fingerprints give equal ids for every sequence.
@@ -65,11 +126,11 @@ class DnaTokenizer(ABC):
     complements: np.ndarray | None = None
     bases_per_token = 1.0
 
-    def __init__(self, name: str, widths: np.ndarray, unknown_width: int, fingerprint: str) -> None:
-        self.name = name
+    def __init__(self, name: str, widths: np.ndarray, fingerprint: str) -> None:
+        self.name, self.step = name, int(widths[0]) if (widths == widths[0]).all() else 1
         self.num_targets = self.unknown_id = len(widths)
         self.bos_id, self.pad_id, self.vocab_size = len(widths) + 1, len(widths) + 2, len(widths) + SPECIALS
-        self.widths = np.concatenate([widths, [unknown_width, 0, 0]]).astype(np.int64)
+        self.widths = np.concatenate([widths, [self.step, 0, 0]]).astype(np.int64)
         self.fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
 
     @abstractmethod
@@ -91,7 +152,7 @@ class KmerTokenizer(DnaTokenizer):
     """K bases a token; K = 1 is "bases". `left_over` is what is left of a sequence after its last whole k-mer."""
 
     def __init__(self, k: int, name: str) -> None:
-        super().__init__(name, np.full(4**k, k), k, f"kmer-{k}")
+        super().__init__(name, np.full(4**k, k), f"kmer-{k}")
         self.k, self.bases_per_token = k, float(k)
         self._powers = 4 ** np.arange(k - 1, -1, -1)
         codes = (np.arange(4**k)[:, None] // self._powers % 4).astype(np.uint8)  # (4^K, K)
@@ -128,8 +189,7 @@ class OutsideTokenizer(DnaTokenizer):
                 f"tokenizer {spec!r} does not tell where its tokens are; expected one with a tokenizer.json"
             )
         widths = np.array([len(entry) for entry in targets])
-        width = int(widths[0]) if (widths == widths[0]).all() else None  # of every target
-        super().__init__(spec, widths, width or 1, fingerprint_of_tokenizer(inner))
+        super().__init__(spec, widths, fingerprint_of_tokenizer(inner))
         self.inner = inner
         self._codes = [encode(entry) for entry in targets] + [np.full(1, UNKNOWN, np.uint8)]
         self._ids = np.full(max(vocabulary.values()) + 1, self.unknown_id, np.int64)  # by those of the library
@@ -143,7 +203,8 @@ class OutsideTokenizer(DnaTokenizer):
         random_ids = self.encode(codes).ids
         if not len(random_ids) or (random_ids == self.unknown_id).any():
             raise ValueError(f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens")
-        self.bases_per_token = len(codes) / len(random_ids) if width is None else float(width)
+        uniform = (widths == widths[0]).all()
+        self.bases_per_token = float(self.step) if uniform else len(codes) / len(random_ids)
 
     def encode(self, codes: np.ndarray) -> Encoded:
         with no_panic(self.name):
@@ -187,9 +248,3 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
 
 
 _kmers = lru_cache(KmerTokenizer)
-
-
-def step_of(tokenizer: DnaTokenizer) -> int:
-    """K for k-mers, 1 for single bases and for BPE: windows are multiples of it."""
-    widths = np.unique(tokenizer.widths[: tokenizer.num_targets])
-    return int(widths[0]) if len(widths) == 1 else 1

@@ -11,13 +11,11 @@ import torch
 from tokenizers import Tokenizer, models, trainers
 from transformers import PreTrainedTokenizerFast
 
-from modalities.dna.baselines import BaselineConfig
-from modalities.dna.bases import decode
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.scoring import Scores, WindowScorer
+from modalities.dna.scoring import BaselineConfig, Scores, WindowScorer
 from modalities.dna.sources import find_source
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import decode, load_tokenizer
 
 COSTS = (0.25, 2.0, 3.0, 0.5)  # nats of A, C, G, T
 SHAPE = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="alibi")

@@ -9,8 +9,8 @@ import pytest
 
 from modalities.dna import baselines as markov
 from modalities.dna.baselines import create_baseline
-from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.splits import GenomeSplit, Region
+from modalities.dna.tokenizers import decode, encode, reverse_complement
 from modalities.loading import Heldout
 from tests.dna.models import genome_of
 
@@ -62,7 +62,7 @@ def probability(found, order, taus, context, letter):
 
 def test_probabilities_are_those_of_a_dictionary(genome):
     order, taus = 3, (7.0, 1.0, 3.5, 20.0)
-    texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.split == "train"]
+    texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"]
     found = counted(texts, order)
     chain = markov.Markov(markov.fit(genome, REGIONS, order).tables, taus)
     rng = np.random.default_rng(1)
@@ -80,7 +80,7 @@ def test_probabilities_are_those_of_a_dictionary(genome):
 
 def test_taus_are_the_likeliest_for_what_was_held_back(genome):
     order = 2
-    kept, aside = markov._pieces([r for r in REGIONS if r.split == "train"])
+    kept, aside = markov._pieces([r for r in REGIONS if r.label == "train"])
     texts, back = ([decode(genome.codes(r.contig, r.start, r.stop)) for r in pieces] for pieces in (kept, aside))
     found, taus = counted(texts, order), []
     for k in range(order + 1):

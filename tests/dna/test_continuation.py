@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.dna.bases import decode, encode
 from modalities.dna.evaluators import completion
 from modalities.dna.evaluators.completion import (
     WINDOW,
@@ -21,7 +20,7 @@ from modalities.dna.evaluators.completion import (
     gc_trajectory,
     write_bases,
 )
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import ModelResult
 from tests.dna.models import Composed, tiny
 

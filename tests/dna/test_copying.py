@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from modalities.dna import hf
-from modalities.dna.bases import reverse_complement
 from modalities.dna.copying import LONGEST, CopyExpert, Index, counts_so_far
 from modalities.dna.model import DnaConfig, DnaDecoder, next_token_loss
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from zoo import create_model
 
 ORDERS = [1, 3, 5, 24]

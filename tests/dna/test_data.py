@@ -12,8 +12,7 @@ import torch
 
 pytest.importorskip("Bio")
 
-from modalities.dna.config import DnaDataConfig
-from modalities.dna.data import build_loader
+from modalities.dna.data import DnaDataConfig, build_loader
 
 
 def take(iterable, count):

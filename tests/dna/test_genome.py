@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from Bio import bgzf
-from Bio.Seq import Seq
-from Bio.SeqRecord import SeqRecord
 
-from modalities.dna import formats, genome
-from modalities.dna.bases import decode
+from modalities.dna import genome, sources
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
+from modalities.dna.tokenizers import decode
 
 MIXED = {"chr1": "ACGTNNacgtnnTTGCA" * 20, "chr2": "N" + "gattaca" * 9 + "CATN" + "N" * 70, "chr3": "NA"}
 
@@ -26,12 +24,6 @@ def fasta(sequences, width=13, end="\n"):
     for name, letters in sequences.items():
         lines += [f">{name} some words", *(letters[i : i + width] for i in range(0, len(letters), width))]
     return end.join(lines) + end
-
-
-def genbank(sequences):
-    options = {"annotations": {"molecule_type": "DNA"}}
-    records = [SeqRecord(Seq(letters), id=name, name=name, **options) for name, letters in sequences.items()]
-    return "".join(record.format("genbank") for record in records)
 
 
 def opening(spec="yeast-chr01", **options):
@@ -71,21 +63,17 @@ def test_formats_agree(tmp_path):
         bgzipped(tmp_path / "d.fa.bgz", text),
     ]
     genomes = [opening(path) for path in paths]
-    assert all(sequences_of(opened) == MIXED and opened.report == "" for opened in genomes)
+    assert all(sequences_of(opened) == MIXED for opened in genomes)
     assert len({opened.fingerprint for opened in genomes}) == 1 and len(genomes[0].fingerprint) == 16
 
     upper = {name: letters.upper() for name, letters in MIXED.items()}
     hard = opening(written(tmp_path / "upper.fa", fasta(upper)))
-    for name in ("a.gb", "a.gbk.gz"):
-        data = genbank(MIXED).encode()
-        opened = opening(written(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data))
-        assert sequences_of(opened) == upper and opened.fingerprint == hard.fingerprint
-    assert hard.fingerprint != genomes[0].fingerprint  # the soft mask counts
+    assert sequences_of(hard) == upper and hard.fingerprint != genomes[0].fingerprint  # the soft mask counts
 
 
 @pytest.mark.parametrize(("chunk", "end"), [(16, "\r\n"), (17, "\n")])
 def test_chunks_may_end_anywhere(tmp_path, monkeypatch, chunk, end):
-    monkeypatch.setattr(formats, "_CHUNK", chunk)
+    monkeypatch.setattr(sources, "_CHUNK", chunk)
     monkeypatch.setattr(genome, "_PIECE", chunk)
     opened = opening(written(tmp_path / "a.fa", fasta(MIXED, end=end)))
     assert sequences_of(opened) == MIXED
@@ -100,7 +88,7 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch, chunk, end):
 def test_reads_at_edges(tmp_path):
     opened = opening(written(tmp_path / "a.fa", ">a\nACGURYn\nuuN\n>b\nTTTTNacgt\n"))
     assert sequences_of(opened) == {"a": "ACGTNNnttN", "b": "TTTTNacgt"} and opened.known == 14
-    assert opened.report == "2 IUPAC codes read as N, 3 U as T" and opened["a"].unknown.tolist() == [[4, 7], [9, 10]]
+    assert opened["a"].unknown.tolist() == [[4, 7], [9, 10]]
     assert decode(opened.codes("a", 8)) == "TN" and decode(opened.codes("b", 0, 2)) == "TT"
     assert opened.soft_masked("b", 4, 6).tolist() == [False, True] and len(opened.codes("b", 9)) == 0
     for start, stop in ((0, 11), (-1, 3), (5, 4)):
@@ -112,9 +100,8 @@ def test_reads_at_edges(tmp_path):
 
 BAD_FASTA = {
     "empty": ("", r"the file is empty"),
-    "no header": ("\nACGT\n>a\nACGT\n", r", line 2: expected '>' and a name, found 'ACGT'"),
-    "GenBank": ("LOCUS       x 10 bp\n", r", line 1: this is GenBank, not FASTA; rename it bad\.gb"),
-    "binary": (b"\x00\x01\xff" * 9, r"found binary data \(00 01 ff"),
+    "no header": ("\nACGT\n>a\nACGT\n", r", line 2: expected '>' and a name, as of FASTA, found 'ACGT'"),
+    "binary": (b"\x00\x01\xff" * 9, r", line 1: expected '>' and a name, as of FASTA, found '\\x00\\x01"),
     "protein": (">p\nMKV\nMKVLAAGIVGL\n", r", line 3: 'L' .*protein"),
     "empty contig": (">a\nACGT\n>b\n\n>c\nA\n", r", line 3: contig 'b' is empty"),
     "twice": (">a\nA\n>b\nC\n>a x\nG\n", r"bad\.fa, line 5: a second contig 'a'; the first is in .*bad\.fa, line 1"),
@@ -140,23 +127,6 @@ def test_cut_bgzip(tmp_path):
         opening(path)
 
 
-def test_malformed_genbank(tmp_path):
-    whole = genbank({"a": "acgt" * 50, "b": "gattaca" * 30})
-    start, line = whole.index("LOCUS", 5), whole.index("  61 ", whole.index("LOCUS", 5))
-    origin = whole.index("ORIGIN", start)
-    for content, message in (
-        (">a\nACGT\n", r"x\.gb: no sequence in it"),
-        (whole[:-60], r"x\.gb, record 2: Premature end"),
-        (whole[: line + 8] + "z" + whole[line + 9 :], r"x\.gb, record 2, base 64: 'Z'"),
-        (whole[:origin] + "CONTIG      join(x:1..9)\n//\n", r"record 2: 'b' has no sequence"),
-        (whole + whole, r"a second contig 'a'; the first is in .*x\.gb, record 1"),
-        (whole.replace("UNK", "\xe9").encode("latin-1"), r"x\.gb, record 1: .*utf-8"),
-        (gzip.compress(whole.encode())[:-20], r"x\.gb.*(truncated|damaged)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            opening(written(tmp_path / "x.gb", content))
-
-
 def test_specs(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     assert [(contig.name, contig.length) for contig in opening().contigs] == [("yeast_chr01", 230_218)]
@@ -174,7 +144,7 @@ def test_specs(tmp_path, monkeypatch):
         (f"{there}/wrm.fa", FileNotFoundError, r"no file .*wrm\.fa'.*did you mean '.*worm\.fa'"),
         (str(there), FileNotFoundError, r"is a folder; name its files, such as '.*genomes/\*\.fa'"),
         (f"{there}/*.fna", FileNotFoundError, r"no file matches"),
-        (str(written(tmp_path / "a.txt", ">a\nA\n")), ValueError, r"a\.txt is none of \.fa, \.fasta, \.fna, \.gb"),
+        (str(written(tmp_path / "a.txt", ">a\nA\n")), ValueError, r"a\.txt is none of \.fa, \.fasta, \.fna"),
         ("", ValueError, "source must be a non-empty string"),
         (f"{there}/worm.fa,", ValueError, r"worm\.fa,': no name before or after a comma"),
     ):

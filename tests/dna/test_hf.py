@@ -15,12 +15,10 @@ pytest.importorskip("transformers")
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
 
-from modalities.dna.bases import decode, encode
 from modalities.dna.evaluators.bits import Bits, BitsSettings
-from modalities.dna.hf import PriorzooDnaForCausalLM, fast_tokenizer, wrap
-from modalities.dna.outside import OutsideDnaDecoder
+from modalities.dna.hf import OutsideDnaDecoder, PriorzooDnaForCausalLM, fast_tokenizer, wrap
 from modalities.dna.scoring import score_windows
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from recipes.targets import find_outside, find_targets, modality_of
 from tests.text.outside_models import character_tokenizer, close
 from zoo import create_model

@@ -10,12 +10,11 @@ import pytest
 
 from modalities.dna import baselines as markov
 from modalities.dna.baselines import create_baseline
-from modalities.dna.bases import decode
-from modalities.dna.data import open_heldout
 from modalities.dna.evaluators.bits import Bits, BitsSettings
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.splits import open_heldout
+from modalities.dna.tokenizers import decode, load_tokenizer
 from modalities.evaluation import ModelResult
 from recipes.evaluate import main
 from tests.dna.models import Composed, bpe_tokenizer, tiny

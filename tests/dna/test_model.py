@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modalities.dna.bases import encode
-from modalities.dna.config import DnaDataConfig
+from modalities.dna.data import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder, build_model
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import encode, load_tokenizer
 from zoo import create_model
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.dna.bases import reverse_complement
 from modalities.dna.scoring import score_windows
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from tests.dna.models import bpe_tokenizer, tiny
 
 

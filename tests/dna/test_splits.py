@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from modalities.dna.baselines import fit
-from modalities.dna.bases import decode
-from modalities.dna.data import open_heldout
 from modalities.dna.genome import Contig, open_genome
-from modalities.dna.sources import find_source
-from modalities.dna.splits import Region, load_regions, read_bed, split_contigs
+from modalities.dna.sources import DnaSource, find_source
+from modalities.dna.splits import Region, load_regions, open_heldout, read_bed, split_contigs
+from modalities.dna.tokenizers import decode
 from tests.dna.models import genome_of
 
 
@@ -33,14 +33,17 @@ def genome():
     return genome_of(chr1="ACGT" * 25, chr2="ACGT" * 10, chr3="ACGT" * 5)
 
 
-def test_a_bed_of_another_program(tmp_path, genome):
+def test_beds_of_other_programs(tmp_path, genome):
     bed = tmp_path / "a.bed"
     bed.write_bytes(
         b"\xef\xbb\xbf# made by hand\r\ntrack name=split\r\nbrowser position chr1\r\n\r\n"
         b"chr1\t0\t60\ttrain\t0\t+\r\nchr1\t60\t100\tvalid\r\nchr2  0  40   test  \r\n"
     )
     rows = ("chr1", 0, 60, "train"), ("chr1", 60, 100, "heldout"), ("chr2", 0, 40, "heldout")
-    assert read_bed(bed, genome) == tuple(Region(*row) for row in rows)
+    assert read_bed(bed, genome, splits=True) == tuple(Region(*row) for row in rows)
+    bed.write_bytes(gzip.compress(b"chr1\t3\t9\tgene one\t0\t-\nchr1 3 9 two 0 +\nchr1\t3\t9\t\t0\t.\nchr2\t3\t9\n"))
+    names = [(row.name, row.strand) for row in read_bed(bed, genome)]
+    assert names == [("gene one", "-"), ("two", "+"), ("chr1:4-9", "+"), ("chr2:4-9", "+")]
 
 
 def test_malformed_bed_files(tmp_path, genome):
@@ -50,10 +53,16 @@ def test_malformed_bed_files(tmp_path, genome):
         ("chr1\t0\t5\tTrian", r"line 1: split 'Trian'; did you mean 'train'\? expected one of train, heldout"),
         ("chr1 10 20 train\nchr2 0 40 train\nchr1 19 21 heldout", r"share bases 19 to 20 of 'chr1'"),
         ("chr1 0 90 train\nchr1 5 10 train\nchr1 50 60 test", r"share bases 50 to 60 of 'chr1'"),
+        ("chr1\t3\t9\ttrain\nchrb\t3\t9\ttrain\n", "line 2: no contig 'chrb'"),
+        ("chr1\t9\t3\ttrain\n", "line 1: start 9 is not below stop 3"),
+        ("chr1\t0\t101\ttrain\n", "line 1: stop 101 is beyond the end of 'chr1', which has 100"),
+        ("chr1\t-1\t3\ttrain\n", "must be whole numbers from 0"),
+        ("# none\n", "no row for any of the 3 contigs"),
+        ("x" * (1 << 20 | 1), "line 1: 1,048,576 bytes or more"),
     ):
         bed.write_text(rows)
         with pytest.raises(ValueError, match=message) as error:
-            read_bed(bed, genome)
+            load_regions(DnaSource("g", (), bed), genome)
         assert str(bed) in str(error.value)
 
 
@@ -61,7 +70,7 @@ def test_named_sources(tmp_path, monkeypatch):
     def regions_of(spec):
         return load_regions(find_source(spec), open_genome(find_source(spec)))
 
-    assert [region.split for region in regions_of("yeast-chr01")] == ["train", "heldout", "train"]
+    assert [region.label for region in regions_of("yeast-chr01")] == ["train", "heldout", "train"]
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     folder = tmp_path / "genomes"
     folder.mkdir()
@@ -76,7 +85,7 @@ def test_named_sources(tmp_path, monkeypatch):
 def test_split_by_rule():
     sizes = {f"chr{n}": 1000 + 10 * n for n in range(100)}
     for order in (sizes, dict(reversed(sizes.items()))):
-        held = [region.contig for region in split_contigs(contigs(order)) if region.split == "heldout"]
+        held = [region.contig for region in split_contigs(contigs(order)) if region.label == "heldout"]
         assert sorted(held) == ["chr0", "chr17", "chr21", "chr42", "chr73", "chr91"]  # the key is never to change
     (one,), empty = contigs({"a": 230_218}), Contig("n", 50, "a.fa", np.array([[0, 50]]))
     cut = (Region("a", 0, 207_197, "train"), Region("a", 207_197, 230_218, "heldout"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from modalities.dna.baselines import contexts, kmers
 from modalities.dna.evaluation import (
     BASES_LENGTH,
     DnaEvaluator,
@@ -18,10 +20,9 @@ from modalities.dna.evaluation import (
     whole_kmers,
 )
 from modalities.dna.genome import Genome
-from modalities.dna.repeats import repetitive
 from modalities.dna.scoring import BIT, Scores, score_windows
 from modalities.dna.splits import Region
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import UNKNOWN, load_tokenizer, reverse_complement
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, option
 from modalities.results import Row, write_table
 from zoo.model import ZooModel
@@ -32,6 +33,8 @@ DEFAULT_BASES = 1 << 18  # read at each length
 DEFAULT_STRETCH = 1 << 16
 PARTS = ("unique", "repeats", "soft-masked")
 SUMS = ("bits", "bases", "correct")  # of each stretch of a cell
+WORD = 16  # bases; of a genome of 40 million, 2% of the words stand elsewhere by chance
+LEAST = 24  # bases of a repeat, which is none by chance
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class Bits(DnaEvaluator[BitsSettings]):
     A tokenizer of more than single bases has no accuracy.
 
     bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: bases in
-    "repeats" (`modalities.dna.repeats`), the others, which are "unique", and those that the file has in lower case.
+    "repeats" (24 known bases all of whose words of 16 stand more than
+    once in the file, on either strand), the others, which are "unique", and those that the file has in lower case.
     """
 
     name = "bits"
@@ -130,18 +134,19 @@ class Bits(DnaEvaluator[BitsSettings]):
         strands, tokenizer = strands_of(model, self.settings), load_tokenizer(model.config.tokenizer)
         single = tokenizer.bases_per_token == 1
         parted = self.settings.repeats and cell.data["facts"]["length"] == self.points(model)[-1]
-        by_stretch = self.windows(model, cell)
+        by_stretch, tokens = self.windows(model, cell), self.settings.batch_tokens
         values: CellValue = {name: [] for name in SUMS}
         left_over, parts = 0, []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
-            options: Row = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
-            scores = score_windows(model, windows, advance=self.advance, **options)
+            scores = score_windows(model, windows, strands=strands, batch_tokens=tokens)
             left_over += len(stretch) - windows.size + scores.left_over
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
             for name, value in (("bits", bits), ("bases", scores.bases), ("correct", scores.correct)):
                 values[name].append(value.sum().item())
             if parted:
-                by_base = scores if single else score_windows(model, windows, by_base=True, **options)
+                by_base = scores
+                if not single:
+                    by_base = score_windows(model, windows, strands=strands, batch_tokens=tokens, by_base=True)
                 parts.append(_sums_of_parts(by_base, self.heldout.items.genome, stretch, windows.shape))
         facts = {"window": by_stretch[0].shape[1], "single": single, "left_over": left_over}
         if parts:
@@ -241,3 +246,33 @@ def _sums_of_parts(scores: Scores, genome: Genome, stretch: Region, shape: tuple
     again = repetitive(genome, *place)
     masks = (~again, again, genome.soft_masked(*place))
     return np.array([[values.ravel()[mask].sum() for values in (bits, bases)] for mask in masks])
+
+
+def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray:
+    """(stop − start,) bool: the base lies in LEAST known bases, some perhaps beyond [start, stop), all of whose words of WORD
+    bases stand more than once in the contig's file, on either strand."""
+    before, after = max(0, start - LEAST + 1), min(genome[contig].length, stop + LEAST - 1)
+    codes, table = genome.codes(contig, before, after), _words(genome, genome[contig].file)
+    times = _times(codes, table)
+    # A word that ends at e of the other strand ends at T − 1 − e + WORD − 1 of this one.
+    times[WORD - 1 :] += _times(reverse_complement(codes), table)[WORD - 1 :][::-1]
+    run = LEAST - WORD + 1
+    sums = np.pad(times > 1, (run, 0)).cumsum()
+    whole = sums[run:] - sums[:-run] == run  # of the LEAST bases that end at each place
+    sums = np.pad(whole, (1, LEAST - 1)).cumsum()
+    return (sums[LEAST:] > sums[:-LEAST])[start - before : stop - before]
+
+
+def _times(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """(T,) how often the word that ends at each base of codes (T,) is in a sorted table."""
+    context, known = contexts(codes[None], WORD - 1)
+    whole, times = (known >= WORD - 1) & (codes < UNKNOWN), np.zeros(len(codes), np.int64)
+    words = (context[whole] << 2 | codes[whole]).astype(np.uint32)
+    times[whole] = np.searchsorted(table, words, side="right") - np.searchsorted(table, words)
+    return times
+
+
+@lru_cache(maxsize=2)
+def _words(genome: Genome, file: str) -> np.ndarray:
+    """Sorted words of the contigs of a file, one strand."""
+    return np.sort(np.concatenate([kmers(genome.codes(c.name), WORD) for c in genome.contigs if c.file == file]))

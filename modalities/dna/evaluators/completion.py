@@ -13,13 +13,11 @@ import numpy as np
 
 from modalities.decoder.generation import stream
 from modalities.decoder.model import Decoder
-from modalities.dna.bases import decode, encode
-from modalities.dna.data import open_heldout
 from modalities.dna.evaluation import BASES_LENGTH, DnaEvaluator, DnaLengthSettings, whole_kmers
 from modalities.dna.genome import RunCounter
 from modalities.dna.sources import DnaSource
-from modalities.dna.splits import MAX_UNKNOWN
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.splits import MAX_UNKNOWN, open_heldout
+from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, standard_error
 from modalities.results import Row
 from zoo.model import ZooModel

@@ -10,14 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modalities.dna.alleles import Placed, effect, normalize, place, score_haplotypes
-from modalities.dna.bases import decode
-from modalities.dna.evaluation import FileEvaluator, FileSettings, strands_of, table
+from modalities.dna.evaluation import FileEvaluator, FileSettings, print_table, strands_of
 from modalities.dna.genome import Genome
-from modalities.dna.tokenizers import load_tokenizer, step_of
-from modalities.dna.vcf import InfoField, Variant, check_annotation, read_variants, write_annotated
+from modalities.dna.tokenizers import decode, load_tokenizer
+from modalities.dna.variants import Placed, Variant, effect, normalize, place, read_variants, score_haplotypes
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
-from modalities.results import Row, file_safe, short_names
+from modalities.results import Row, short_names
 from zoo.errors import did_you_mean
 from zoo.files import file_sha256
 from zoo.model import ZooModel
@@ -38,31 +36,13 @@ class VariantSettings(FileSettings):
     """A reference, and its variants."""
 
     variants: str | None = option(None, "VCF or BCF")
-    info: str | None = option(
-        None, "also write the records as VCF, with INFO fields of this name and with _FLANK behind it, such as LLR"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.info is not None:
-            self.fields("")  # raises for a name that VCF cannot have
-
-    def fields(self, model: str) -> dict[str, InfoField]:
-        """INFO fields by columns of rows; none without `info`."""
-        if self.info is None:
-            return {}
-        about = "log p(alternative) - log p(reference), nats, both windows between the same two bases"
-        return {
-            "llr_nats": InfoField(self.info, f"{about}; {model}"),
-            "flank_llr_nats": InfoField(f"{self.info}_FLANK", f"{about}, of the bases of their flanks alone; {model}"),
-        }
 
 
 class Variants(FileEvaluator[VariantSettings]):
     """Log-likelihood ratio of every variant, log p(alt window) − log p(ref window): below 0 the model prefers the reference.
 
     A variant is trimmed and left-aligned first, so every spelling of a haplotype has the same numbers. Both windows begin at
-    one base of the reference and end at another (`modalities.dna.alleles.place`): an insertion makes the alternative window
+    one base of the reference and end at another (`modalities.dna.variants.place`): an insertion makes the alternative window
     longer, a deletion makes it shorter. So an indel's `llr_nats` has what its bases cost or save, about ln 4 each;
     `flank_llr_nats` is of the bases that both windows have, and compares like with like. With strands "one" that is what
     stands behind the alleles; with "both", a mean over a window and its reverse complement, what stands on either side.
@@ -72,8 +52,7 @@ class Variants(FileEvaluator[VariantSettings]):
     windows in which other bases count, as where one of them has an unknown base, or, of k-mers, is no whole number of them.
 
     The column `pos` is VCF's POS, from 1. `window` is the length of the longer window (default: the training length), rounded
-    down to whole k-mers. `info` names fields that the records get in variants.MODEL.vcf, bgzipped (.gz) where the file is no
-    .vcf.
+    down to whole k-mers.
     """
 
     name = "variants"
@@ -105,9 +84,7 @@ class Variants(FileEvaluator[VariantSettings]):
 
     def cells(self, model: ZooModel) -> list[Cell]:
         digest, genome, window = self.variants_digest(), self.genome(), self.window(model)
-        if self.settings.info is not None:
-            check_annotation(self.path, self.settings.fields("").values())
-        entries = _entries(self.path, genome, digest, window, step_of(load_tokenizer(model.config.tokenizer)))
+        entries = _entries(self.path, genome, digest, window, load_tokenizer(model.config.tokenizer).step)
         size = max(LEAST_PART, math.ceil(len(entries) / MOST_PARTS))
         parts = {n: entries[n : n + size] for n in range(0, len(entries), size)}
         costs = {n: sum(sum(placed.sizes) for _, placed in part if placed) for n, part in parts.items()}
@@ -116,12 +93,8 @@ class Variants(FileEvaluator[VariantSettings]):
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         entries, strands = cell.data["entries"], strands_of(model, self.settings)
         placed = [where for _, where in entries if where]
-        options: Row = {
-            "strands": strands,
-            "batch_tokens": self.settings.batch_tokens,
-            "advance": self.advance,
-        }
-        costs = iter(score_haplotypes(model, self.genome(), placed, **options))
+        tokens = self.settings.batch_tokens
+        costs = iter(score_haplotypes(model, self.genome(), placed, strands=strands, batch_tokens=tokens))
         rows = []
         for variant, where in entries:
             row = {name: getattr(variant, name) for name in ("chrom", "pos", "id", "ref", "alt")}
@@ -133,14 +106,6 @@ class Variants(FileEvaluator[VariantSettings]):
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         return [row for cell in cells.values() for row in cell["rows"]]
 
-    def write(self, results: list[ModelResult], out: Path) -> None:
-        """The tables, and with `info` the file of variants with INFO fields, one for each model."""
-        super().write(results, out)
-        suffix = ".vcf" if self.path.endswith(".vcf") else ".vcf.gz"
-        for result in results if self.settings.info is not None else ():
-            path = out / f"{self.name}.{file_safe(result.label)}{suffix}"
-            write_annotated(self.path, path, self.settings.fields(result.label), result.rows)
-
     def measured(self, results: list[ModelResult]) -> str:
         rows = results[0].rows
         reasons = Counter(row["reason"].split(":")[0] for row in rows if row["reason"])
@@ -151,14 +116,14 @@ class Variants(FileEvaluator[VariantSettings]):
         """Each model's least likely alternative alleles."""
         for result, model in zip(results, short_names(results), strict=True):
             scored = sorted((row for row in result.rows if not row["reason"]), key=lambda row: row["llr_nats"])
-            numbers = ["log p(alt) − log p(ref), nats", "bits"]
-            shown = table(f"variants: {model}; least likely alternatives", ["place", "id", "change", "kind"], numbers)
+            rows = []
             for row in scored[:SHOWN]:
                 ref, alt = (text if len(text) <= 12 else f"{text[:11]}…" for text in (row["ref"], row["alt"]))
-                place = f"{row['chrom']}:{row['pos']}"
                 ratios = (f"{row[name]:+.3f}" for name in ("llr_nats", "llr_bits"))
-                shown.add_row(place, row["id"], f"{ref}→{alt}", row["kind"], *ratios)
-            console.print(shown)
+                rows.append([f"{row['chrom']}:{row['pos']}", row["id"], f"{ref}→{alt}", row["kind"], *ratios])
+            title = f"variants: {model}; least likely alternatives"
+            columns = ["log p(alt) − log p(ref), nats", "bits"]
+            print_table(console, title, ["place", "id", "change", "kind"], columns, rows)
 
 
 Entry = tuple[Variant, Placed | None]  # with a reason where it has no place

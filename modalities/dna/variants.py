@@ -1,4 +1,7 @@
-"""Alleles as haplotypes: what a variant changes, however it is written, and two windows that share both of their ends.
+"""Variants: those of a VCF or BCF, the haplotypes that they make, and two windows that share both of their ends.
+
+A record with several alternative alleles becomes a `Variant` for each. Alleles that are not two sequences (symbolic alleles,
+breakends, missing alleles) become a `Variant` with a reason, so that no record disappears.
 
 One haplotype has many spellings: an insertion or deletion in a repeat can stand anywhere in it, and alleles may carry bases
 that do not change. Here a variant is trimmed and left-aligned (A. Tan, G. R. Abecasis, H. M. Kang, "Unified representation of
@@ -7,25 +10,99 @@ genetic variants", Bioinformatics 31, 2015), and everything that is computed fol
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from modalities.dna.bases import decode, encode
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
+from modalities.dna.tokenizers import decode, encode
 from modalities.results import Row
+from zoo.errors import require
+from zoo.files import near_file
 from zoo.model import ZooModel
 from zoo.positions import slices
 
-__all__ = ["Change", "Placed", "effect", "haplotypes", "normalize", "place", "score_haplotypes", "trimmed"]
+__all__ = [
+    "Change",
+    "Placed",
+    "Variant",
+    "effect",
+    "haplotypes",
+    "normalize",
+    "place",
+    "read_variants",
+    "score_haplotypes",
+]
 
 WindowCosts = tuple[np.ndarray, np.ndarray]  # of each base of a window: nats, and whether it counts
 UNEVEN = "bases that do not count alike in the two windows: unknown ones, or k-mers cut at their ends"
 NOTHING_KNOWN = "no known base in its windows"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One alternative allele. Positions count from 1, as in VCF; sequences are upper case.
+
+    place: in the file, "record 3". reason: why it cannot be scored, or "".
+    """
+
+    chrom: str
+    pos: int
+    id: str
+    ref: str
+    alt: str
+    place: str
+    reason: str = ""
+
+
+def read_variants(path: str | Path) -> Iterator[Variant]:
+    """Every alternative allele of a VCF or BCF. FileNotFoundError for a missing file; ValueError with file, place and reason
+    for another format and for a file that is malformed or truncated; ImportError without pysam."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF")
+    require("pysam", str(path), "dna")
+    import pysam
+
+    place, before = "the header", pysam.set_verbosity(0)  # htslib says nothing on standard error meanwhile
+    try:
+        with pysam.VariantFile(str(path)) as file:
+            for number in itertools.count(1):
+                place = f"record {number}"
+                record = next(file, None)
+                if record is None:
+                    return
+                str(record)  # raises for bytes that are no text
+                ref, chrom = (record.ref or "").upper(), sys.intern(record.chrom)
+                for alt in record.alts or (".",):
+                    alt = alt.upper() if alt.isalpha() else alt  # breakends name contigs
+                    reason = _unscorable(record.pos, ref, alt)
+                    yield Variant(chrom, record.pos, record.id or ".", ref, alt, place, reason)
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        what = "truncated, damaged or malformed VCF or BCF, or compressed with gzip and not with bgzip"
+        raise ValueError(f"{path}, {place}: {what} ({error})") from error
+    finally:
+        pysam.set_verbosity(before)
+
+
+def _unscorable(pos: int, ref: str, alt: str) -> str:
+    """Why two alleles are not two sequences; "" where they are."""
+    if pos == 0:
+        return "position 0: positions count from 1"
+    if not alt.isalpha():
+        return f"a symbolic allele: {alt or 'none'}"
+    _, old, new = _trimmed(ref, alt)  # a common base may be an N before a deletion
+    if not ref or set(old + new) - set("ACGT"):
+        return f"alleles that are not all A, C, G, T: {ref or 'none'}, {alt}"
+    return "ALT equal to REF" if ref == alt else ""
+
+
+# -------------------------------------------------------------------------------------------- haplotypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +141,7 @@ class Change:
         return "insertion" if self.growth > 0 else "deletion"
 
 
-def trimmed(ref: str, alt: str) -> tuple[int, str, str]:
+def _trimmed(ref: str, alt: str) -> tuple[int, str, str]:
     """Bases cut off on the left, and two alleles without the ends that they share; the right one is cut first."""
     cut = _common(ref[::-1], alt[::-1])
     ref, alt = ref[: len(ref) - cut], alt[: len(alt) - cut]
@@ -78,7 +155,7 @@ def normalize(genome: Genome, chrom: str, at: int, ref: str, alt: str) -> Change
     Common ends are cut off. An insertion or deletion that remains moves left while the base before it equals its last one.
     REF must be what the reference has there, and what is not common A, C, G and T; the alleles must differ.
     """
-    cut, ref, alt = trimmed(ref, alt)
+    cut, ref, alt = _trimmed(ref, alt)
     at += cut
     if ref and alt:
         return Change(chrom, at, ref, alt)
@@ -151,10 +228,10 @@ def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_haplotypes(
-    model: ZooModel, genome: Genome, placed: Sequence[Placed], *, batch_tokens: int, **options: Any
+    model: ZooModel, genome: Genome, placed: Sequence[Placed], *, strands: str, batch_tokens: int
 ) -> list[tuple[WindowCosts, WindowCosts]]:
     """Costs of the reference's window and of the alternative one, for each change. Equal windows, such as the reference's of
-    all alleles at a site, are read once. options: of `score_windows`."""
+    all alleles at a site, are read once."""
     pairs = [tuple(codes.tobytes() for codes in haplotypes(genome, one)) for one in placed]
     windows = list(dict.fromkeys(window for pair in pairs for window in pair))
     costs: dict[bytes, WindowCosts] = {}
@@ -162,7 +239,7 @@ def score_haplotypes(
         alike = [window for window in windows if len(window) == length]
         for part in slices(len(alike), max(1, batch_tokens // length)):
             codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
-            scores = score_windows(model, codes, by_base=True, batch_tokens=batch_tokens, **options)
+            scores = score_windows(model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens)
             costs |= dict(zip(alike[part], zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
     return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 

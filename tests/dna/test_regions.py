@@ -1,0 +1,189 @@
+"""`score` and `track`: a base costs the same wherever it is asked for, and equals a likelihood computed window by window."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from itertools import islice
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from modalities.dna.evaluators import regions
+from modalities.dna.evaluators.regions import RegionSettings, Score, Span, Track, cost
+from modalities.dna.scoring import score_windows
+from modalities.dna.tokenizers import decode, encode, reverse_complement
+from modalities.evaluation import ModelResult
+from tests.dna.models import Composed, letters, tiny
+
+CONTIGS = {"b": letters(100), "a": letters(37, 1)[:20] + "NNN" + letters(14, 2), "tiny": "ACG"}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny(train_context=8)
+
+
+@pytest.fixture
+def fasta(tmp_path):
+    """Records by name, in an order that is not sorted, to a FASTA."""
+
+    def write(**sequences):
+        path = tmp_path / "g.fa"
+        path.write_text("".join(f">{name} described\n{text}\n" for name, text in sequences.items()))
+        return str(path)
+
+    return write
+
+
+def bed(tmp_path, text):
+    (tmp_path / "r.bed").write_text(text)
+    return str(tmp_path / "r.bed")
+
+
+def score(model, **options):
+    evaluator = Score(RegionSettings(**options))
+    return {row["name"]: row for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))}
+
+
+def bits_of(model, evaluator):
+    """(contig, first base, bits) of each line of a track's cells."""
+    return [(contig, start, bits) for _, contig, start, bits in regions._values(dict(evaluator.run(model)))]
+
+
+def expected(model, text, window, both):
+    """Bits of every base, window by window as documented, NaN where unknown."""
+    half, codes, strands = window // 2, encode(text), []
+    for strand in (codes, reverse_complement(codes))[: 1 + both]:
+        nats = np.full(len(strand), np.nan)
+        for start in range(0, max(1, len(strand) - half), half):
+            scores = score_windows(model, strand[None, start : start + window])
+            first = half if start else 0
+            costs = np.where(scores.bases[0] > 0, scores.nll[0], np.nan)
+            nats[start + first : start + window] = costs[first:]
+        strands.append(nats if not strands else nats[::-1])
+    return np.mean(strands, axis=0) / math.log(2)
+
+
+@pytest.mark.parametrize("strands", ["one", "both"])
+def test_tracks_hold_every_base(tmp_path, fasta, model, strands, monkeypatch):
+    """Places count from 0, half-open, as BED does."""
+    monkeypatch.setattr(regions, "CELL_BASES", 50)
+    evaluator = Track(RegionSettings(fasta=fasta(**CONTIGS), window=16, strands=strands, batch_tokens=40))
+    assert len(evaluator.cells(model)) > 3
+    cells = json.loads(json.dumps(dict(evaluator.run(model))))
+    result = ModelResult("m (a)", 8, evaluator.rows(cells), cells)
+    evaluator.write([result], tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"track.m__a_.tsv", "track.m__a_.bedgraph"}
+    lines = [line.split("\t") for line in (tmp_path / "out" / "track.m__a_.bedgraph").read_text().splitlines()]
+    assert all(int(stop) == int(start) + 1 for _, start, stop, _ in lines)
+    values = {(contig, int(start)): float(value) for contig, start, _, value in lines}
+    assert list(values) == [(c, n) for c, text in CONTIGS.items() for n, base in enumerate(text) if base != "N"]
+    for name, text in CONTIGS.items():
+        bits = expected(model, text, 16, strands == "both")
+        np.testing.assert_allclose([values.get((name, n), np.nan) for n in range(len(text))], bits, rtol=1e-4)
+        (row,) = (row for row in result.rows if row["contig"] == name)
+        assert row["bases"] == np.isfinite(bits).sum()
+        assert row["bits_per_base"] == pytest.approx(np.nanmean(bits), rel=1e-4)
+    assert evaluator.measured([result]).startswith("track: 137 of the 140 bases of 3 records of")
+
+
+def test_a_base_costs_the_same_in_every_region(tmp_path, fasta, model):
+    options = dict(fasta=fasta(**CONTIGS), window=16)
+    rows = bed(tmp_path, "#r\nb\t3\t9\tg1\nb 40 77\nb\t5\t9\tg1\t0\t+\na\t0\t37\nb\t60\t61\n")
+    whole, part = Track(RegionSettings(**options)), Track(RegionSettings(**options, regions=rows))
+    bits = {name: expected(model, text, 16, False) for name, text in CONTIGS.items()}
+    for contig, start, values in bits_of(model, part):
+        np.testing.assert_allclose(values, bits[contig][start : start + len(values)], rtol=1e-4)
+    places = [(row["contig"], row["bed_start"], row["bed_stop"]) for row in part.rows(dict(part.run(model)))]
+    assert places == [("b", 3, 9), ("b", 40, 77), ("a", 0, 37)]  # joined, in the order of the genome
+    evaluator = Score(RegionSettings(**options, regions=rows))
+    scored = evaluator.rows(dict(evaluator.run(model)))
+    assert [row["name"] for row in scored] == ["g1", "b:41-77", "g1", "a:1-37", "b:61-61"]
+    assert [(row["bed_start"], row["bed_stop"]) for row in scored] == [(3, 9), (40, 77), (5, 9), (0, 37), (60, 61)]
+    for row in scored:
+        costs = bits[row["contig"]][row["bed_start"] : row["bed_stop"]]
+        assert row["bits_per_base"] == pytest.approx(np.nanmean(costs), rel=1e-5)
+        assert row["bases"] == np.isfinite(costs).sum() == row["length"] - row["unknown"]
+    assert part.identity(model) != whole.identity(model)
+
+
+def test_unknown_bases_are_listed_and_not_counted(fasta):
+    sequences = {"n": "NNNN", "some": "ACNNRGT", "tail": "ACGTNN", "short": "AC"}
+    rows = score(Composed(), fasta=fasta(**sequences))
+    assert list(rows) == list(sequences)
+    assert [rows[name]["unknown"] for name in sequences] == [4, 3, 2, 0]
+    assert [rows[name]["bases"] for name in sequences] == [0, 4, 4, 2]
+    for column in ("gc", "log_likelihood", "nats_per_base", "bits_per_base"):
+        assert math.isnan(rows["n"][column])
+    assert rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15) and rows["some"]["gc"] == 0.5
+    kmers = score(tiny("kmer:3"), fasta=fasta(**sequences))
+    assert [kmers[name]["bases"] for name in sequences] == [0, 0, 3, 0]  # no k-mer of "ACN NRG" is known
+
+
+def test_parts_batches_and_a_stop_change_nothing(fasta, model, monkeypatch):
+    texts = {f"r{n}": letters(int(length), n) for n, length in enumerate(np.random.default_rng(0).integers(5, 200, 30))}
+    path = fasta(**texts)
+    whole = score(model, fasta=path, window=32)
+    monkeypatch.setattr(regions, "CELL_BASES", 100)
+    evaluator = Score(RegionSettings(fasta=path, window=32, batch_tokens=70))
+    cells = dict(evaluator.run(model))
+    records = [record["name"] for cell in cells.values() for record in cell["records"]]
+    assert len(cells) > 20 and len(set(records)) == 30 < len(records)  # some records lie in several
+    for row in evaluator.rows(cells):
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        assert numbers == pytest.approx({name: whole[row["name"]][name] for name in numbers}, rel=1e-5)
+    stopped = json.loads(json.dumps(dict(islice(evaluator.run(model), 9))))
+    again = dict(evaluator.run(model, stopped))
+    assert again == cells and evaluator.rows(again) == evaluator.rows(cells)  # to the bit
+    spans = [Span(0, name, len(text), 0, len(text)) for name, text in texts.items()]
+    costs = [cell.cost for cell in evaluator.cells(model)]
+    assert sum(costs) == sum(cost(span, 16, both=False) for span in spans)  # nothing is read twice
+    assert max(costs) <= 100 + 32
+
+
+def test_a_region_of_the_other_strand_is_read_there(fasta, tmp_path):
+    model, text = tiny("kmer:3"), letters(200)
+    rows = bed(tmp_path, "a\t40\t110\tthe gene\t0\t-\na\t0\t70\tstart\t0\t-\na\t40\t110\tplus\t0\t+\n")
+    ours = score(model, fasta=fasta(a=text), regions=rows, window=36)
+    assert {name: row["strand"] for name, row in ours.items()} == {"the gene": "-", "start": "-", "plus": "+"}
+    turned = fasta(a=decode(reverse_complement(encode(text))))
+    other = score(model, fasta=turned, regions=bed(tmp_path, "a\t90\t160\tthe gene\na\t130\t200\tstart\n"), window=36)
+    for name, row in other.items():
+        for column in ("log_likelihood", "bases", "gc"):
+            assert ours[name][column] == pytest.approx(row[column], rel=1e-5)
+    assert ours["the gene"]["log_likelihood"] != pytest.approx(ours["plus"]["log_likelihood"])
+
+
+def test_requests_that_cannot_be_served(fasta, tmp_path):
+    kmers = tiny("kmer:3")
+    with pytest.raises(ValueError, match="--fasta"):
+        Score(RegionSettings()).cells(kmers)
+    with pytest.raises(ValueError, match=r"window 5: .*'kmer:3' needs at least 6"):
+        Score(RegionSettings(fasta=fasta(r="ACGT"), window=5)).cells(kmers)
+    with pytest.raises(FileNotFoundError, match=r"no BED file none\.bed"):
+        Track(RegionSettings(fasta=fasta(r="ACGT"), regions="none.bed")).cells(kmers)
+    windows = [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)]
+    assert windows == [18, 16 * 16 * 3]
+
+
+def test_tables_and_terminal(fasta, tmp_path):
+    text = letters(40)
+    rows = bed(tmp_path, "a\t10\t30\tg\na\t38\t40\n" + "a\t0\t5\tx\n" * 20)
+    evaluator = Score(RegionSettings(fasta=fasta(a=text[:12] + "NN" + text[14:]), regions=rows))
+    cells = dict(evaluator.run(Composed()))
+    results = [ModelResult(label, 8, evaluator.rows(cells), cells) for label in ("goat a/b", "ggd (run)")]
+    evaluator.write(results, tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"score.goat_a_b.tsv", "score.ggd__run_.tsv"}
+    with open(tmp_path / "out" / "score.goat_a_b.tsv") as file:
+        table = list(csv.DictReader(file, delimiter="\t"))
+    places = [(row["name"], row["contig"], int(row["bed_start"]), int(row["bed_stop"])) for row in table]
+    assert places[:2] == [("g", "a", 10, 30), ("a:39-40", "a", 38, 40)]
+    line = evaluator.measured(results)
+    assert line.startswith("score: 120 of the 122 bases of 22 regions of") and "; 2 left out: unknown" in line
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    evaluator.show(results, console)
+    shown = console.export_text()
+    assert "all 22" in shown and "2.0000" in shown and "2 more in the files" in shown

@@ -1,22 +1,25 @@
 """priorzoo's core: positions as priors on attention's logits, one attention call, and models by name."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
 
 from zoo.attention import prior_attention
 from zoo.catalog import create_model, list_models, load_model, register_model
 from zoo.decoding import KVCache
 from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, create_prior, list_priors, register_prior
-from zoo.torchvision_ops import declare_before_import
 
 if TYPE_CHECKING:
     from zoo.adapters import adapt, load_adapted, save_adapted
     from zoo.priors.sums import compose
 
 __version__ = "0.6.0"
-
-declare_before_import()
 
 __all__ = [
     "KVCache",
@@ -39,15 +42,38 @@ __all__ = [
 ]
 
 # Imported when somebody asks for them: training does not.
-_ELSEWHERE = {
-    "adapt": "zoo.adapters",
-    "load_adapted": "zoo.adapters",
-    "save_adapted": "zoo.adapters",
-    "compose": "zoo.priors.sums",
-}
+_ELSEWHERE = dict.fromkeys(("adapt", "load_adapted", "save_adapted"), "zoo.adapters") | {"compose": "zoo.priors.sums"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _ELSEWHERE:
-        return getattr(import_module(_ELSEWHERE[name]), name)
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _TorchvisionOperators(MetaPathFinder):
+    """Lets torchvision, and so timm and parts of transformers, be imported with a CPU build of torch.
+
+    Its compiled part needs CUDA's libraries. Where it does not load, operators that the import looks for are declared, which
+    nothing here calls.
+    """
+
+    library: ClassVar[torch.library.Library]  # the declarations live as long as it
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name != "torchvision":
+            return
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        try:
+            for place in (spec and spec.submodule_search_locations) or ():
+                for file in Path(place).glob("_C*.so"):
+                    torch.ops.load_library(str(file))
+        except OSError:
+            type(self).library = torch.library.Library("torchvision", "FRAGMENT")
+            for operator in ("nms", "qnms"):
+                self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, _TorchvisionOperators())

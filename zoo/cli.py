@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from zoo.catalog import create_model, import_named, list_models, load_model, manifest, model_entry, resolve_tag
+from zoo.catalog import WEIGHTS, create_model, import_named, list_models, load_model, manifest, model_entry, resolve_tag
 from zoo.errors import from_outside, one_line, printable, require
 from zoo.files import read_object
 from zoo.layers import Attention
@@ -47,14 +52,19 @@ Import = Annotated[
 ]
 
 
-SHORT = {  # columns of cards, where a table of 80 columns has no room for their names
-    "free_generation (facts=1)": "one fact",
-    "free_generation (facts=5)": "one of five",
-    "free_generation": "needle",
-    "bits_per_byte": "bits/byte",
-    "bits_per_base": "bits/base",
-}
 HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
+
+GROUPS = (
+    "prior",
+    "ssmax",
+    "position_embedding",
+    "embedding",
+    "patch_embed",
+    "prefix_tokens",
+    "mlp",
+    "attention",
+    "head",
+)
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -155,69 +165,44 @@ def show(
     name: Annotated[str, typer.Argument(help="a name of `list`, with or without a tag of weights, or a saved folder")],
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Configuration, parameters, and for shipped weights their card and measured table."""
+    """Configuration and parameters, and for shipped weights their card with its table of scores."""
     import torch
 
     import_named(import_)
     if os.path.isdir(name):
         return _show_model(_title(name), load_model(name))
     entry = model_entry(name)
-    card: dict[str, Any] = dict(manifest()[resolve_tag(name)]) if "." in name else {}
+    tagged = resolve_tag(name) if "." in name else None
     # Counts without memory: the largest models are several GB.
     with torch.device("meta"):
         model = entry.build(**entry.config)
     _show_model(name, model)
-    if not card:
+    if tagged is None:
         tags = list_models(f"{entry.name}.*", pretrained=True)
         return console.print(f"weights: {', '.join(tags) if tags else 'none ship for this model'}")
-    if classes := card.pop("class_names", []):
-        card["class_names"] = " ".join(classes[:40]) + " …" * (len(classes) > 40)
-    tables = {key: value for key, value in card.items() if isinstance(value, (dict, list))}
-    _print_pairs("weights", {key: value for key, value in card.items() if key not in tables})
-    for key, table in tables.items():
-        _print_rows(key, table if isinstance(table, list) else [{"": key} | row for key, row in table.items()])
+    card = (WEIGHTS / f"{tagged}.md").read_text(encoding="utf-8")
+    console.print(Markdown(card.partition("\n---\n")[2]))
 
 
 def _show_model(title: str, model: ZooModel) -> None:
-    total = sum(p.numel() for p in model.parameters())
-    console.print(Text.assemble((printable(title), "bold"), f"  {model.modality}, {total:,} parameters"))
-    _print_pairs("configuration", dataclasses.asdict(model.config))
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
-    contents = [f"{attention.content_dim} of {attention.head_dim}" for attention in layers]
-    columns = {"content columns per head": _by_layer(contents), "lanes": _by_layer(map(_lanes, layers))}
-    _print_pairs("attention", columns)
-    _print_pairs("parameters", _parameter_groups(model))
-    if sample := model.describe_input():
-        _print_pairs("a training sample", sample)
-
-
-def _lanes(attention: Attention) -> str:
-    """How many lanes the prior has, and where; of a sum which part has how many."""
-    from zoo.priors import Compose
-
-    prior = attention.prior
-    parts = prior.named_children() if isinstance(prior, Compose) else ()
-    named = ", ".join(f"{name} {part.num_lanes}" for name, part in parts if part.num_lanes)
-    beside = " beside the head" if attention.lanes == "beside" and prior.num_lanes else ""
-    return f"{prior.num_lanes}{beside}" + (f" ({named})" if named else "")
-
-
-def _by_layer(texts: Iterable[str]) -> str:
-    texts = list(texts)
-    if len(set(texts)) == 1:
-        return texts[0]
-    return "; ".join(f"layer {n}: {text}" for n, text in enumerate(texts))
-
-
-def _parameter_groups(model: ZooModel) -> dict[str, int]:
-    """Parameters by what they belong to, the largest group first."""
-    known = "prior ssmax position_embedding embedding patch_embed prefix_tokens mlp attention head".split()  # noqa: SIM905
+    parameters = dict(model.named_parameters())
     groups: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         words = name.split(".")
-        group = next((word for word in known if word in words), "norm" if "norm" in name else "other")
+        group = next((word for word in GROUPS if word in words), "norm" if "norm" in name else "other")
         groups[group] = groups.get(group, 0) + parameter.numel()
-    return dict(sorted(groups.items(), key=lambda item: (-item[1], item[0])))
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    columns = dict.fromkeys(f"{layer.content_dim} of {layer.head_dim}" for layer in layers)
+    console.print(f"{title}  {model.modality}, {sum(groups.values()):,} parameters", style="bold")
+    for heading, pairs in (
+        ("configuration", dataclasses.asdict(model.config)),
+        ("attention", {"content columns per head": ", ".join(columns)}),
+        ("parameters", {group: f"{groups[group]:,}" for group in sorted(groups, key=lambda name: -groups[name])}),
+    ):
+        table = Table(title=heading, title_justify="left", title_style="dim", show_header=False, box=None)
+        for key, value in pairs.items():
+            table.add_row(f"  {key}", str(value))
+        console.print(table)
 
 
 def _title(name: str) -> str:
@@ -228,34 +213,6 @@ def _title(name: str) -> str:
         return f"{read_object(run / 'recipe.json')['name']} ({run.name})"
     except (OSError, ValueError, KeyError):
         return folder.name
-
-
-def _print_pairs(title: str, pairs: Mapping[str, object]) -> None:
-    _print_rows(title, [{"": f"  {key}", "value": value} for key, value in pairs.items()], header=False)
-
-
-def _print_rows(title: str, rows: Sequence[Mapping[str, object]], *, header: bool = True) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    if len(columns) > 7:  # scores become rows, places columns
-        axis, *scores = columns
-        rows = [
-            {axis: score.replace("_", " ")} | {str(r[axis]): r[score] for r in rows if score in r} for score in scores
-        ]
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(title=title, title_justify="left", title_style="dim", show_header=header)
-    table.box = SIMPLE_HEAD if header else None
-    for column in columns:
-        title = SHORT.get(column, column.replace("_", " "))
-        table.add_column(title, justify="right" if column and header else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column, "")) for column in columns))
-    console.print(table)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 @app.command("plot-prior")
@@ -292,6 +249,35 @@ def plot_prior(
 @app.command()
 def doctor() -> int:
     """Check every attention kernel on every device against float64, forward and backward; exit code 1 if one is off."""
-    from zoo.doctor import examine
+    import torch
 
-    return 0 if examine(console) else 1
+    from zoo.attention.dispatch import KERNELS
+    from zoo.attention.selfcheck import BOUNDS, check_kernel, device_name
+
+    facts = Table(show_header=False, box=None)
+    facts.add_row("python", platform.python_version())
+    for package in ("torch", "triton", "flash-attn", "timm", "transformers", "deepspeed", "datasets"):
+        with suppress(PackageNotFoundError):
+            facts.add_row(package, version(package))
+    devices = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
+    facts.add_row("devices", ", ".join(map(device_name, devices)))
+    console.print(facts)
+    dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in BOUNDS}
+    heading = "largest relative error to float64"
+    table = Table("device", "kernel", *dtypes, title=heading, title_justify="left", box=None)
+    wrong: list[str] = []
+    for device, (name, kernel) in product(devices, KERNELS.items()):
+        cells = []
+        for label, dtype in dtypes.items():
+            with console.status(f"{device} {name} {label}"):
+                verdict = check_kernel(kernel, device, dtype)
+            wrong += [f"{device}, {name}, {label}: {line}" for line in verdict.wrong]
+            error = "not served" if verdict.worst is None else f"{verdict.worst:.0e}"
+            cells.append(f"wrong ({len(verdict.wrong)})" if verdict.wrong else error)
+        table.add_row(device_name(device), name, *cells)
+    console.print(table)
+    for line in wrong:
+        console.print(f"wrong: {line}", style="red", soft_wrap=True)
+    advice = 'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; name another than the others'
+    console.print(advice if wrong else "all that is served can be trusted")
+    return 1 if wrong else 0

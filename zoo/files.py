@@ -21,7 +21,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FIGURE_FORMATS",
     "LARGEST_JSON",
-    "check_finite",
     "data_folder",
     "figure_output",
     "file_digests",
@@ -68,8 +66,10 @@ ABANDONED = 3600.0  # seconds without a write, after which a temporary file is o
 
 
 def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | None = None) -> None:
-    """Remove temporary files and folders of `path` that nothing has been written to for so many seconds: their processes were
-    killed. `now`: by the clock of the file system, the modification time of what was just made there; None: of this machine."""
+    """Remove temporary files and folders of `path` that nothing was written to for `seconds`: their processes were killed.
+
+    now: by the file system's clock, as the modification time of a new file; None: by this machine's.
+    """
     oldest = (time.time() if now is None else now) - seconds
     before, after = map(glob.escape, _temporary_name(path))
     for left in path.parent.glob(f"{before}????????{after}"):
@@ -79,23 +79,20 @@ def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | Non
 
 
 def _temporary_name(path: Path) -> tuple[str, str]:
-    """What stands before and after the eight random letters of a temporary name; long names are cut to fit in 255 bytes."""
+    """What is before and after the eight random letters of a temporary name; a long name is cut to fit in 255 bytes."""
     return f".{os.fsdecode(os.fsencode(path.name)[:180])}-", path.suffix[:16]
 
 
 def make_temporary(path: Path, *, folder: bool = False) -> Path:
     """An empty file or folder in the folder of `path`, which is made with its parents; readable as the umask allows."""
     make_folder(path.parent)
-    before, after = _temporary_name(path)
-    while True:
-        temporary = path.parent / f"{before}{secrets.token_hex(4)}{after}"
-        with suppress(FileExistsError):
-            if folder:
-                os.mkdir(temporary)
-            else:
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            remove_abandoned(path, now=temporary.stat().st_mtime)
-            return temporary
+    temporary = path.parent / secrets.token_hex(4).join(_temporary_name(path))
+    if folder:
+        temporary.mkdir()
+    else:
+        temporary.touch(exist_ok=False)
+    remove_abandoned(path, now=temporary.stat().st_mtime)
+    return temporary
 
 
 def make_folder(folder: Path) -> None:
@@ -181,11 +178,8 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 
 def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digests:
     """Size and SHA-256 of files, by their paths within `folder`."""
-    digests: Digests = {}
-    for name in names:
-        path = Path(folder) / name
-        digests[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    return digests
+    paths = {name: Path(folder) / name for name in names}
+    return {name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in paths.items()}
 
 
 def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -> str | None:
@@ -194,14 +188,10 @@ def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -
         path = Path(folder) / name
         if not path.is_file():
             return f"{name} is missing"
-        if (
-            not isinstance(facts, dict)
-            or type(facts.get("bytes")) is not int
-            or not isinstance(facts.get("sha256"), str)
-        ):
+        if not isinstance(facts, dict) or not {"bytes", "sha256"} <= set(facts):
             return f"there is no digest of {name}"
         if (size := path.stat().st_size) != facts["bytes"]:
-            return f"{name} has {size:,} bytes, and had {facts['bytes']:,}"
+            return f"{name} has {size:,} bytes, and had {facts['bytes']}"
         if file_sha256(path) != facts["sha256"]:
             return f"{name} has another SHA-256 than when it was written"
     return None
@@ -304,9 +294,9 @@ def save_figure(figure: Figure, path: Path) -> None:
     from matplotlib.text import Text
 
     formats, width = figure_output.get()
-    for name in formats or (path.suffix.removeprefix("."),):
-        if name not in FIGURE_FORMATS:
-            raise ValueError(f"figure {path.name}: format {name!r}; expected {', '.join(FIGURE_FORMATS)}")
+    formats = formats or (path.suffix.removeprefix("."),)
+    if unknown := set(formats) - set(FIGURE_FORMATS):
+        raise ValueError(f"figure {path.name}: format {min(unknown)!r}; expected {', '.join(FIGURE_FORMATS)}")
     if width:
         before, height = figure.get_size_inches()
         figure.set_size_inches(width, height * width / before)
@@ -316,7 +306,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         if "$" in text.get_text() and "\\mathdefault" not in text.get_text():  # which ticks of logarithmic axes have
             text.set_parse_math(False)
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    for name in formats or (path.suffix.removeprefix("."),):
+    for name in formats:
         with replacing(path.with_suffix(f".{name}"), "wb") as file:
             figure.savefig(file, dpi=130, format=name, metadata=undated.get(name))
     pyplot.close(figure)
@@ -352,26 +342,12 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a .safetensors file. ValueError for another or damaged file, and for a NaN or an infinity."""
-    path = Path(path)
-    with path.open("rb"):  # the library has errors of its own for what cannot be opened
-        pass
+    open(path, "rb").close()  # the library has errors of its own for what cannot be opened
     try:
         tensors = load_file(path)
     except (SafetensorError, RecursionError) as error:
         raise ValueError(f"{path} is no safetensors file, or is damaged: {error}") from error
-    check_finite(tensors, path)
-    return tensors
-
-
-def check_finite(tensors: Mapping[str, object], path: str | os.PathLike[str]) -> None:
-    """ValueError for a tensor of a file that has a NaN or an infinity."""
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or not tensor.numel():
-            continue
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            continue
-        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        # One pass without a copy, where `isfinite` makes one: a NaN is both the least and the greatest.
-        ends = (real if real.itemsize > 1 else real.float()).aminmax()
-        if not torch.isfinite(torch.stack([*ends])).all():
+        if not (tensor if tensor.itemsize > 1 else tensor.float()).isfinite().all():
             raise ValueError(f"{path}: the tensor {name!r} has values that are not finite (NaN or infinity)")
+    return tensors

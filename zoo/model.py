@@ -83,10 +83,6 @@ class ZooModel(nn.Module):
         """Names of parameters that stay as initialised where loaded weights have another shape, such as a classifier's."""
         return set()
 
-    def describe_input(self) -> dict[str, str]:
-        """What a training sample becomes, for `priorzoo show`; empty where the configuration says it all."""
-        return {}
-
     def storable_state(
         self, dtype: torch.dtype | None = None, *, state: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
@@ -109,8 +105,8 @@ class ZooModel(nn.Module):
         dtype: torch.dtype | None = None,
         state: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write model.safetensors, `storable_state(dtype, state=state)`, config.json, the modality, the config, and names of
-        classes where there are any, and manifest.json, the sizes and SHA-256 of both."""
+        """Write model.safetensors (`storable_state(dtype, state=state)`), config.json (with the modality, and names of classes
+        where there are any), and manifest.json, the sizes and SHA-256 of both."""
         folder = Path(folder)
         (folder / MANIFEST).unlink(missing_ok=True)  # of older files; without one the new ones are read as they are
         with replacing_path(folder / "model.safetensors") as file:

@@ -85,14 +85,10 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
     @staticmethod
     def from_torch(mha: nn.MultiheadAttention, **options: Any) -> PriorMultiheadAttention:
         """A module with the weights, device, dtype and mode of torch's, and a position method by the constructor's options."""
-        weight, biased = (
-            mha.out_proj.weight,
-            {"bias": mha.in_proj_bias is not None, "add_bias_kv": mha.bias_k is not None},
-        )
         same = ("dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
-        options |= (
-            {name: getattr(mha, name) for name in same} | biased | {"device": weight.device, "dtype": weight.dtype}
-        )
+        options |= {name: getattr(mha, name) for name in same}
+        options |= {"bias": mha.in_proj_bias is not None, "add_bias_kv": mha.bias_k is not None}
+        options |= {name: getattr(mha.out_proj.weight, name) for name in ("device", "dtype")}
         module = PriorMultiheadAttention(mha.embed_dim, mha.num_heads, **options)
         module.load_state_dict(mha.state_dict(), strict=False)
         return module.train(mha.training)
@@ -120,11 +116,18 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             ValueError: for shapes that do not fit, masks that are neither bool nor float, and a method that reads the layer's
                 input (`cable`) where keys are not the queries' own input, or not causal.
         """
-        self._check(query, key, value)
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        if query.is_nested or not query.ndim == key.ndim == value.ndim == 3:
+            raise ValueError(f"query, key and value must be dense and have 3 axes, got {shapes}")
         if self.prior.depends_on_content and query is not key:
             raise ValueError(f"{self.position!r} reads the layer's input: query and key must be the same tensor")
         if not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        widths = [self.embed_dim, self.kdim, self.vdim]
+        if [x.shape[-1] for x in (query, key, value)] != widths:
+            raise ValueError(f"query, key and value must be {widths} wide, got {shapes}")
+        if key.shape[:-1] != value.shape[:-1] or len(query) != len(key):
+            raise ValueError(f"query, key and value disagree: {shapes} with batch_first={self.batch_first}")
         batch, queries, keys = len(query), query.shape[1], key.shape[1]
         if queries != keys and ((is_causal and queries > keys) or (self.window is not None and not is_causal)):
             raise ValueError(f"attention of {queries} queries needs as many keys, got {keys}")
@@ -132,7 +135,7 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         q_pos = k_pos.tail(queries) if is_causal else Positions.line(queries)
         terms = self.prior(q_pos, k_pos, causal=is_causal, x=key)
         shown: Tensor | None = None
-        for name, mask, shapes in (
+        for name, mask, sizes in (
             ("key_padding_mask", key_padding_mask, [(batch, keys)]),
             ("attn_mask", attn_mask, [(queries, keys), (batch * self.num_heads, queries, keys)]),
         ):
@@ -140,8 +143,8 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
                 continue
             if not (mask.dtype == torch.bool or mask.is_floating_point()):
                 raise ValueError(f"{name} must be bool, True where a key is hidden, or float, got {mask.dtype}")
-            if tuple(mask.shape) not in shapes:
-                raise ValueError(f"{name} must be {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
+            if tuple(mask.shape) not in sizes:
+                raise ValueError(f"{name} must be {' or '.join(map(str, sizes))}, got {tuple(mask.shape)}")
             mask = mask.view(batch, 1, 1, keys) if mask is key_padding_mask else mask.view(-1, queries, keys)
             mask = mask[None] if len(mask) == 1 and mask.ndim == 3 else mask.reshape(batch, -1, *mask.shape[-2:])
             # −∞ as a bool, since a row scale of 0 would make it NaN.
@@ -156,29 +159,18 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             q, k = self.rotary.both(q, q_pos, k, k_pos)
         call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown)
         scale = None if self.ssmax is None else self._row_scale(call, q_pos)
-        options: Options = dict(causal=is_causal, query_scale=scale, window=self.window, mask=shown)
         dropout, weights = self.dropout if self.training else 0.0, None
         if need_weights:
             heads, weights = attend(replace(call, query_scale=scale, dropout=dropout))
         else:
-            heads = prior_attention(q, k, v, terms, dropout=dropout, kernel=kernel, **options)
+            options: Options = dict(causal=is_causal, window=self.window, mask=shown, kernel=kernel)
+            heads = prior_attention(q, k, v, terms, query_scale=scale, dropout=dropout, **options)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
         out = out if self.batch_first else out.transpose(0, 1)
         if weights is None:
             return out, None
         weights = weights.to(q.dtype)
         return out, weights.mean(1) if average_attn_weights else weights
-
-    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        if query.is_nested or not query.ndim == key.ndim == value.ndim == 3:
-            raise ValueError(f"query, key and value must be dense and have 3 axes, got {shapes}")
-        expected = [self.embed_dim, self.kdim, self.vdim]
-        if [x.shape[-1] for x in (query, key, value)] != expected:
-            raise ValueError(f"query, key and value must be {expected} wide, got {shapes}")
-        batch = 0 if self.batch_first else 1
-        if key.shape[:-1] != value.shape[:-1] or query.shape[batch] != key.shape[batch]:
-            raise ValueError(f"query, key and value disagree: {shapes} with batch_first={self.batch_first}")
 
     def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """(B, H, T, D) of queries, keys and values from inputs with the batch first."""

@@ -158,14 +158,6 @@ class VisionTransformer(ZooModel):
         shares = logits.double().softmax(-1)
         return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
 
-    def describe_input(self) -> dict[str, str]:
-        pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens
-        return {
-            "pixels": f"{pixels[0]} × {pixels[1]}",
-            "patches": f"{grid[0]} × {grid[1]}",
-            "tokens": f"{grid[0] * grid[1] + prefix}, of which {prefix} class token and registers",
-        }
-
     def replaceable_parameters(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.startswith("head.")}
 

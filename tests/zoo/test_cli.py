@@ -1,4 +1,4 @@
-"""python -m zoo: list, show, plot-prior."""
+"""python -m zoo: list, show, plot-prior, and what its figures draw."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from zoo.methods import create_grid_position
 from zoo.prior_plot import centre_log_prior, draw_priors, layer_priors, log_prior_curve
 
 
-def invoke(*arguments):
+def invoke(*arguments: object) -> SimpleNamespace:
     """Run a command as `python -m zoo` does, which says on one line what cannot be carried out."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         code = call(app, [str(a) for a in arguments], prog="python -m zoo")
@@ -27,21 +28,23 @@ def invoke(*arguments):
     return SimpleNamespace(exit_code=code, stdout=stdout, stderr=stderr, output=stdout + stderr)
 
 
-def test_list_takes_a_pattern():
+def test_list_takes_a_pattern() -> None:
     done = invoke("list", "text_kerple*_tiny")
-    assert done.exit_code == 0
-    assert done.output.split() == ["text_kerple_ssmax_tiny", "text_kerple_tiny"]
+    assert done.exit_code == 0 and done.output.split() == ["text_kerple_ssmax_tiny", "text_kerple_tiny"]
+    done = invoke("list", "text_ggd*.facts", "--pretrained")
+    assert done.exit_code == 0 and "text_ggd_ssmax_tiny.facts" in done.output and "0.92M" in done.output
     assert invoke("list", "nothing*").exit_code == 2
 
 
-@pytest.mark.parametrize("words", [["list"], ["show", "text_alibi_tiny"]])
-def test_a_reader_that_goes_away_is_141(words):
-    process = subprocess.Popen([sys.executable, "-m", "zoo", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_141() -> None:
+    words = [sys.executable, "-m", "zoo", "show", "text_alibi_tiny"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait() == 141
 
 
-def test_names_are_printed_as_they_are(tmp_path):
+def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "a[red]\x1b]0;t\x07"
     create_model("text_alibi_tiny", num_layers=1, tokenizer="[/b]\x1b[31m.json").save_pretrained(folder)
     shown, drawn = invoke("show", folder), invoke("plot-prior", folder, "--out", tmp_path / "[red]p.png")
@@ -50,49 +53,61 @@ def test_names_are_printed_as_they_are(tmp_path):
     assert "[red]p.png" in drawn.output
 
 
-def test_show_counts_the_parameters_of_any_size():
-    done = invoke("show", "text_ggd_ssmax_tiny")
+def test_show_prints_parameters_of_any_size_and_the_card() -> None:
+    done = invoke("show", "text_ggd_ssmax_tiny.facts")
     total = sum(p.numel() for p in create_model("text_ggd_ssmax_tiny").parameters())
-    assert done.exit_code == 0 and f"{total:,} parameters" in done.output
-    assert "train_context" in done.output
+    assert done.exit_code == 0 and f"{total:,} parameters" in done.output and "32 of 32" in done.output
+    assert "train_context" in done.output and "bits_per_byte" in done.output and "State of the Union" in done.output
     assert "1,1" in invoke("show", "text_ggd_ssmax_1100m").output  # built on the meta device: no memory
+    images = invoke("show", "vision_goat_small_patch16").output
+    assert "patch_embed" in images and "other" not in images and "none ship" in images
 
 
-def test_unknown_names_are_one_line():
-    for command in ("show", "plot-prior"):
-        done = invoke(command, "text_gdg_tiny")
-        assert done.exit_code == 2
-        assert "text_ggd_tiny" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("position", ["ggd", "goat", "t5"])
-def test_plot_prior_draws(tmp_path, position):
-    path = tmp_path / "prior.png"
-    done = invoke("plot-prior", f"text_{position}_tiny", "--out", path, "--length", 600)
-    assert done.exit_code == 0, done.output
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
-    assert [p.name for p in tmp_path.iterdir()] == ["prior.png"]
-
-
-def test_plot_prior_reads_saved_models(tmp_path, monkeypatch):
+def test_plot_prior_reads_saved_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = create_model("dna_ggd_tiny", dim=32, num_layers=2, num_heads=2, hidden_dim=32)
     model.save_pretrained(tmp_path / "run" / "model")
-    titles, read = [], []
-    monkeypatch.setattr(
-        "zoo.prior_plot.draw_priors", lambda model, title, path, **options: (titles.append(title), read.append(model))
-    )
-    done = invoke("plot-prior", tmp_path / "run", "--out", tmp_path / "prior.png")
-    assert done.exit_code == 0, done.output
+    drawn = []
+    draw = "zoo.prior_plot.draw_priors"
+    monkeypatch.setattr(draw, lambda model, title, path, length: drawn.append((title, model.config)))
+    assert invoke("plot-prior", tmp_path / "run", "--out", tmp_path / "prior.png").exit_code == 0
     (tmp_path / "run" / "recipe.json").write_text('{"name": "text.ggd_tiny"}')
     for folder in ("run", "run/model"):
         assert invoke("plot-prior", tmp_path / folder).exit_code == 0
-    assert titles == ["run", "text.ggd_tiny (run)", "text.ggd_tiny (run)"]  # never the path
-    assert all(found.config == model.config for found in read)
-    assert invoke("plot-prior", tmp_path).exit_code == 2
+    titles = ["run", "text.ggd_tiny (run)", "text.ggd_tiny (run)"]  # never the path
+    assert drawn == [(title, model.config) for title in titles]
 
 
-def test_curve_is_the_prior_against_distance():
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["text_goat_tiny", "vision_ggd2d_separable_small_patch16", "vision_fire_small_patch16"]
+)
+def test_plot_prior_draws(tmp_path: Path, name: str) -> None:
+    small = dict(num_layers=2, num_heads=2, dim=128, hidden_dim=32)
+    create_model(name, **small).save_pretrained(tmp_path / "saved")
+    place = ("--length", 600) if name.startswith("text") else ("--size", 320)
+    done = invoke("plot-prior", tmp_path / "saved", "--out", tmp_path / "prior.png", *place)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "prior.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("text_gdg_tiny", [], "text_ggd_tiny"),
+        ("text_rope_tiny", [], "is 0"),
+        ("text_cable_tiny", [], "input"),
+        ("vision_ggd2d_small_patch16", ["--size", 100], "nearest sizes are 96 and 112"),
+        ("vision_ggd2d_small_patch16", ["--length", 128], "use --size"),
+        ("text_ggd_tiny", ["--size", 96], "use --length"),
+        ("text_ggd_tiny", ["--length", 1], "at least 2"),
+    ],
+)
+def test_plot_prior_says_what_is_wrong(tmp_path: Path, name: str, options: list[object], why: str) -> None:
+    done = invoke("plot-prior", name, "--out", tmp_path / "prior.png", *options)
+    assert done.exit_code == 2 and why in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_curve_is_the_prior_against_distance() -> None:
     prior = create_prior("ggd", num_heads=2)
     with torch.no_grad():
         prior.theta_beta.copy_(torch.tensor([1.0, -0.5]))
@@ -105,7 +120,7 @@ def test_curve_is_the_prior_against_distance():
     assert prior.head_parameters()["α = exp θα"].tolist() == pytest.approx([0.25, 1.0])
 
 
-def test_curves_and_names_of_heads_follow_the_sign_of_ssmax():
+def test_curves_and_names_of_heads_follow_the_sign_of_ssmax() -> None:
     """s·ln n·K, not K: of the shipped model four heads have s < 0."""
     model = create_model("text_ggd_ssmax_tiny.facts")
     attention, drawn = model.layers[0].attention, layer_priors(model)[0]
@@ -119,43 +134,8 @@ def test_curves_and_names_of_heads_follow_the_sign_of_ssmax():
         assert torch.equal(prior.retrieval_heads(), (layer.attention.prior.theta_beta < 0) != sign)
 
 
-SMALL_IMAGES = dict(num_layers=2, num_heads=2, dim=128, hidden_dim=32, num_classes=2)
-
-
-def test_show_of_a_vision_model_says_what_an_image_becomes():
-    done = invoke("show", "vision_goat_small_patch16")
-    assert done.exit_code == 0
-    assert "14 × 14" in done.output and "197, of which 1" in done.output
-    assert "patch_embed" in done.output and "other" not in done.output
-    assert "tokens" not in invoke("show", "text_ggd_tiny").output.split("weights")[0].replace("tokenizer", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("position", ["ggd2d_separable", "fire", "key_bias"])
-def test_plot_prior_draws_heads_around_the_centre(tmp_path, position):
-    create_model(f"vision_{position}_small_patch16", **SMALL_IMAGES).save_pretrained(tmp_path / "saved")
-    done = invoke("plot-prior", tmp_path / "saved", "--out", tmp_path / "prior.png", "--size", 320)
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "prior.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_plot_prior_says_what_is_wrong(tmp_path):
-    for name, options, why in [
-        ("text_rope_tiny", [], "is 0"),
-        ("text_cable_tiny", [], "input"),
-        ("vision_rope2d_axial_small_patch16", [], "is 0"),
-        ("vision_ggd2d_small_patch16", ["--size", 100], "nearest sizes are 96 and 112"),
-        ("vision_ggd2d_small_patch16", ["--length", 128], "use --size"),
-        ("text_ggd_tiny", ["--size", 96], "use --length"),
-        ("text_ggd_tiny", ["--length", 1], "at least 2"),
-    ]:
-        done = invoke("plot-prior", name, "--out", tmp_path / "prior.png", *options)
-        assert done.exit_code == 2 and why in done.stderr
-        assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("position", "num_prefix"), [("goat", 2), ("ggd2d_separable", 0), ("t5", 2), ("fire", 2)])
-def test_the_centre_row_is_the_oracles(position, num_prefix):
+@pytest.mark.parametrize(("position", "num_prefix"), [("goat", 2), ("ggd2d_separable", 0), ("t5", 2)])
+def test_the_centre_row_is_the_oracles(position: str, num_prefix: int) -> None:
     torch.manual_seed(0)
     prior = create_grid_position(position, dim=64, num_heads=2, train_grid=(3, 3)).prior
     for parameter in prior.parameters():
@@ -167,6 +147,12 @@ def test_the_centre_row_is_the_oracles(position, num_prefix):
         row = prior.log_prior(positions, positions, causal=False)[0, :, num_prefix + 2 * 6 + 3]
     highest = row[:, num_prefix:].max(-1, keepdim=True).values
     torch.testing.assert_close(torch.cat([prefix, patches.flatten(1)], -1), row - highest, atol=1e-5, rtol=1e-5)
+
+
+def test_names_in_figures_are_no_formulas(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    draw_priors(create_model("text_ggd_tiny", num_layers=1), r"run $x_{$ a$\frac{$b", path, length=8)
+    assert path.stat().st_size
 
 
 @pytest.mark.slow
@@ -188,21 +174,3 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "pip install 'priorzoo[vision]'" in done.stdout
-
-
-def test_show_counts_content_columns_and_lanes():
-    for name, columns, lanes in [
-        ("text_ggd_goat_tiny", "32 of 32", "9 beside the head (spectral 4, key_bias 5)"),
-        ("vision_ggd_goat_ssmax_tiny_patch8", "23 of 32", "9 (spectral 8, key_bias 1)"),
-        ("dna_alibi+ggd_tiny", "27 of 32", "5 (alibi 5)"),
-        ("text_cable_small", "54 of 64", "10"),
-        ("text_rope_tiny", "32 of 32", "0"),
-    ]:
-        lines = [" ".join(line.split()) for line in invoke("show", name).output.splitlines()]
-        assert f"content columns per head {columns}" in lines and f"lanes {lanes}" in lines
-
-
-def test_names_in_figures_are_no_formulas(tmp_path):
-    path = tmp_path / "x.png"
-    draw_priors(create_model("text_ggd_tiny", num_layers=1), r"run $x_{$ a$\frac{$b", path, length=8)
-    assert path.stat().st_size

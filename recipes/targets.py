@@ -112,8 +112,8 @@ def installed_modalities() -> list[Modality]:
 
 
 def split_names(argument: str) -> list[str]:
-    """The models that a comma-separated argument names; a folder's name may have commas."""
-    return [argument] if os.path.isdir(argument) else [part for part in argument.split(",") if part]
+    """The models that a comma-separated argument names; a folder's name may have commas, and settings behind "@" do."""
+    return [argument] if os.path.isdir(argument) else [part for part in re.split(r",(?![\w.]+=)", argument) if part]
 
 
 def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str) -> list[Target]:
@@ -207,19 +207,22 @@ def _baselines(word: str) -> dict[str, Baseline]:
 
 
 def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
-    if not os.path.isdir(name) and (outside := find_outside(name)):
-        if overrides:
+    outside = None if os.path.isdir(name) else find_outside(name)
+    if outside:
+        modality, hook, inner = outside
+        if overrides and not name.startswith("hf:"):
             option = _leaves(overrides)[0][0]
             raise CommandError(f"--set {option} does not apply to {name}: it is measured as it was saved")
+        for key, value in _leaves(overrides):  # of its configuration: settings behind a name
+            inner += f"{',' if re.search('@.*=', inner) else '@'}{key}={json.dumps(value)}"
         torch.manual_seed(0)  # so that a random model is the same one each time
-        modality, hook, inner = outside
         model, trained = hook.load(inner)
         target = Target(name, modality, model, trained, family=name)
     else:
         target = _folder(name) if os.path.isdir(name) else _registered(name)
     model, label = target.model, target.label + " (untrained)" * (not target.trained)
     if overrides:
-        model = override(model, overrides)
+        model = model if outside else override(model, overrides)
         label += " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
     target = replace(target, label=label, model=model.to(device=device, dtype=getattr(torch, dtype)).eval())
     return target if target.shipped else replace(target, family=target.family + target.setup)

@@ -7,6 +7,7 @@ opened. Caches are the model's own. Attention is seen where the model takes its 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from modalities.decoder.tokenizers import open_tokenizer, opened
-from zoo.adapters import is_adapted, load_adapted
+from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
+from zoo.adapters import adapt, is_adapted, limited_reach, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
+from zoo.errors import Options
 from zoo.files import read_object, read_tensors
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
@@ -90,7 +92,9 @@ class OutsideDecoder(nn.Module):
         config = model.config.get_text_config()
         sizes = config.vocab_size, config.num_hidden_layers, getattr(config, "num_attention_heads", 0)
         contexts = _train_context(config, name), _max_context(model, config)
-        self.config = OutsideConfig(name, PurePath(name).name, *sizes, *contexts, f"hf:{name}")
+        self.config = OutsideConfig(name, PurePath(name).name, *sizes, *contexts, f"hf:{split_arm(name)[0]}")
+        rotations = " ".join(str(getattr(module, "rope_type", "")) for module in model.modules())
+        self.by_length = "dynamic" in rotations or "longrope" in rotations  # angles depend on the length of the text
         self._kind: Any = None  # class of the base model's output
         self._base = self._find_base()
         self._takes = set(inspect.signature(self._base[0].forward).parameters)
@@ -130,6 +134,8 @@ class OutsideDecoder(nn.Module):
         return self
 
     def new_cache(self, capacity: int = 0) -> OutsideCache:
+        if self.by_length:  # a short text brings back the angles that a longer one changed
+            self._read(torch.zeros(1, 1, dtype=torch.int64, device=self.model.device))
         return OutsideCache()
 
     def _read(self, tokens: Tensor, **options: Any) -> Any:
@@ -234,14 +240,58 @@ class OutsideDecoder(nn.Module):
             raise ValueError(f"{name} cannot be seen: {calls} of {layers} layers use transformers' AttentionInterface")
 
 
+SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # arms, and what transformers calls them
+
+
 def open_causal_lm(name: str) -> PreTrainedModel:
-    """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`."""
+    """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`.
+
+    Settings behind the name, FOLDER@KEY=VALUE,…, change it: `yarn`, `linear` or `ntk` (dynamic) scale its rotation by a
+    factor; `window` and `soft` put a prior beside the rotation that hides keys further back, `soft` as e^−(distance/soft)⁸,
+    `sinks` exempts the first tokens from it; any other key is a field of its configuration, as in rope_parameters.rope_theta=5.
+    """
     open_tokenizer(name)  # looked for first
+    folder, arm = split_arm(name)
+    if arm:
+        return _open_arm(folder, arm, name)
     if (Path(name) / "adapter_config.json").is_file():
         return _open_adapter(name)
     if is_adapted(name):
         return opened(name, "causal LM", lambda t: load_adapted(name))
     return opened(name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False))
+
+
+def _open_arm(folder: str, arm: dict[str, str], name: str) -> PreTrainedModel:
+    config = opened(folder, "configuration", lambda t: t.AutoConfig.from_pretrained(folder, trust_remote_code=False))
+    reach: Options = {}
+    for key, text in arm.items():
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        if key in (*SCALINGS, "window", "soft", "sinks") and not (type(value) in (int, float) and value > 0):
+            raise ValueError(f"hf:{name}: {key}={text}: expected a positive number")
+        if key in ("window", "soft", "sinks"):
+            reach[key] = value
+        elif key in SCALINGS:
+            tables = getattr(config.get_text_config(), "rope_parameters", None)
+            if not tables:
+                raise ValueError(f"hf:{name}: {config.model_type} has no rotation to scale")
+            # Of a model with windows those layers alone that look further.
+            tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
+        else:
+            *path, last = key.split(".")
+            place = config.get_text_config() if not hasattr(config, (path or [last])[0]) else config
+            for part in path:
+                place = place.get(part) if isinstance(place, dict) else getattr(place, part, None)
+            if last not in (place if isinstance(place, dict) else vars(place or 0)):
+                raise ValueError(f"hf:{name}: {config.model_type} has no field {key!r} in its configuration")
+            place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
+    options: dict[str, Any] = {"config": config, "trust_remote_code": False}
+    model = opened(folder, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(folder, **options))
+    if reach:
+        adapt(model, **limited_reach(**reach))
+    return model
 
 
 def _open_adapter(name: str) -> PreTrainedModel:

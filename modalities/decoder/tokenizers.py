@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,9 +180,18 @@ def _ask_the_hub(name: str) -> None:
         raise ValueError(f"{missing}, and the hub cannot be asked ({type(error).__name__}); {hint}") from error
 
 
+def split_arm(name: str) -> tuple[str, dict[str, str]]:
+    """("FOLDER", {"yarn": "2"}) of FOLDER@yarn=2[,KEY=VALUE…]; a name without settings has none."""
+    match = None if Path(name).exists() else re.fullmatch(r"(.+?)@([\w.]+=.*)", name)
+    if match is None:
+        return name, {}
+    return match[1], dict(part.partition("=")[::2] for part in match[2].split(","))
+
+
 @lru_cache(maxsize=8)
 def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or repository; the same object for the same name. Errors as in `opened`."""
+    name = split_arm(name)[0]
     if (file := Path(name) / "tokenizer.json").is_file():
         check_tokenizer_file(file)
     return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(name, trust_remote_code=False))

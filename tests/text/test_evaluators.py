@@ -135,7 +135,7 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
 def test_recall_is_the_direct_computation(position, control):
     """Every question after its own whole reading; a cut text begins with BOS and has as many tokens as training."""
     model, lengths = tiny(position, train_context=400).double(), (400, 900, 1000)
-    evaluator = made(Recall, lengths=lengths, facts=4, samples=1, control=control)
+    evaluator = made(Recall, lengths=lengths, questions=4, samples=1, control=control)
     read = []
     evaluator.advance = read.append
     ((name, cell),) = evaluator.run(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from modalities.text.hf import wrap
 from modalities.text.prompts import Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from recipes.commands import CommandError
+from recipes.evaluate import outside_hash
 from recipes.targets import find_outside, find_targets, modality_of
 from tests.recipes.test_evaluate import invoke
 from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
@@ -277,7 +279,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
     assert "no tokenizer can be opened" in refused(f"hf:{tmp_path}/empty")
     character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(tmp_path / "tokens")
     assert "no causal LM can be opened" in refused(f"hf:{tmp_path}/tokens")
-    assert "--set ssmax does not apply" in refused(f"hf:{folders['llama']}", "--set", "ssmax=true")
+    assert "has no field .ssmax." in refused(f"hf:{folders['llama']}", "--set", "ssmax=true").replace("'", ".")
     own = tmp_path / "code"
     own.mkdir()
     (own / "config.json").write_text(json.dumps({"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd"}}))
@@ -322,3 +324,67 @@ def test_an_adapter_of_peft_keeps_its_priors_or_is_refused(tmp_path, folders):
     loaded = open_causal_lm(str(tmp_path / "adapter"))
     tokens = torch.randint(0, model.config.vocab_size, (1, 20))
     torch.testing.assert_close(loaded.eval()(tokens).logits, adapter.eval()(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+ARMS = {
+    "yarn=2": {"rope_type": "yarn", "factor": 2.0},
+    "linear=2": {"rope_type": "linear", "factor": 2.0},
+    "rope_parameters.rope_theta=500.0": {"rope_theta": 500.0},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folders):
+    """By --set they are the same model, and another one for the store of finished cells than the folder's own."""
+    config = json.loads((Path(folders["llama"]) / "config.json").read_text())
+    config["rope_parameters"] |= ARMS[arm]
+    saved = AutoModelForCausalLM.from_pretrained(folders["llama"])
+    saved = type(saved)(type(saved.config)(**config)).eval()
+    saved.load_state_dict(AutoModelForCausalLM.from_pretrained(folders["llama"]).state_dict())
+    tokens = torch.randint(0, 256, (1, 300))
+    own, named = load(folders["llama"]), load(f"{folders['llama']}@{arm}")
+    torch.testing.assert_close(named(tokens), saved(tokens).logits)
+    assert named.config.tokenizer == own.config.tokenizer and outside_hash(named) != outside_hash(own)
+    if arm.startswith("rope_parameters"):
+        (target,) = find_targets(
+            [f"hf:{folders['llama']}"], {"rope_parameters": {"rope_theta": 500.0}}, "cpu", "float32"
+        )
+        assert torch.equal(target.model(tokens), named(tokens)) and target.label.endswith("rope_theta=500.0")
+
+
+def test_dynamic_scaling_reads_each_length_afresh(folders):
+    """What a longer text did to the angles is gone."""
+    model, recall = load(f"{folders['llama']}@ntk=2"), EVALUATORS["recall"]
+    evaluator = recall(recall.settings_class(lengths=(300, 600), questions=3, samples=1))
+    (cell,) = evaluator.cells(model)
+    assert cell.cost == 900 and evaluator.measure(model, cell)["found"][1]["nll_sum"]
+    first, again = (evaluator.measure(model, cell)["found"] for _ in range(2))
+    assert all(a | {"seconds": 0} == b | {"seconds": 0} for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("arm", ["window=40", "soft=40"])
+def test_a_window_hides_what_is_further_back(arm, folders):
+    """In one reading and in parts; beside the rotation."""
+    model = load(f"{folders['llama']}@{arm}")
+    tokens, cache = torch.randint(0, 256, (1, 20 + 80 * model.config.num_layers)), model.new_cache()
+    other = tokens.clone()
+    other[:, :20] = 7
+    with torch.inference_mode():
+        whole, changed = model(tokens), model(other)
+        parts = [model.forward_features(tokens[:, part], cache=cache) for part in (slice(0, 70), slice(70, None))]
+    torch.testing.assert_close(model.forward_head(torch.cat(parts, dim=1)), whole, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(whole[:, 21], changed[:, 21])
+    torch.testing.assert_close(whole[:, -1], changed[:, -1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arm", "what"),
+    [
+        ("yarn=-1", "yarn=-1: expected a positive"),
+        ("heads=3", "llama has no field 'heads'"),
+        ("sinks=4", "one of window and soft"),
+    ],
+)
+def test_settings_that_mean_nothing_are_one_line(arm, what, folders):
+    with pytest.raises(ValueError, match=what):
+        load(f"{folders['llama']}@{arm}")

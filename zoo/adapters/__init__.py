@@ -9,6 +9,7 @@ A further library is a file here with `adapt`, `save` and `load`, and a line in 
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -22,7 +23,7 @@ from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
 from zoo.errors import Options, check_flags, check_whole
 from zoo.files import read_object
 
-__all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
+__all__ = ["adapt", "is_adapted", "limited_reach", "load_adapted", "save_adapted"]
 
 Model = TypeVar("Model", bound=nn.Module)
 # Imported when a model of theirs is adapted.
@@ -82,6 +83,17 @@ def adapt(
             if name not in priors and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
                 parameter.requires_grad_(False)
     return model
+
+
+def limited_reach(*, window: int | None = None, soft: float | None = None, sinks: int = 0) -> Options:
+    """Arguments of `adapt` for a prior that hides far keys without training: those `window` or more tokens back, or by
+    K = −(distance/soft)⁸. The first `sinks` tokens stay seen."""
+    if (window is None) == (soft is None):
+        raise ValueError("expected one of window and soft, in tokens")
+    options: Options = {"length": window, "beyond": "zero", "learnable": False}
+    if soft is not None:
+        options = {"init": {"alpha": -8 * math.log(soft), "beta": 8.0}}
+    return {"position": "ggd" if soft else "table", "options": options | ({"sinks": sinks} if sinks else {})}
 
 
 def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:

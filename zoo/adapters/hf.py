@@ -233,6 +233,9 @@ def _attend(
     if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, mask = key[:, :, :used], value[:, :, :used], None if mask is None else mask[..., :used]
         bias = None if bias is None else bias[..., :used]
+    reads_on = causal and query.shape[2] < key.shape[2] and not torch.compiler.is_compiling()
+    if mask is not None and reads_on and _hides_the_future_alone(mask):
+        mask = None  # for kernels that leave keys out
     if mask is not None:
         _check_gaps(mask, key.shape[2])
     positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
@@ -258,6 +261,13 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     shown = mask > torch.finfo(mask.dtype).min / 2
     bias = mask.masked_fill(~shown, 0.0)
     return shown, bias if bool(bias.any()) else None
+
+
+def _hides_the_future_alone(mask: Tensor) -> bool:
+    """Whether every query sees all keys up to its own, as where a cache is read on."""
+    queries, keys = mask.shape[-2:]
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril_(keys - queries)
+    return bool((mask == visible).all())
 
 
 def _check_gaps(mask: Tensor, keys: int) -> None:

@@ -40,7 +40,7 @@ __all__ = ["Recall", "RecallSettings"]
 class RecallSettings(LengthSettings):
     """`samples` counts documents, by default up to 8."""
 
-    facts: int = option(40, "facts of a document, at even depths, each asked for at every length that holds it")
+    questions: int = option(40, "facts of a document, at even depths, each asked for at every length that holds it")
     control: str | None = option(None, "cut: at each length read only as many of the last tokens as training had")
 
     factors = (1, 2, 4, 8)
@@ -48,8 +48,8 @@ class RecallSettings(LengthSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("control", self.control, ("cut",))
-        if self.facts < 2:
-            raise ValueError(f"recall asks for several facts, got facts={self.facts}; expected 2 or more")
+        if self.questions < 2:
+            raise ValueError(f"recall asks for several facts, got questions={self.questions}; expected 2 or more")
 
 
 class Recall(TextEvaluator[RecallSettings]):
@@ -90,11 +90,11 @@ class Recall(TextEvaluator[RecallSettings]):
 
     def identity(self, model: Decoder) -> Row:
         text, settings = self.heldout_for(model).fingerprint, self.settings
-        read = {"lengths": self.points(model), "facts": settings.facts, "control": settings.control}
+        read = {"lengths": self.points(model), "questions": settings.questions, "control": settings.control}
         return {"text": text, "seed": settings.seed, "grammar": HELDOUT.fingerprint} | read
 
     def samples_line(self, results: list[ModelResult]) -> str:
-        return f"{results[0].rows[-1]['documents']} documents with {self.settings.facts} facts each"
+        return f"{results[0].rows[-1]['documents']} documents with {self.settings.questions} facts each"
 
     def cells(self, model: Decoder) -> list[Cell]:
         lengths, documents = self.points(model), self.heldout_for(model).items
@@ -120,7 +120,7 @@ class Recall(TextEvaluator[RecallSettings]):
         tokenizer, lengths = load_tokenizer(model.config.tokenizer), cell.data["lengths"]
         document: EncodedDocument = cell.data["text"]
         rng = np.random.default_rng([self.settings.seed, cell.data["document"]])
-        text, own, facts = state_facts(document.tokens, lengths[-1], self.settings.facts, rng, tokenizer)
+        text, own, facts = state_facts(document.tokens, lengths[-1], self.settings.questions, rng, tokenizer)
         room, trained, device = lengths[-1] - len(text), self.trained_at(model), device_of(model)
         tokens, kept = (torch.as_tensor(x, device=device) for x in (text, own))
         cache, read, before, seconds, found = model.new_cache(lengths[-1]), 0, 0, 0.0, []

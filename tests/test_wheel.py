@@ -51,9 +51,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     assert {"train", "text", "vision", "dna", "hf"} <= set(metadata.get_all("Provides-Extra"))
     required = {word.split(">")[0] for word in metadata.get_all("Requires-Dist") if "extra" not in word}
     assert {"torch", "numpy", "typer"} <= required and "timm" not in required
-    assert (
-        metadata["Project-URL"] == "Repository, https://code.example/me/priorzoo"
-    )  # and links of the page are absolute
+    assert metadata["Project-URL"] == "Repository, https://code.example/me/priorzoo"  # links of the page are absolute
     page = metadata.get_payload()
     assert "](https://code.example/me/priorzoo/blob/HEAD/docs/" in page and "](docs" not in page
 
@@ -78,17 +76,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     user = "import zoo\nzoo.create_prior('ggd', heads=8)\nzoo.prior_attention(1, 2, 3, causl=True)\n"
     (tmp_path / "user.py").write_text(user)
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*,numpy.*,rich.*,typer.*]\nfollow_imports = skip\n")
-    words = (
-        sys.executable,
-        "-m",
-        "mypy",
-        "--python-executable",
-        bins / "python",
-        "--follow-imports",
-        "silent",
-        "user.py",
-    )
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, cwd=tmp_path, env=here["env"])
-    assert done.returncode == 1 and '"num_heads"' in done.stdout and 'did you mean "causal"?' in done.stdout, (
-        done.stdout
-    )
+    words = ["-m", "mypy", "--python-executable", str(bins / "python"), "--follow-imports", "silent", "user.py"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, env=here["env"])
+    out = done.stdout
+    assert done.returncode == 1 and '"num_heads"' in out and 'did you mean "causal"?' in out, out

@@ -128,14 +128,6 @@ def test_a_call_with_one_thing_wrong_is_refused() -> None:
             assert "\n" not in str(raised.value) and len(str(raised.value)) < 300, raised.value
 
 
-def test_a_mask_may_make_a_bidirectional_call_causal() -> None:
-    line, (q, k, v) = Positions.line(KEYS), torch.randn(3, 1, HEADS, KEYS, WIDTH)
-    terms = create_prior("goat", num_heads=HEADS, train_context=8)(line, line, causal=True)
-    past = torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril()
-    found = prior_attention(q, k, v, terms, causal=False, mask=past)
-    torch.testing.assert_close(found, prior_attention(q, k, v, terms, causal=True))
-
-
 def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
     line = Positions.line(KEYS)
     goat, t5 = create_prior("goat", num_heads=HEADS, train_context=8), create_prior("t5", num_heads=HEADS)

@@ -17,7 +17,7 @@ from zoo import Positions, create_model, create_prior
 from zoo.__main__ import app
 from zoo.cli import call
 from zoo.methods import create_grid_position
-from zoo.prior_plot import centre_log_prior, draw_priors, layer_priors, log_prior_curve
+from zoo.prior_plot import centre_log_prior, layer_priors, log_prior_curve
 
 
 def invoke(*arguments: object) -> SimpleNamespace:
@@ -45,11 +45,11 @@ def test_a_reader_that_goes_away_is_141() -> None:
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
-    folder = tmp_path / "a[red]\x1b]0;t\x07"
+    folder = tmp_path / "a[red]\x1b]0;t\x07 $x_{$"  # and in figures no formula
     create_model("text_alibi_tiny", num_layers=1, tokenizer="[/b]\x1b[31m.json").save_pretrained(folder)
     shown, drawn = invoke("show", folder), invoke("plot-prior", folder, "--out", tmp_path / "[red]p.png")
     assert shown.exit_code == drawn.exit_code == 0 and "\x1b" not in shown.output
-    assert r"a[red]\x1b]0;t\x07" in shown.output and r"[/b]\x1b[31m.json" in shown.output
+    assert r"a[red]\x1b]0;t\x07 $x_{$" in shown.output and r"[/b]\x1b[31m.json" in shown.output
     assert "[red]p.png" in drawn.output
 
 
@@ -149,12 +149,6 @@ def test_the_centre_row_is_the_oracles(position: str, num_prefix: int) -> None:
     torch.testing.assert_close(torch.cat([prefix, patches.flatten(1)], -1), row - highest, atol=1e-5, rtol=1e-5)
 
 
-def test_names_in_figures_are_no_formulas(tmp_path: Path) -> None:
-    path = tmp_path / "x.png"
-    draw_priors(create_model("text_ggd_tiny", num_layers=1), r"run $x_{$ a$\frac{$b", path, length=8)
-    assert path.stat().st_size
-
-
 @pytest.mark.slow
 def test_text_needs_no_vision_package() -> None:
     """Without timm, text models are made and listed, and what vision lacks is said."""
@@ -164,8 +158,6 @@ sys.modules["timm"] = None
 import zoo
 assert zoo.create_model("text_ggd_tiny").config.dim == 128 and zoo.list_models("text_*")
 assert "vision_goat_tiny_patch8" in zoo.list_models() and len(zoo.list_models("*glyphs*", pretrained=True)) > 3
-from recipes import list_recipes
-assert any(name.startswith("text.") for name in list_recipes())
 try:
     zoo.create_model("vision_goat_tiny_patch8")
 except ImportError as error:

@@ -19,15 +19,6 @@ NAME = "text_ggd_ssmax_tiny.facts"
 FILE = f"{NAME}.safetensors"
 
 
-def test_the_promised_methods_ship() -> None:
-    text = [*(f"{m}{s}" for m in ("ggd_goat", "ggd", "goat", "rope") for s in ("", "_ssmax")), "alibi", "cable", "t5"]
-    grids = "goat ggd2d ggd2d_separable alibi rope2d_axial rope2d_mixed learned sinusoidal nope"
-    dna = "goat ggd_ssmax alibi rope nope cable"
-    assert {f"text_{method}_tiny.facts" for method in text} <= set(SHIPPED)
-    assert {f"vision_{method}_ssmax_tiny_patch8.glyphs" for method in grids.split()} <= set(SHIPPED)
-    assert {f"dna_{method}_tiny.genomes" for method in dna.split()} <= set(SHIPPED)
-
-
 def test_weights_have_a_card_a_place_and_their_digest() -> None:
     for name in SHIPPED:
         entry, file = catalog.manifest()[name], catalog.verified_file(name)

@@ -28,8 +28,7 @@ import typer
 
 import zoo
 from modalities.evaluation import option
-from recipes.commands import CommandError, call, with_options
-from recipes.console import Console, facts_table
+from recipes.commands import CommandError, Console, call, facts_table, with_options
 from zoo.adapters.layer import prior_parameters
 from zoo.catalog import import_named
 from zoo.cli import Import

@@ -1,4 +1,4 @@
-"""The command `priorzoo`: what the files of `recipes/` and `python -m zoo` do, for who installed the wheel.
+"""The command `priorzoo`: what the files of `recipes/` do, and `zoo.cli`.
 
 Several ranks: `deepspeed --module priorzoo.train RECIPE …`.
 """

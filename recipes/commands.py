@@ -1,19 +1,23 @@
-"""Command lines: typer functions called with one way of reporting errors, and options made from settings classes."""
+"""Command lines: typer functions with one way of reporting errors, options from settings classes, what terminals show."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, TextIO
 
 import torch
 import typer
+from rich.table import Table
 
+from zoo.cli import Console as Console
 from zoo.cli import call as call_app
-from zoo.errors import check_fields
+from zoo.errors import check_fields, printable
 
 
 class ConfigError(ValueError):
@@ -24,19 +28,19 @@ class CommandError(ValueError):
     """A command that cannot be carried out as written."""
 
 
-def replace_setting(recipe: object, key: str, value: Any, place: str) -> None:
+def replace_setting(recipe: object, key: str, value: object, place: str) -> None:
     """Set `section.name` of a recipe; ConfigError, naming the place, where it does not fit the field."""
     section, name = key.split(".")
     try:
-        changed = dataclasses.replace(getattr(recipe, section), **{name: value})  # a data configuration checks itself
-        check_fields(changed, f"{section}.")
+        section_with_value = dataclasses.replace(getattr(recipe, section), **{name: value})  # data checks itself
+        check_fields(section_with_value, f"{section}.")
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{place}: {error}") from None
-    setattr(recipe, section, changed)
+    setattr(recipe, section, section_with_value)
 
 
 def call(
-    function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str, any_option: bool = False
+    function: Callable[..., int | None], argv: Sequence[str] | None = None, *, prog: str, any_option: bool = False
 ) -> int:
     """Call a typer function with the arguments in `argv` (None: the process's); the exit code as `zoo.cli.call` has it.
 
@@ -45,32 +49,38 @@ def call(
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    text = inspect.getdoc(function) or (sys.modules[function.__module__].__doc__ or "")
     settings = {"ignore_unknown_options": True} if any_option else None
-    app.command(help=_help(function), context_settings=settings)(function)
+    # Blocks of commands keep their lines.
+    app.command(help=text.replace("\n\n    ", "\n\n\b\n    "), context_settings=settings)(function)
     return call_app(app, argv, prog=prog)
 
 
-def _help(function: Callable[..., Any]) -> str:
-    """The docstring of the function's module, or its own; blocks of commands keep their lines."""
-    text = inspect.getdoc(function) or (sys.modules[function.__module__].__doc__ or "")
-    return text.replace("\n\n    ", "\n\n\b\n    ")
+# ------------------------------------------------------------------------------------------------ options
 
 
 def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def with_options(function: Callable[..., Any], settings: Mapping[str, type]) -> Callable[..., Any]:
+def with_options(function: Callable[..., int | None], settings: Mapping[str, type]) -> Callable[..., int | None]:
     """`function(…, **options)` with an option for every field of the settings classes, which are named for the help.
 
-    Options that are not given are left out of `options`.
+    Options that a command line leaves out are not in `options`. Fields of one name are read by the first class that has it.
     """
-    options: dict[str, inspect.Parameter] = {}
-    for field, owners in _fields(settings).items():
-        names = "" if len(owners) == len(settings) else f"{', '.join(owners)}: "
-        options[field.name] = _parameter(field, names, typing.get_type_hints(next(iter(owners.values())))[field.name])
+    fields: dict[str, tuple[dataclasses.Field[object], object]] = {}
+    owners: dict[str, list[str]] = {}
+    for name, kind in settings.items():
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            fields.setdefault(field.name, (field, hints[field.name]))
+            owners.setdefault(field.name, []).append(name)
+    options = {
+        name: _parameter(field, hint, f"{', '.join(owners[name])}: " * (len(owners[name]) < len(settings)))
+        for name, (field, hint) in fields.items()
+    }
 
-    def command(**values: Any) -> Any:
+    def command(**values: object) -> int | None:
         return function(**{k: v for k, v in values.items() if k not in options or v is not None})
 
     fixed = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -80,47 +90,88 @@ def with_options(function: Callable[..., Any], settings: Mapping[str, type]) -> 
     return command
 
 
-def _fields(settings: Mapping[str, type]) -> dict[dataclasses.Field[Any], dict[str, type]]:
-    """The first field of each name, and which classes have one of that name.
-
-    Raises:
-        TypeError: for two of one name that are read from text in different ways.
-    """
-    first: dict[str, tuple[dataclasses.Field[Any], Any]] = {}
-    owners: dict[str, dict[str, type]] = {}
-    for name, kind in settings.items():
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            reader = field.metadata.get("parse") or _base(hints[field.name])
-            if first.setdefault(field.name, (field, reader))[1] != reader:
-                other, option = next(iter(owners[field.name])), option_name(field.name)
-                raise TypeError(f"{other} and {name} read the option {option} in different ways: rename one")
-            owners.setdefault(field.name, {})[name] = kind
-    return {field: owners[name] for name, (field, _) in first.items()}
-
-
-def _base(hint: Any) -> Any:
-    """`int` of `int | None`."""
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    return kinds[0] if kinds else hint
-
-
-def _parameter(field: dataclasses.Field[Any], owners: str, hint: Any) -> inspect.Parameter:
+def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> inspect.Parameter:
     default = "" if field.default in (None, False) else f"; default {field.default}"
     text, parse = owners + field.metadata.get("help", "") + default, field.metadata.get("parse")
-    info = typer.Option(option_name(field.name), help=text)
     if parse is not None:
-        info, hint = typer.Option(option_name(field.name), help=text, parser=_parser(parse), metavar="VALUE"), Any
+        info, hint = typer.Option(option_name(field.name), help=text, parser=_parser(parse), metavar="VALUE"), object
     else:
-        hint = _base(hint) | None
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, info])
+        info = typer.Option(option_name(field.name), help=text)
+        hint = next((kind for kind in typing.get_args(hint) if kind is not type(None)), hint)  # `int` of `int | None`
+    annotation = Annotated[typing.Optional[hint], info]  # type: ignore[valid-type]  # noqa: UP045
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def parsed(text: str) -> Any:
+def _parser(parse: Callable[[str], object]) -> Callable[[str], object]:
+    def parsed(text: str) -> object:
         try:
             return parse(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
     return parsed
+
+
+# ------------------------------------------------------------------------------------------------ terminals
+
+
+def warn(message: str) -> None:
+    """Print a line to standard error."""
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+class _Lasting:
+    """A text stream that drops what nobody reads any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._call(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._call(self._stream.flush)
+
+    def _call(self, method: Callable[..., object], *text: str) -> None:
+        try:
+            method(*text)
+        except OSError:  # EPIPE of a pipe, EIO of a terminal
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Standard output and error whose readers may go away: a closed pipe or terminal does not end a training."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def facts_table(title: str, rows: Mapping[str, str]) -> Table:
+    """Names and values in two columns."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def short(number: float) -> str:
+    """1234567 -> 1.23M."""
+    for scale, letter in [(1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]:
+        if abs(number) >= scale:
+            return f"{number / scale:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """3725 -> 1:02:05."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -13,14 +13,18 @@ import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from recipes.commands import ConfigError, replace_setting
 from zoo.catalog import model_entry
-from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest, require
+from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest
 from zoo.files import parse_json
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks
+Json = dict[str, Any]  # an object of a JSON file
+Data = TypeVar("Data", default=Any)  # a modality's data section
 
 
 @dataclass
@@ -28,7 +32,7 @@ class Model:
     """A model of the zoo's registry, by name, with overrides of its architecture."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)  # --set model.options.dim=64
+    options: Json = field(default_factory=dict)  # --set model.options.dim=64
     # Whose weights are the start: a run or save_pretrained folder, a model with weights (text_ggd_ssmax_tiny.facts),
     # or "newest:RECIPE", the newest finished run of that recipe.
     init_from: str = ""
@@ -60,7 +64,7 @@ class Train:
     accumulation: int | None = bounded(None, 1, MOST_SAMPLES)  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA; fp16 has a dynamic loss scale
     sequence_parallel: int = bounded(1, 1, 2**12)  # ranks that share each line of tokens, by DeepSpeed-Ulysses
-    zero_stage: int = 0  # in bf16 and fp16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
+    zero_stage: int = 0  # in bf16 and fp16 0 becomes 1, which shares the optimiser's float32 copies out
     clip: float = bounded(1.0, 0, math.inf)  # gradient norm; 0 switches clipping off
     # Decay of a moving average of the weights, which is then evaluated and exported; 0: none.
     ema: float = bounded(0.0, 0, 1)
@@ -68,7 +72,6 @@ class Train:
     log_every: int = bounded(10, 1, 2**40)
     save_every: int = bounded(200, 0, 2**40)  # steps; 0: at the end only
     keep: int = bounded(2, 1, 2**20)  # checkpoints left on disk
-    report_to: str = ""  # comma-separated: tensorboard, wandb
 
 
 @dataclass
@@ -82,17 +85,17 @@ class Evaluate:
 
     every: int = bounded(100, 0, 2**40)
     samples: int = bounded(128, 1, 2**40)
-    during: dict[str, Any] = field(default_factory=dict)
+    during: Json = field(default_factory=dict)
 
 
 @dataclass
-class Recipe:
+class Recipe(Generic[Data]):
     """One training set-up. `data` is the modality's own dataclass (for text: modalities.text.data.TextDataConfig)."""
 
     name: str
     modality: str
     model: Model
-    data: Any
+    data: Data
     optim: Optim = field(default_factory=Optim)
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
@@ -103,7 +106,7 @@ class Plan:
     """A recipe with nothing left open, and the DeepSpeed configuration that runs it."""
 
     recipe: Recipe
-    deepspeed: dict[str, Any]
+    deepspeed: Json
     world: int
 
     @property
@@ -111,7 +114,7 @@ class Plan:
         """Groups of ranks, each with samples of its own: ranks / train.sequence_parallel."""
         return self.world // self.recipe.train.sequence_parallel
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return {**dataclasses.asdict(self.recipe), "world": self.world}
 
 
@@ -132,8 +135,9 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
     `model.options.A.B.C` changes one entry of the option A, which is otherwise as the recipe or the registered model has it.
     """
     recipe, overridden_keys = copy.deepcopy(recipe), set()
-    options: list[tuple[list[str], str, str]] = []  # (path, value, setting)
-    for setting in settings:
+    for setting in sorted(
+        settings, key=lambda setting: setting.partition("=")[0].count(".") > 2
+    ):  # whole options first
         key, separator, text = setting.partition("=")
         key = key.strip()
         section, _, name = key.partition(".")
@@ -142,10 +146,10 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
         if section == "model" and name.startswith("options."):
             path = name.split(".")[1:]
             if not all(path):
-                raise ConfigError(
-                    f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of an option with keys"
-                )
-            options.append((path, text, setting))
+                raise ConfigError(f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of one with keys")
+            if len(path) > 1:
+                _settle_option(recipe.model, path[0], setting)
+            set_nested(recipe.model.options, path, parse_value(text), setting)
         else:
             if key not in (known := setting_names(recipe)):
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
@@ -153,10 +157,6 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
             value = parse_field(text, typing.get_type_hints(type(getattr(recipe, section)))[name])
             replace_setting(recipe, key, value, f"--set {setting!r}")
         overridden_keys.add(key)
-    for path, text, setting in sorted(options, key=lambda option: len(option[0]) > 1):  # whole options first
-        if len(path) > 1:
-            _settle_option(recipe.model, path[0], setting)
-        set_nested(recipe.model.options, path, parse_value(text), setting)
     return recipe, overridden_keys
 
 
@@ -172,7 +172,7 @@ def _settle_option(model: Model, name: str, setting: str) -> None:
         model.options[name] = copy.deepcopy(config[name])
 
 
-def set_nested(tree: dict[str, Any], path: Sequence[str], value: Any, setting: str) -> None:
+def set_nested(tree: Json, path: Sequence[str], value: object, setting: str) -> None:
     """Set the entry at `path` of nested dictionaries, making those on the way; ConfigError where one is a value."""
     place = tree
     for n, part in enumerate(path[:-1]):
@@ -182,7 +182,7 @@ def set_nested(tree: dict[str, Any], path: Sequence[str], value: Any, setting: s
     place[path[-1]] = value
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> object:
     """JSON, or a bare word: none, true, false or a string."""
     try:
         return parse_json(text, "the value")
@@ -190,7 +190,7 @@ def parse_value(text: str) -> Any:
         return {"none": None, "true": True, "false": False}.get(text.strip().lower(), text)
 
 
-def parse_field(text: str, hint: Any) -> Any:
+def parse_field(text: str, hint: object) -> object:
     """A value for a field with this annotation; `check_fields` tells whether it fits."""
     text, kinds = text.strip(), typing.get_args(hint)
     if type(None) in kinds:
@@ -272,11 +272,10 @@ def check_values(recipe: Recipe) -> None:
 
 def resolve(
     recipe: Recipe,
-    *,
     world: int,
     device: str = "cpu",
-    user_config: dict[str, Any] | None = None,
-    overridden_keys: Collection[str] | None = None,
+    user_config: Json | None = None,
+    overridden_keys: Collection[str] = (),
 ) -> Plan:
     """Settle a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
 
@@ -284,7 +283,7 @@ def resolve(
     default; against a `--set` of it (`overridden_keys`) it is a ConfigError. `recipe` is not changed.
     """
     recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
-    chosen_keys = set(overridden_keys or ())
+    chosen_keys = set(overridden_keys)
     if user_config:
         from recipes.deepspeed_json import apply_user_config
 
@@ -298,10 +297,10 @@ def resolve(
     train = recipe.train
     if train.precision == "auto":
         train.precision = "bf16" if device == "cuda" else "fp32"
-    if train.precision != "fp32" and train.zero_stage == 0 and "train.zero_stage" not in chosen_keys:
-        train.zero_stage = 1  # which shares the optimiser's float32 copies out
-    if train.precision == "fp16" and train.zero_stage == 0:
-        raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
+    if train.precision != "fp32" and train.zero_stage == 0:
+        if "train.zero_stage" in chosen_keys:
+            raise ConfigError(f"train.zero_stage=0 is not served in {train.precision}; expected 1, 2 or 3")
+        train.zero_stage = 1
     if recipe.optim.name == "muon" and train.zero_stage and train.clip:
         raise ConfigError(
             f"train.clip={train.clip}: expected 0 with optim.name='muon' at zero_stage={train.zero_stage}, where DeepSpeed "
@@ -310,7 +309,7 @@ def resolve(
     shared = train.sequence_parallel
     micro_batch, accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world, shared)
     train.micro_batch, train.accumulation = micro_batch, accumulation
-    config: dict[str, Any] = {
+    config: Json = {
         "train_batch_size": train.batch,
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
@@ -338,11 +337,9 @@ def resolve(
 def _settle_positions(recipe: Recipe) -> None:
     """Turn tensors and arrays among `position_options` into lists: a recipe is stored as JSON."""
 
-    def numbers(value: Any) -> Any:
+    def numbers(value: object) -> object:
         if not hasattr(value, "tolist"):
-            raise ConfigError(
-                f"model.options.position_options: {value!r} is not JSON: expected numbers, lists or tensors"
-            )
+            raise ConfigError(f"model.options.position_options: {value!r} is not JSON: expected numbers or tensors")
         return value.tolist()
 
     options = recipe.model.options
@@ -350,15 +347,9 @@ def _settle_positions(recipe: Recipe) -> None:
         options["position_options"] = json.loads(json.dumps(options["position_options"], default=numbers))
 
 
-def merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+def merge(base: Json, extra: Json) -> Json:
     """`base` with the entries of `extra`, dictionaries inside merged alike."""
     merged = dict(base)
     for key, value in extra.items():
         merged[key] = merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
     return merged
-
-
-def require_packages() -> None:
-    """ImportError with the pip command for what training needs and is not installed, before anything starts."""
-    require("deepspeed", "training", "train")
-    require("matplotlib", "the loss curve", "figures")

@@ -1,30 +1,37 @@
-"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export. train.py never uses DeepSpeed itself."""
+"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export; optimisers and rates.
+
+train.py never uses DeepSpeed itself.
+"""
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from recipes.checkpoints import COMPLETE, data_only, quarantine, seal
-from recipes.config import ConfigError, Plan
-from recipes.optim import WeightAverage, create_optimizer, lr_factor
-from zoo.files import file_digests, sync, sync_tree, write_json, write_text
+from recipes.commands import ConfigError
+from recipes.config import Json, Optim, Plan
+from recipes.runs import data_only, quarantine, seal
+from zoo.files import read_tensors, sync, sync_tree, write_text
 from zoo.layers import Attention, SequenceGroup
 from zoo.model import ZooModel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,13 +71,8 @@ def start(*, verbose: bool = False) -> Ranks:
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():  # plain python: what a launcher would have set
-        os.environ |= {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",
-        }
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     rank, world, local_rank = _launched()
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -177,10 +179,6 @@ class Engine:
         self._deepspeed, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=self._schedule, config=config, dist_init_required=False
         )
-        if self.settings.precision == "bf16" and self.settings.zero_stage == 0:
-            # To allocate Adam's moments DeepSpeed took a step with zero gradients: undo its decay and its count.
-            self._deepspeed.optimizer.refresh_fp32_params()
-            self._deepspeed.optimizer.optimizer.state.clear()
         self.average = WeightAverage(self.model, self.settings.ema) if self.settings.ema else None
 
     @property
@@ -189,17 +187,17 @@ class Engine:
         return self._deepspeed.module
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[Json]:
         return self._deepspeed.optimizer.param_groups
 
     @property
     def lr(self) -> float:
         return self.param_groups[0]["lr"]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._deepspeed(*args, **kwargs)
+    def __call__(self, *inputs: object, **options: object) -> object:
+        return self._deepspeed(*inputs, **options)
 
-    def __getattr__(self, name: str) -> Any:  # a loss function may read model.config
+    def __getattr__(self, name: str) -> object:  # a loss function may read model.config
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.model, name)
@@ -238,6 +236,11 @@ class Engine:
         """Whether the norm that `step` returns is of the gradients; from ZeRO stage 1 on it is of Muon's updates."""
         return self.plan.recipe.optim.name != "muon" or not self.settings.zero_stage
 
+    def monitor(self, values: Mapping[str, float], step: int) -> None:
+        """Send numbers of a step to the monitors that a DeepSpeed file enables: TensorBoard, W&B, CSV, Comet."""
+        if self._deepspeed.monitor.enabled:
+            self._deepspeed.monitor.write_events([(name, value, step) for name, value in values.items()])
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The model with its averaged weights where `train.ema` keeps them, else as it is."""
@@ -253,7 +256,7 @@ class Engine:
             torch.distributed.all_reduce(total)
         return total.tolist()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Each rank's value, in rank order; one value where all are equal."""
         values = [value] * self.ranks.world
         if self.ranks.world > 1:
@@ -266,7 +269,7 @@ class Engine:
 
     # ---- checkpoints --------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
+    def save(self, folder: Path, state: Json) -> None:
         """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a safetensors `model/`.
 
         All of it goes to `folder.partial` first. It gets its name when it is complete, has the digests of its files, and is
@@ -285,7 +288,7 @@ class Engine:
             what = f"the checkpoint of step {state['step']} could not be written to {folder}"
             raise OSError(f"{what}: {reason}. {free:,.1f} MB are free") from error
 
-    def _save(self, folder: Path, partial: Path, state: dict[str, Any]) -> None:
+    def _save(self, folder: Path, partial: Path, state: Json) -> None:
         ranks = self.ranks
         if ranks.lead:
             shutil.rmtree(partial, ignore_errors=True)
@@ -299,14 +302,10 @@ class Engine:
         self.barrier()
         if ranks.local_rank == 0:  # each machine flushes what its ranks wrote
             sync_tree(partial)
-        # The lead's listing, of which every rank reads its share.
-        names = self.gather(sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file()))[0]
-        files: dict[str, Any] = {}
-        for share in self.gather(file_digests(partial, names[ranks.rank :: ranks.world])):
-            files |= share
+        self.barrier()
         if ranks.lead:
             facts = {"step": state["step"], "world": ranks.world, "zero_stage": self.settings.zero_stage}
-            write_json(partial / COMPLETE, seal({**facts, "precision": self.settings.precision, "files": files}))
+            seal(partial, facts | {"precision": self.settings.precision})
             if folder.exists():  # the same step again, after a resume from an older one
                 quarantine(folder)
             os.replace(partial, folder)
@@ -315,28 +314,25 @@ class Engine:
             write_text(folder.parent / "latest", folder.name)
         self.barrier()
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        """Model, optimiser and schedule from a checkpoint made by `save`; returns the loop's state."""
-        with data_only(folder):
-            state = self._read(folder)
-        # Rates come back as the checkpoint has them, of its own number of steps; here there may be more.
-        schedule = self._schedule
-        for group, base, factor in zip(self.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-            group["lr"] = base * factor(schedule.last_epoch)
-        if self.average is not None:  # a universal checkpoint is a converted copy, without the average
-            self.average.load(folder.with_name(folder.name.removesuffix(".universal")), steps=state["step"])
-        return state
-
-    def _read(self, folder: Path) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as scratch:  # DeepSpeed reads a path as a pattern, brackets for example
+    def load(self, checkpoint: Path, folder: Path) -> Json:
+        """Model, optimiser and schedule from a checkpoint made by `save`, of which `folder` may be the universal form; returns
+        the loop's state."""
+        # DeepSpeed reads a path as a pattern, brackets for example.
+        with data_only(folder), tempfile.TemporaryDirectory() as scratch:
             link = Path(scratch, "checkpoints")
             link.symlink_to(folder.parent.resolve())
             path, state = self._deepspeed.load_checkpoint(str(link), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
-        # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
-        for group, decay in zip(self.param_groups, self._decay, strict=True):
+        schedule = self._schedule
+        settings = zip(self.param_groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        for group, decay, base, factor in settings:
+            # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
             group["weight_decay"] = decay
+            # Rates come back as the checkpoint has them, of its own number of steps; here there may be more.
+            group["lr"] = base * factor(schedule.last_epoch)
+        if self.average is not None:
+            self.average.load(checkpoint, steps=state["priorzoo"]["step"])
         return state["priorzoo"]
 
     # ---- weights ------------------------------------------------------------------------------------------------
@@ -393,11 +389,6 @@ class Engine:
         if self.settings.precision == "fp32":
             return {}
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        optimizer = self._deepspeed.optimizer
-        if self.settings.zero_stage == 0:
-            groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-            copies = {id(p): copy for ours, theirs in groups for p, copy in zip(ours, theirs, strict=True)}
-            return {name: copies[id(p)].detach() for name, p in named.items()}
         from deepspeed.utils import safe_get_full_fp32_param
 
         masters = {}
@@ -406,3 +397,117 @@ class Engine:
             if self.ranks.lead:
                 masters[name] = whole.detach().cpu()
         return masters
+
+
+# ------------------------------------------------------------------------------------------- optimiser and average
+
+
+def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
+    """Optimiser groups: matrices with weight decay; without it what the model exempts, and the priors' parameters.
+
+    Exempt are `model.no_weight_decay()` and whatever has fewer than two dimensions. `model.prior_parameters()` learn at
+    `optim.prior_lr_scale` times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent
+    in a short run.
+
+    Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular values near 1
+    (https://kellerjordan.github.io/posts/muon/). The weight decay of a step is the same.
+    """
+    exempt = model.no_weight_decay()
+    priors = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
+    groups: dict[int, Json] = {}  # their order is part of every checkpoint
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_matrix = parameter.ndim >= 2 and name not in exempt
+        is_muon = optim.name == "muon" and is_matrix and parameter.ndim == 2 and name.startswith("layers.")
+        order, settings = int(not is_matrix), {"weight_decay": optim.weight_decay if is_matrix else 0.0}
+        if is_muon:
+            scale = optim.muon_lr_scale
+            order, settings = 3, {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale}
+        elif name in priors:
+            order, settings["lr"] = 2, optim.lr * optim.prior_lr_scale
+        if optim.name == "muon":
+            settings["use_muon"] = parameter.use_muon = is_muon  # type: ignore[attr-defined]  # DeepSpeed asks parameters
+        groups.setdefault(order, {"params": [], **settings})["params"].append(parameter)
+    if 3 in groups:  # in DeepSpeed's order
+        groups[3]["params"].sort(key=lambda p: p.shape, reverse=True)
+    return [groups[order] for order in sorted(groups)]
+
+
+def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
+    """AdamW, RAdam or Muon, all with decoupled weight decay, on `parameter_groups`."""
+    groups = parameter_groups(model, optim)
+    if optim.name == "muon":
+        adam = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
+        groups = [group if group["use_muon"] else adam | group for group in groups]
+        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+        return MuonWithAuxAdam(groups)
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    return torch.optim.RAdam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True)
+
+
+def lr_factor(step: int, optim: Optim, steps: int) -> float:
+    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`.
+
+    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, or linear floor + (1 − floor)·(1 − t), t from
+    0 at its end to 1 at the last step.
+    """
+    if step < optim.warmup:
+        return (step + 1) / optim.warmup
+    if optim.schedule == "constant":
+        return 1.0
+    t = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
+    if optim.schedule == "linear":
+        return optim.floor + (1 - optim.floor) * (1 - t)
+    return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * t))
+
+
+class WeightAverage:
+    """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs forget their start too.
+
+    Every rank keeps it whole, in float32: torch's AveragedModel has the model's dtype, and bf16 loses a step of 1 − d = 1e−4.
+    """
+
+    FILE = "ema.safetensors"
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.steps = decay, 0
+        self.average = {name: p.detach().float().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after a step."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        weights = [p.detach().float() for p in model.parameters()]
+        torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
+
+    @contextmanager
+    def in_place(self, model: nn.Module) -> Iterator[None]:
+        """The model with the averaged weights, for a `with` block."""
+        trained = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self._copy(model, self.average)
+        try:
+            yield
+        finally:
+            self._copy(model, trained)
+
+    @staticmethod
+    @torch.no_grad()
+    def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+
+    def save(self, folder: Path) -> None:
+        save_file({k: v.contiguous() for k, v in self.average.items()}, folder / self.FILE, metadata={"format": "pt"})
+
+    def load(self, folder: Path, *, steps: int) -> None:
+        """The average as `save` left it after `steps` steps."""
+        if not (folder / self.FILE).is_file():
+            raise ConfigError(f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew")
+        stored = read_tensors(folder / self.FILE)
+        for name, value in self.average.items():
+            value.copy_(stored[name])
+        self.steps = steps

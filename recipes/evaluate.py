@@ -31,33 +31,25 @@ import dataclasses
 import fcntl
 import fnmatch
 import hashlib
-import io
 import json
-import os
 import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from pathlib import Path
-from typing import Annotated, Any
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from typing import IO, Annotated
 
 import torch
 import typer
 from torch import nn
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import Cell, CellValue, Evaluator, Listing, ModelResult, Settings
+from modalities.evaluation import CellValue, Evaluator, Listing, ModelResult, Settings
 from modalities.figures import overview_figure
 from modalities.results import file_safe, write_table
-from recipes.commands import CommandError, call, option_name, with_options
-from recipes.console import CellProgress, clock, facts_table
-from recipes.report import console, print_paired, print_plan, print_results, write_results
+from recipes.commands import CommandError, call, facts_table, option_name, with_options
+from recipes.report import CellProgress, console, print_paired, print_results, write_results
 from recipes.targets import (
     Target,
     find_baselines,
@@ -82,9 +74,8 @@ class CellStore:
     """Finished cells of one (evaluator, model, weights, settings) in a file of JSON lines: the key, then a cell a line.
 
     A stopped run continues from it, and processes may share it: each appends under an exclusive `flock` and first takes over
-    what others appended. The lock holds among processes of a machine on every local file system; among machines on NFS where
-    the server keeps locks (not with `nolock` or `local_lock`) and on Lustre and GPFS where mounted with `flock`; elsewhere
-    give each machine its folder. A line that a stopped process cut off is removed by the next one that appends.
+    what others appended. On file systems without locks among machines give each machine its folder. A line that a stopped
+    process cut off is removed by the next one that appends.
 
     Attributes:
         finished: the cells by name. `add` updates it, also by those of other processes.
@@ -100,9 +91,10 @@ class CellStore:
         self.path = folder / f"{key['evaluator']}-{file_safe(str(key['model']))}-{digest}.jsonl"
         self.finished: dict[str, CellValue] = {}
         self.damaged: list[int] = []
-        self._bytes = self._lines = 0  # read so far, or written
+        self._bytes = self._lines = 0  # of the whole lines read so far
         if self.path.exists():
-            self._read()
+            with open(self.path, "rb") as file:
+                self._read(file)
 
     def add(self, name: str, value: CellValue) -> CellValue:
         """Store a cell. Returns its stored value: another process's where that was first.
@@ -111,54 +103,41 @@ class CellStore:
             OSError: where the file cannot be locked or written; it is left as it was.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "ab", buffering=0) as file:
+        with open(self.path, "a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_size != self._bytes:
-                self._read()
-                file.truncate(self._bytes)  # an incomplete last line
+            self._read(file)
             if name not in self.finished:
+                file.truncate(self._bytes)  # an incomplete last line
                 cell = {"cell": name, "value": value, "crc": _crc(name, value)}
                 lines = [{"key": self.key}] * (self._bytes == 0) + [cell]
-                self._append(file, "".join(json.dumps(line) + "\n" for line in lines).encode())
-                self._lines += len(lines)
-                self.finished[name] = value
+                text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+                if file.write(text) != len(text):
+                    file.truncate(self._bytes)
+                    raise OSError(f"{self.path} cannot be written: is the disk full?")
+                self._read(file)
         return self.finished[name]
 
-    def _append(self, file: io.FileIO, text: bytes) -> None:
-        """Write all of `text`, or nothing."""
-        try:
-            left = memoryview(text)
-            while left:
-                left = left[file.write(left) :]
-        except BaseException:
-            file.truncate(self._bytes)
-            raise
-        self._bytes += len(text)
-
-    def _read(self) -> None:
+    def _read(self, file: IO[bytes]) -> None:
         """Take over the whole lines that follow what was read before."""
-        with open(self.path, "rb") as file:
-            if file.seek(0, io.SEEK_END) < self._bytes:  # another file than before
-                self._bytes = self._lines = 0
-            file.seek(self._bytes)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._take(line)
-                self._bytes += len(line)
-                self._lines += 1
+        file.seek(self._bytes)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            self._take(line)
+            self._bytes += len(line)
+            self._lines += 1
 
     def _take(self, line: bytes) -> None:
         try:
             entry = json.loads(line)
-            if self._lines:
-                name, value = entry.pop("cell"), entry.pop("value")
-                # Lines of releases before 0.6.0 have no checksum.
-                if entry not in ({}, {"crc": _crc(name, value)}):
-                    raise ValueError("its checksum differs")
-                self.finished[name] = value
-            elif entry["key"] != self.key:
-                raise ValueError("it has other settings")
+            if not self._lines:
+                if entry["key"] != self.key:
+                    raise ValueError("it has other settings")
+                return
+            name, value = entry["cell"], entry["value"]
+            if entry.get("crc", "") not in ("", _crc(name, value)):  # cells of 0.5 have none
+                raise ValueError("its checksum differs")
+            self.finished.setdefault(name, value)
         except (ValueError, KeyError, TypeError) as error:
             if not self._lines:
                 raise ValueError(
@@ -177,16 +156,14 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def outside_hash(model: nn.Module) -> str | None:
-    """16 hex digits over what a model of transformers or timm computes by besides its weights: configurations, modules, and
-    buffers that are not saved, such as RoPE's frequencies. None for other models, whose own configuration says all."""
-    modules: list[Any] = [] if isinstance(model, ZooModel) else list(model.modules())
-    configs = [m.config.to_dict() for m in modules if hasattr(getattr(m, "config", None), "to_dict")]
-    configs += [dict(m.pretrained_cfg) for m in modules if isinstance(getattr(m, "pretrained_cfg", None), dict)]
-    if not configs:
+    """16 hex digits over what a model of another library computes by besides its weights: configurations, modules, and
+    buffers that are not saved, such as RoPE's frequencies. None for the zoo's, whose own configuration says all."""
+    if isinstance(model, ZooModel):
         return None
     saved = model.state_dict().keys()
     digest = _tensors_digest({name: value for name, value in model.named_buffers() if name not in saved})
-    digest.update(json.dumps([configs, str(model)], sort_keys=True, default=str).encode())
+    configs = [getattr(m, name) for m in model.modules() for name in ("config", "pretrained_cfg") if hasattr(m, name)]
+    digest.update("".join([str(model), *map(str, {id(one): one for one in configs}.values())]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -204,7 +181,7 @@ class Measurement:
 
     target: Target
     evaluator: Evaluator
-    overrides: Mapping[str, Any]
+    overrides: Mapping[str, object]
     out: Path
 
     def store(self) -> CellStore:
@@ -234,9 +211,9 @@ class Measurement:
         store = self.store()
         if store.damaged:
             lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
-            note = f"note: {store.path} has no cell in line {lines}: measured again"
-            console.print(note, soft_wrap=True)
-        cells, todo = evaluator.cells(model), {cell.name: cell.cost for cell in self.unfinished(store)}
+            console.print(f"note: {store.path} has no cell in line {lines}: measured again", soft_wrap=True)
+        cells = evaluator.cells(model)
+        todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
         values: dict[str, CellValue] = {}
         try:
@@ -266,49 +243,6 @@ class Measurement:
             source=evaluator.source_name,
             group=group,
         )
-
-    def planned(self) -> tuple[Evaluator, str, Sequence[int | float | str], int, int, int]:
-        """(evaluator, model, points, cells, finished cells, units to read). All samples are drawn for it."""
-        cells, todo = self.evaluator.cells(self.target.model), self.unfinished(self.store())
-        units, points = sum(cell.cost for cell in todo), self.evaluator.points(self.target.model)
-        return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), units
-
-    def unfinished(self, store: CellStore) -> list[Cell]:
-        return [cell for cell in self.evaluator.cells(self.target.model) if cell.name not in store.finished]
-
-    def work(self, cell: Cell) -> float:
-        """What a unit of a cell takes more of, the further along the axis: tokens of a window, pixels of an image."""
-        place = cell.data.get(self.evaluator.axis.column, 0)
-        return 0.0 if isinstance(place, str) else float(place) ** (2 if self.evaluator.unit == "images" else 1)
-
-    def seconds_per_unit(self, store: CellStore, *, keep: bool) -> tuple[float, float]:
-        """(a, b) of a + b·work, from the cheapest unfinished cell at each of the two least places. keep: store these cells."""
-        todo = sorted(self.unfinished(store), key=lambda cell: (-self.work(cell), -cell.cost))
-        points = []
-        for work, cell in sorted({self.work(cell): cell for cell in todo}.items())[:2]:
-            started = time.perf_counter()
-            value = self.evaluator.measure(self.target.model, cell)
-            points.append((work, (time.perf_counter() - started) / cell.cost))
-            if keep:
-                store.add(cell.name, value)
-        (work, rate), (further, slower) = points[0], points[-1]
-        slope = max(0.0, (slower - rate) / (further - work)) if further > work else 0.0
-        return max(0.0, rate - slope * work), slope
-
-
-def expected_seconds(measurements: Sequence[Measurement], *, keep: bool) -> float:
-    """What the unfinished cells will take, at the rates of each evaluator's first model. keep: store the timed cells."""
-    rates: dict[str, tuple[float, float]] = {}
-    total = 0.0
-    for m in measurements:
-        store = m.store()
-        if not (todo := m.unfinished(store)):
-            continue
-        if m.evaluator.name not in rates:
-            rates[m.evaluator.name] = m.seconds_per_unit(store, keep=keep)
-        constant, slope = rates[m.evaluator.name]
-        total += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
-    return total
 
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
@@ -345,10 +279,6 @@ def evaluate_command(
         bool, typer.Option("--list", help="name every evaluator, what it measures and its options, and stop")
     ] = False,
     out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path("results"),
-    group_seeds: Annotated[
-        bool | None,
-        typer.Option(help="show the mean of seeds of one set-up; default: where each has a seed of its own"),
-    ] = None,
     against: Annotated[
         str, typer.Option(metavar="MODEL", help="also write every model's paired differences to this one")
     ] = "",
@@ -364,10 +294,7 @@ def evaluate_command(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what would be measured and how long it takes; write nothing")
-    ] = False,
-    **options: Any,
+    **options: object,
 ) -> None:
     if list_:
         return list_evaluators()
@@ -386,9 +313,9 @@ def evaluate_command(
     targets = find_targets(arguments[:-1] + [against] * bool(against), overrides, device, dtype)
     known = find_modality(targets[0].modality).evaluators
     kinds = find_evaluators(arguments[-1], targets[0].modality)
-    if not dry_run and not all(issubclass(kind, Listing) for kind in kinds):
+    if not all(issubclass(kind, Listing) for kind in kinds):
         require("matplotlib", "drawing figures", "figures")
-    groups = seed_groups(targets, group_seeds)
+    groups = seed_groups(targets)
     reference = find_reference(targets, groups, against) if against else ""
     if against and not any(kind.paired_over for kind in kinds):
         able = ", ".join(name for name, kind in known.items() if kind.paired_over) or "none of this modality"
@@ -405,13 +332,8 @@ def evaluate_command(
     check_sources(measurements)
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", soft_wrap=True)
-    print_plan([m.planned() for m in measurements], f"device {device}, files to {out}")
-    with contextlib.suppress(MemoryError, RuntimeError):  # which the measurement itself reports
-        console.print(
-            f"expected: {clock(expected_seconds(measurements, keep=not dry_run))}, by two cells of each evaluator"
-        )
-    if dry_run:
-        return
+    for m in measurements:
+        m.evaluator.cells(m.target.model)  # ValueError for what cannot be measured, before anything is
     started = time.time()
     evaluators = {m.evaluator.name: m.evaluator for m in measurements}
     results: dict[str, list[ModelResult]] = {}
@@ -448,7 +370,7 @@ def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
     return [known[name] for name in dict.fromkeys(wanted)]
 
 
-def make_settings(kinds: Sequence[type[Evaluator]], options: Mapping[str, Any]) -> dict[type[Evaluator], Any]:
+def make_settings(kinds: Sequence[type[Evaluator]], options: Mapping[str, object]) -> dict[type[Evaluator], Settings]:
     """Settings of each evaluator from the command's options; CommandError for an option that none of them has."""
     fields = {kind: {field.name for field in dataclasses.fields(kind.settings_class)} for kind in kinds}
     known = set().union(*fields.values())
@@ -457,7 +379,8 @@ def make_settings(kinds: Sequence[type[Evaluator]], options: Mapping[str, Any]) 
             theirs = ", ".join(option_name(field) for field in sorted(known))
             names = ", ".join(kind.name for kind in kinds)
             raise CommandError(f"{option_name(name)} does not apply to {names}; it has {theirs}")
-    return {kind: kind.settings_class(**{k: v for k, v in options.items() if k in fields[kind]}) for kind in kinds}
+    chosen = {kind: {name: value for name, value in options.items() if name in fields[kind]} for kind in kinds}
+    return {kind: kind.settings_class(**chosen[kind]) for kind in kinds}  # type: ignore[arg-type]  # by their parsers
 
 
 def list_evaluators() -> None:
@@ -491,7 +414,3 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo evaluate") 
     # In a context of its own: the form of figures is this command's alone.
     command = with_options(evaluate_command, settings)
     return copy_context().run(call, command, words, prog=prog, any_option=not modalities)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

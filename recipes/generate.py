@@ -11,15 +11,9 @@ the prompt itself is not. The same seed writes the same text. Exit codes: 0 done
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Annotated
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import typer
 
@@ -59,9 +53,4 @@ def generate_command(
     return 0
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo generate") -> int:
-    return call(generate_command, argv, prog=prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(call, generate_command, prog="priorzoo generate")

@@ -1,10 +1,10 @@
 """Write a model as the folder of a repository of the Hugging Face hub, with its card; with --push, upload it.
 
     priorzoo hub text_ggd_tiny.facts --out hub/text_ggd_tiny
-    priorzoo hub runs/text.ggd_tiny/0001-… --results results --license cc-by-4.0 --out hub/mine --push ME/mine
+    priorzoo hub runs/text.ggd_tiny/0001-… --license cc-by-4.0 --out hub/mine --push ME/mine
 
 The folder: config.json, model.safetensors and manifest.json (sizes and SHA-256) as `save_pretrained` writes them; README.md, a
-card with YAML front matter, data, measured tables and the lines that load it; of a run its recipe.json; .gitattributes.
+card with YAML front matter, the lines that load it, and tables of shipped weights; of a run its recipe.json.
 A tokenizer of the user's is in it. `zoo.load_model(FOLDER)` and all commands read it. Needs
 `pip install 'priorzoo[hub]'`; --push also needs a login (`hf auth login`).
 """
@@ -13,26 +13,20 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
 import typer
 
 from modalities.contract import Modality, find_modality
-from modalities.evaluation import Evaluator, Listing
-from recipes.commands import CommandError, call
-from recipes.console import Console
+from recipes.commands import CommandError, Console, call
+from recipes.config import Json
 from recipes.registry import find_recipe
-from recipes.report import load_results
 from recipes.runs import load_run
 from zoo.catalog import create_model, import_named, load_model, manifest, model_entry, resolve_tag
 from zoo.cli import Import
@@ -41,20 +35,18 @@ from zoo.files import new_folder, write_json, write_text
 from zoo.model import ZooModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of matrices; vectors and priors stay float32
-Row = Mapping[str, Any]
+Row = Mapping[str, Any]  # of the manifest, or of a table
 
 
 def hub_command(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="a name with weights, a run, a saved model")],
     *,
     out: Annotated[Path, typer.Option(help="the folder to make; must not exist")],
-    results: Annotated[list[Path], typer.Option(help="what `priorzoo evaluate --out` wrote, for the card")] = [],  # noqa: B006
     license_: Annotated[str, typer.Option("--license", help="SPDX name; default: of shipped weights theirs")] = "",
     dtype: Annotated[str, typer.Option(help=f"of matrices: {', '.join(DTYPES)}; default: as they are stored")] = "",
     push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="upload the folder to this repository")] = "",
     private: Annotated[bool, typer.Option("--private", help="make the repository a private one")] = False,
     import_: Import = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the card, and write nothing")] = False,
 ) -> None:
     import_named(import_)
     require("huggingface_hub", "priorzoo hub", "hub")
@@ -74,7 +66,7 @@ def hub_command(
     else:
         loaded = create_model(model, pretrained=True)
     if source.is_dir():
-        card = _folder_card(source, loaded, recipe, results)
+        card = _folder_card(source, loaded, recipe)
     else:
         name, dtype = resolve_tag(model), dtype or "bfloat16"
         card = _published_card(name, manifest()[name])
@@ -83,9 +75,6 @@ def hub_command(
     place = f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
     card.usage = imports.format(loaded.modality) + place
     text = card.markdown()
-    if dry_run:
-        console.print(text, soft_wrap=True)
-        return
     with new_folder(out, "config.json") as folder:
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
         write_text(folder / "README.md", text)
@@ -107,14 +96,14 @@ def hub_command(
 
 @dataclass
 class Card:
-    """A model card. source: of the data. tables: rows by title; their first column is the axis. notes: lines at the end."""
+    """A model card. source: of the data. rows: scores by places on the axis, which comes first. notes: lines at the end."""
 
     title: str
     modality: Modality
     source: str
     tags: Sequence[str]
     facts: Row
-    tables: Mapping[str, Sequence[Row]]
+    rows: Sequence[Row] = ()
     license: str = ""
     usage: str = ""
     notes: Sequence[str] = field(default_factory=list)
@@ -124,13 +113,11 @@ class Card:
         lines += [f"- **{_plain(key)}**: {_plain(value)}" for key, value in self.facts.items()]
         lines += [] if self.license else ["- **license**: not stated"]
         lines += ["", "## Use", "", "```python", self.usage, "```", ""]
-        lines += ["## Measured", ""] if self.tables else []
-        for title, rows in self.tables.items():
-            columns = list(dict.fromkeys(column for row in rows for column in row))
-            lines += [f"### {_plain(title)}", ""] if title else []
-            lines += ["| " + " | ".join(map(_plain, columns)) + " |", "|" + "---:|" * len(columns)]
-            lines += ["| " + " | ".join(_plain(row.get(column, "–")) for column in columns) + " |" for row in rows]
-            lines.append("")
+        if self.rows:
+            columns = list(dict.fromkeys(column for row in self.rows for column in row))
+            cells = [columns, *([row.get(column, "–") for column in columns] for row in self.rows)]
+            head, *body = ("| " + " | ".join(map(_plain, line)) + " |" for line in cells)
+            lines += ["## Measured", "", head, "|" + "---:|" * len(columns), *body, ""]
         return "\n".join([*lines, *self.notes, *([""] if self.notes else [])])
 
     def _front_matter(self) -> str:
@@ -138,16 +125,11 @@ class Card:
         from huggingface_hub import EvalResult, ModelCardData
 
         results = []
-        for title, row in ((title, row) for title, rows in self.tables.items() for row in rows):
+        for row in self.rows:
             axis, *scores = row
-            place = f"{axis} {row[axis]}"
-            data: dict[str, Any] = {"dataset_type": title or "held-out", "dataset_config": place}
-            data["dataset_name"] = f"{title or 'held-out data'}, {place}"
-            results += [
-                EvalResult(self.modality.task, **data, metric_type=score, metric_value=row[score])
-                for score in scores
-                if isinstance(row[score], int | float) and math.isfinite(row[score])
-            ]
+            place, task = f"{axis} {row[axis]}", self.modality.task
+            name = f"held-out data, {place}"
+            results += [EvalResult(task, "held-out", name, score, row[score], dataset_config=place) for score in scores]
         dataset = dataset_name(self.source)
         return ModelCardData(
             license=self.license.lower() or None,
@@ -178,47 +160,23 @@ def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:
 
 def _published_card(name: str, entry: Row) -> Card:
     recipe = find_recipe(entry["recipe"])
-    tags, tables = [str(model_entry(name).config["position"])], {"": entry["measured"]} if entry.get("measured") else {}
+    tags, rows = [str(model_entry(name).config["position"])], entry.get("measured", ())
     facts = {key: value for key, value in entry.items() if key not in ("measured", "file", "bytes")}
-    return Card(name, find_modality(recipe.modality), recipe.data.source, tags, facts, tables, entry["license"])
+    return Card(name, find_modality(recipe.modality), recipe.data.source, tags, facts, rows, entry["license"])
 
 
-def _folder_card(folder: Path, model: ZooModel, recipe: dict[str, Any] | None, results: Sequence[Path]) -> Card:
+def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
     """The card of a run, or of a saved model, of which only the configuration is known."""
     modality, position = find_modality(model.modality), model.config.position
     tags = [position] if isinstance(position, str) else list(position)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    facts: dict[str, Any] = {"position": ", ".join(tags), "parameters": f"{parameters:,}"}
-    title, label, source = folder.name, folder.name, ""
+    facts: Json = {"position": ", ".join(tags), "parameters": f"{parameters:,}"}
+    title, source = folder.name, ""
     if recipe is not None:
-        title, label, source = recipe["name"], f"{recipe['name']} ({folder.name})", recipe["data"]["source"]
+        title, source = recipe["name"], recipe["data"]["source"]
         facts |= {"recipe": title, "data": source}
         facts |= {key: recipe["train"][key] for key in ("steps", "batch", "seed", "precision")}
-    return Card(title, modality, source, tags, facts, _stored_tables(modality, label, results))
-
-
-def _stored_tables(modality: Modality, label: str, folders: Sequence[Path]) -> dict[str, list[Row]]:
-    """Rows that `priorzoo evaluate --out FOLDER` stored of the model called `label`; ValueError where a folder has none."""
-    tables: dict[str, list[Row]] = {}
-    kinds = [kind for kind in modality.evaluators.values() if not issubclass(kind, Listing)]
-    for folder in folders:
-        results = [(kind, result) for kind in kinds for result in load_results(kind, folder)]
-        labels = sorted({result.label for _, result in results})
-        if label not in labels:
-            raise ValueError(f"{folder} has no results of {label!r}; it has: {', '.join(labels) or 'none'}")
-        for kind, result in results:
-            if result.label == label:
-                title = kind.name + (f" ({result.source})" if result.source else "")
-                tables[title] = [_scores(kind, row) for row in result.rows]
-    return tables
-
-
-def _scores(kind: type[Evaluator], row: Row) -> Row:
-    """The axis and the scores of a row; conditions of a score are in brackets behind its name."""
-    axis, names = kind.axis.column, [score.column for score in kind.scores]
-    columns = [c for c in row if c != axis and (c in names or c.rpartition(" (")[0] in names)]
-    rounded = {column: round(row[column], 4) if isinstance(row[column], float) else row[column] for column in columns}
-    return {axis: row[axis]} | rounded
+    return Card(title, modality, source, tags, facts)
 
 
 def dataset_name(source: str) -> str:
@@ -227,9 +185,4 @@ def dataset_name(source: str) -> str:
     return name if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and (source.startswith("hf:") or "/" not in name) else ""
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo hub") -> int:
-    return call(hub_command, argv, prog=prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(call, hub_command, prog="priorzoo hub")

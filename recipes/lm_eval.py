@@ -9,14 +9,8 @@ All words but --import go to the harness; model_args are the arguments of `modal
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
+from functools import partial
 
 import torch
 import typer
@@ -44,9 +38,4 @@ def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = [])
         sys.argv = before
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo lm-eval") -> int:
-    return call(app, argv, prog=prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(call, app, prog="priorzoo lm-eval")

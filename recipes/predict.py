@@ -9,22 +9,14 @@ training size, or to --size. Exit codes: 0 done, 2 the request cannot be served 
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Annotated
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import typer
 from rich.table import Table
 
 from modalities.contract import Classifier
-from recipes.commands import CommandError, call
-from recipes.console import Console, facts_table
+from recipes.commands import CommandError, Console, call
 from recipes.targets import find_trained
 from zoo.cli import Import
 
@@ -37,18 +29,11 @@ def predict_command(
     size: Annotated[int | None, typer.Option(min=1, help="side in pixels; default: as trained")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and read no image")] = False,
 ) -> None:
     target = find_trained(name, device, import_)
     model, console = target.model, Console()
     if not isinstance(model, Classifier):
         raise CommandError(f"{target.label} has no classes: models of {target.modality} name nothing")
-    if dry_run:
-        names = "known" if target.model.class_names else "unknown: classes have numbers"
-        facts = {"images": f"{len(images):,}", "side": "as trained" if size is None else f"{size} pixels"}
-        facts |= {"classes": f"{target.model.config.num_classes:,}", "names": names, "device": device}
-        console.print(facts_table(f"{target.label} (dry run)", facts))
-        return
     table = Table(title=target.label, title_justify="left")
     table.add_column("image", overflow="fold")
     table.add_column("class", overflow="fold")
@@ -60,9 +45,4 @@ def predict_command(
     console.print(table)
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo predict") -> int:
-    return call(predict_command, argv, prog=prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(call, predict_command, prog="priorzoo predict")

@@ -1,24 +1,76 @@
-"""What an evaluation leaves behind: a plan before it, tables after it, and files of every evaluator."""
+"""What an evaluation shows and leaves behind: progress, tables, and files of every evaluator."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from rich.box import SIMPLE_HEAD
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score
-from modalities.results import SeedMean, file_safe, mean_of_seeds, short_names, write_table
-from recipes.console import Console
+from modalities.paired import Place
+from modalities.results import Row, SeedMean, file_safe, mean_of_seeds, short_names, write_table
+from recipes.commands import Console, clock, short
+from zoo.errors import printable
 from zoo.files import write_json
 from zoo.positions import slices
 
 console = Console()
+EVERY = 30.0  # seconds between two lines of progress
+
+
+class CellProgress:
+    """How much of an evaluation's cells is read: a bar on a terminal, elsewhere a line every half minute.
+
+    total: units of all cells. unit: what they are.
+    """
+
+    def __init__(self, name: str, total: int, unit: str, console: Console):
+        self.name, self.total, self.unit, self.console = printable(name), total, unit, console
+        self.finished = self.part = 0  # units of finished cells, and of the one that is read
+        self.started = self.last_line = time.perf_counter()
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}  left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(self.name, total=total, rate="")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def advance(self, units: int) -> None:
+        """Count units of the cell that is being read."""
+        self.part += units
+        now = time.perf_counter()
+        done = min(self.finished + self.part, self.total)
+        rate = done / max(now - self.started, 1e-9)
+        self.bar.update(self.task, completed=done, rate=f"{short(rate)} {self.unit}/s")
+        if not self.console.is_terminal and now - self.last_line >= EVERY:
+            self.last_line = now
+            left = clock((self.total - done) / rate) if rate else "…"
+            text = f"{self.name}  {short(done)}/{short(self.total)} {self.unit}  {short(rate)}/s  left {left}"
+            self.console.print(text, soft_wrap=True)
+
+    def finish(self, units: int) -> None:
+        """Count a whole cell of `units`, in place of its parts."""
+        self.finished, self.part = self.finished + units, 0
+        self.advance(0)
 
 
 def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
@@ -50,20 +102,14 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
         ValueError: where models were measured with different settings, or by another version of the evaluator.
     """
     results: list[ModelResult] = []
-    first: tuple[Path, Mapping[str, Any]] | None = None
+    measured: dict[str, object] = {"version": evaluator.version}
     names = {field.name for field in dataclasses.fields(ModelResult)}
     for path in sorted((out / evaluator.name).glob("*.json")):
         content = json.loads(path.read_text())
-        version, settings = content["version"], content["settings"]
-        if version != evaluator.version:
-            raise ValueError(
-                f"{path} was measured by version {version} of {evaluator.name}; expected {evaluator.version}"
-            )
-        first = first or (path, settings)
-        if settings != first[1]:
-            pairs = ((name, value, first[1].get(name)) for name, value in settings.items())
-            differing = ", ".join(f"{name} {value!r}, not {other!r}" for name, value, other in pairs if value != other)
-            raise ValueError(f"{path} was measured with other settings than {first[0].name}: {differing}")
+        measured.setdefault("settings", content["settings"])
+        for name, value in measured.items():
+            if content[name] != value:
+                raise ValueError(f"{path} was measured with {name} {content[name]}, others with {value}")
         content["trained_at"] = content.pop(evaluator.axis.trained)
         content["trained_range"] = tuple(content.get("trained_range", ()))
         content["rows"] = [{name: _number(value) for name, value in row.items()} for row in content["rows"]]
@@ -71,7 +117,7 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
     return results
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     """A value of a row: NaN where the file has null, which is how JSON has it."""
     if isinstance(value, list):
         return [_number(one) for one in value]
@@ -86,18 +132,18 @@ def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
     if line := evaluator.measured(results):
         console.print(line, soft_wrap=True)
     if not isinstance(evaluator, Listing):
-        _print_table(evaluator, results)
+        axis = evaluator.axis.column
+        means = mean_of_seeds(results, axis)
+        points = list(dict.fromkeys(row[axis] for result in means for row in result.rows))
+        if any(isinstance(point, str) for point in points):
+            for score in (score for score in evaluator.scores if score.tabled):
+                _print_names(evaluator, means, points, score)
+        else:
+            _print_numbers(evaluator, means, sorted(points))
     evaluator.show(results, console)
 
 
-def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
-    results, axis = mean_of_seeds(results, evaluator.axis.column), evaluator.axis.column
-    tabled = [score for score in evaluator.scores if score.tabled]
-    points = _points(axis, results)
-    if any(isinstance(point, str) for point in points):
-        for score in tabled:
-            _print_names(evaluator, results, points, score)
-        return
+def _print_numbers(evaluator: Evaluator, results: list[ModelResult], points: list[Place]) -> None:
     pooled = any(isinstance(result, SeedMean) for result in results)
     seeds = "; mean ± standard deviation over seeds" if pooled else ""
     table = _table(f"{evaluator.name}: {evaluator.summary}{seeds}")
@@ -110,16 +156,17 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
             name += f" ({result.seeds} seeds)"
         scores = [
             score
-            for score in tabled
-            if any(row.get(score.column) if score.exception else score.column in row for row in result.rows)
+            for score in evaluator.scores
+            if score.tabled
+            and any(row.get(score.column) if score.exception else score.column in row for row in result.rows)
         ]
         for k, score in enumerate(scores):
-            shown = [_value(result, axis, point, score) for point in points]
+            shown = [_value(result, evaluator.axis.column, point, score) for point in points]
             table.add_row(name if k == 0 else "", score.column, *shown, end_section=k + 1 == len(scores))
     console.print(table)
 
 
-def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:
+def print_paired(evaluator: Evaluator, rows: Sequence[Row]) -> None:
     """A table for each score: every model's difference at every place, its 95% interval, and how many units it is over."""
     axis, seeds = evaluator.axis, any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
     for score in dict.fromkeys(row["score"] for row in rows):
@@ -140,13 +187,7 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def _points(axis: str, results: list[ModelResult]) -> list[Any]:
-    """Numbers in order, names as they come."""
-    points = dict.fromkeys(row[axis] for result in results for row in result.rows)
-    return list(points) if any(isinstance(point, str) for point in points) else sorted(points)
-
-
-def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[str], score: Score) -> None:
+def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[Place], score: Score) -> None:
     """A row for each name on the axis and a column for each model, as many in a table as the terminal has room for."""
     results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
     names = short_names(results)
@@ -157,43 +198,25 @@ def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[
             table.add_column(name, justify="right", overflow="fold", min_width=7)
         for point in points:
             shown = (_value(result, evaluator.axis.column, point, score) for result in results[part])
-            table.add_row(point, *shown)
+            table.add_row(str(point), *shown)
         console.print(table)
 
 
-def print_plan(rows: list[tuple[Any, ...]], where: str) -> None:
-    """What will be measured: rows of (evaluator, model, points, cells, finished cells, units to read)."""
-    console.print(f"plan: {where}", soft_wrap=True)
-    for name, points in dict.fromkeys((evaluator.name, tuple(points)) for evaluator, _, points, *_ in rows):
-        of_one = [row for row in rows if (row[0].name, tuple(row[2])) == (name, points)]
-        evaluator = of_one[0][0]
-        names = any(isinstance(point, str) for point in points)
-        axis = f"{evaluator.axis.column}s"
-        places = f"{len(points)} {axis}" if names else f"{axis} {','.join(map(evaluator.axis.tick, points))}"
-        table = _table(f"{name}: {places}" if points else name)
-        table.add_column("model", overflow="fold")
-        for column in ("cells", "finished", f"{evaluator.unit} to read"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for _, label, _, cells, finished, todo in of_one:
-            table.add_row(label, str(cells), str(finished), f"{todo:,}")
-        console.print(table)
-
-
-def _value(result: ModelResult, axis: str, point: Any, score: Score) -> str:
+def _value(result: ModelResult, axis: str, point: Place, score: Score) -> str:
     """One number of a table, a count as it is; empty where there is none."""
-
-    def at(rows: list[dict[str, Any]]) -> Any:
-        return next((row.get(score.column) for row in rows if row[axis] == point), None)
-
-    mean = at(result.rows)
+    mean = _at(result.rows, axis, point, score)
     if mean is None:
         return ""
     if score.exception:
         return f"{mean:g}"
-    deviation = at(result.deviation) if isinstance(result, SeedMean) else None
+    deviation = _at(result.deviation, axis, point, score) if isinstance(result, SeedMean) else None
     if deviation is None or math.isnan(deviation):
         return _short(mean)
     return f"{_short(mean)}\n±{_short(deviation, like=mean)}"  # under it, so that narrow terminals hold both
+
+
+def _at(rows: Sequence[Row], axis: str, point: Place, score: Score) -> float | None:
+    return next((row.get(score.column) for row in rows if row[axis] == point), None)
 
 
 def _short(value: float, *, like: float | None = None) -> str:

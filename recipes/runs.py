@@ -1,58 +1,61 @@
-"""Run folders: their files, who may write in one, how they are found, and their weights.
+"""Run folders: their files, who may write in one, checkpoints that are verified and read as data, and weights of runs.
 
 <run>/recipe.json deepspeed.json environment.json    what ran, and where
       metrics.jsonl                                  one JSON object a line: training and held-out records
       run.lock                                       who writes here, while its process lives
-      checkpoints/step_00000200/ …                   see recipes/checkpoints.py; each has a safetensors model/
+      checkpoints/step_00000200/                     DeepSpeed's state, a safetensors model/, and complete.json: step, ranks,
+                                                     ZeRO stage, precision, and the digest of every file
+                  step_00000200.partial              being written, or left by a process that was killed
+                  step_00000200.universal            converted for another number of ranks, until it is loaded
+                  step_00000400.aside                not used: damaged
+                  latest                             the newest complete one; DeepSpeed's tools read it
       model/                                         the final weights (save_pretrained)
       plots/loss.png
-      tensorboard/ wandb/ wandb.txt                  of the trackers in train.report_to
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
+import io
 import json
 import os
+import pickle
 import platform
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib import metadata
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from modalities.contract import find_modality
-from recipes.checkpoints import (
-    ASIDE,
-    complete_checkpoints,
-    damage,
-    quarantine,
-    remnants,
-    tidy,
-    warn,
-)
-from recipes.config import ConfigError, Plan
+from recipes.commands import ConfigError, warn
+from recipes.config import Json, Plan
 from zoo.catalog import resolve_tag, verified_file
 from zoo.errors import one_line
 from zoo.files import (
+    file_digests,
+    find_damage,
     make_folder,
     read_object,
     read_tensors,
     remove_abandoned,
     save_figure,
+    sync,
     without_nan,
     write_json,
     write_text,
 )
-from zoo.model import ZooModel
+from zoo.model import ZooModel, saved_model_damage
 
 if TYPE_CHECKING:
     from recipes.engine import Ranks
@@ -81,15 +84,15 @@ class RunFolder:
         for name, facts in zip(DESCRIPTION, (plan.to_dict(), plan.deepspeed, environment()), strict=True):
             write_json(self.path / name, facts)
 
-    def log(self, record: dict[str, Any]) -> None:
+    def log(self, record: Mapping[str, object]) -> None:
         with open(self.metrics_path, "a", encoding="utf-8") as file:
             file.write(_line(record))
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Json]:
         """All readable records."""
         return self.read_metrics()[0]
 
-    def read_metrics(self) -> tuple[list[dict[str, Any]], int]:
+    def read_metrics(self) -> tuple[list[Json], int]:
         """(records, number of lines that a crash or disk errors made unreadable)."""
         records = []
         lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else []  # and not of a pipe
@@ -114,10 +117,9 @@ class RunFolder:
 
     def continuation(self) -> str:
         """The command that continues this run."""
-        words = [*self.words, "--run-dir", str(self.path), "--resume", "auto"]
-        return f"priorzoo train {shlex.join(words)}"
+        return f"priorzoo train {shlex.join([*self.words, '--run-dir', str(self.path), '--resume', 'auto'])}"
 
-    def plot(self) -> Path | None:
+    def plot(self) -> Path:
         """plots/loss.png from metrics.jsonl: training and held-out loss, gradient norm, learning rate and throughput."""
         import matplotlib
 
@@ -125,38 +127,51 @@ class RunFolder:
         from matplotlib import pyplot
 
         records = self.metrics()
-        rate = next((key for r in records for key in r if key.endswith("_per_s")), "")
-        titles = {"loss": "loss (nats)", "grad_norm": "gradient norm", "lr": "learning rate", rate: f"{rate[:-6]}/s"}
-        points = {
-            key: [(r["step"], r[key]) for r in records if r.get(key) is not None] for key in (*titles, "heldout_loss")
-        }
-        if not points["loss"]:
-            return None
+        rate = next((name for record in records for name in record if name.endswith("_per_s")), "")
         figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), layout="constrained")
         figure.suptitle(self.path.name, fontsize=10)
-        for axis, (key, title) in zip(axes.flat, titles.items(), strict=True):
-            if points[key]:
-                axis.plot(*zip(*points[key], strict=True), label="training")
-            axis.set(title=title, xlabel="step")
+        for axis, names in zip(axes.flat, (["loss", "heldout_loss"], ["grad_norm"], ["lr"], [rate]), strict=True):
+            for name, style in zip(names, ("-", "o-"), strict=False):
+                points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
+                axis.plot([step for step, _ in points], [value for _, value in points], style, label=name)
+            axis.set(title=names[0].replace("_", " "), xlabel="step")
             axis.grid(alpha=0.3)
-        if points["heldout_loss"]:
-            axes[0, 0].plot(*zip(*points["heldout_loss"], strict=True), "o-", label="held out")
-            axes[0, 0].legend()
+        axes[0, 0].legend()
         save_figure(figure, self.path / LOSS_CURVE)
         return self.path / LOSS_CURVE
 
+    def weights(self) -> Path:
+        """The newest weights: those of the newest whole checkpoint, or the final model/ where none is left.
 
-def _line(record: dict[str, Any]) -> str:
+        Damaged ones are reported and skipped. ConfigError where there are none.
+        """
+        damaged = ""
+        for path in [*reversed(self.checkpoints()), self.path]:
+            folder = path / "model"
+            if path != self.path and (reason := saved_model_damage(folder)):
+                damaged = f"{path} is damaged: {reason}"
+                warn(f"{damaged}; reading an older one")
+            elif (folder / "config.json").exists():
+                return folder
+        raise ConfigError(damaged or f"{self.path}: neither a complete checkpoint nor model/; is this a run folder?")
+
+
+def _line(record: Mapping[str, object]) -> str:
     """A line of metrics.jsonl; null for numbers that JSON does not have."""
     return json.dumps(without_nan(record), allow_nan=False) + "\n"
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """Versions, commit and hardware: what is needed to run this again."""
-    packages = ("torch", "deepspeed", "numpy", "safetensors", "priorzoo")
+    packages = (sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo"))
+    command, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        commit = subprocess.check_output(
+            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
+        )
     return {
-        "versions": {"python": platform.python_version(), **{package: _version(package) for package in packages}},
-        "commit": git_commit(),
+        "versions": {"python": platform.python_version()} | {p.__name__: p.__version__ for p in packages if p},
+        "commit": commit.strip() or "unknown",
         "command": sys.argv,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
@@ -164,23 +179,6 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "started": utc_now(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def git_commit() -> str:
-    """The commit of the source tree, with `-dirty` where files differ; "unknown" outside a checkout."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    try:
-        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return result.stdout.strip() or "unknown"
 
 
 def utc_now() -> str:
@@ -197,67 +195,39 @@ class RunLock:
     system without locks is reported, and nothing is refused. ConfigError where another process holds it.
     """
 
-    # File descriptors, closed in forked children: a data worker must not keep the lock alive.
-    open_files: ClassVar[set[int]] = set()
-
     def __init__(self, folder: Path):
         path = folder / "run.lock"
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise ConfigError(f"{path} is a link or no regular file, and is not followed: remove it")
         make_folder(folder)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        self._lock(folder)
-        RunLock.open_files.add(self._file)
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise ConfigError(f"{folder} is in use: {_holder(path)}, trains in it; wait for it or stop it") from None
+        except OSError as error:
+            warn(f"note: {folder} is on a file system without locks ({error}): start no other process in it")
+        os.register_at_fork(after_in_child=self.release)  # a data worker must not keep the lock alive
         facts = {"host": socket.gethostname(), "pid": os.getpid(), "started": utc_now()}
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, (json.dumps(facts) + "\n").encode(), 0)
 
-    def _lock(self, folder: Path) -> None:
-        for patience in (0.1, 0.1, 0.0):  # `holder`, in another process, has it for a moment
-            try:
-                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(patience)
-            except OSError as error:
-                return warn(f"note: {folder} is on a file system without locks ({error}): start no other process in it")
-        os.close(self._file)
-        holder = RunLock.holder(folder) or "another process"
-        raise ConfigError(f"{folder} is in use: {holder}, trains in it; wait for it or stop it")
-
-    @staticmethod
-    def holder(folder: Path) -> str | None:
-        """The process that holds a folder's lock, "process 12 on host, started …"; None where none does."""
-        lock = folder / "run.lock"
-        if lock.is_symlink() or not lock.is_file():  # opening a pipe waits for its writer
-            return None
-        try:
-            with open(lock) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    facts = json.load(file)
-                    return f"process {facts['pid']} on {facts['host']}, started {facts['started']}"
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError):
-            return "another process"
-        return None
-
     def release(self) -> None:
-        RunLock.open_files.discard(self._file)
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
-def _close_locks() -> None:
-    for file in RunLock.open_files:
-        os.close(file)
-    RunLock.open_files.clear()
+def _holder(path: Path) -> str:
+    try:
+        facts = read_object(path)
+        return f"process {facts['pid']} on {facts['host']}, started {facts['started']}"
+    except (OSError, ValueError, KeyError):
+        return "another process"
 
 
-os.register_at_fork(after_in_child=_close_locks)
-
-
-@contextmanager
+@contextlib.contextmanager
 def own_run(
     plan: Plan, ranks: Ranks, *, run_dir: str | None = None, resume: str | None = None, words: Sequence[str] = ()
 ) -> Iterator[tuple[RunFolder, Path | None]]:
@@ -302,7 +272,7 @@ def own_run(
         if lock is not None:
             lock.release()
             if run_dir is None and not (folder / "recipe.json").exists():  # a new folder, of a run that could not begin
-                with suppress(OSError):
+                with contextlib.suppress(OSError):
                     (folder / "run.lock").unlink()
                     folder.rmdir()
 
@@ -316,7 +286,7 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
     if not empty and not (final / "config.json").is_file():
         raise ConfigError(f"{run.path / 'model'} is no saved model: the final weights could not be written there")
     complete = run.checkpoints()
-    if not complete and not remnants(run.checkpoint_root, ASIDE):
+    if not complete:
         return None
     check_same(plan, run.path)
     damaged: dict[Path, str] = {}
@@ -324,11 +294,10 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
         if reason := damage(path):
             damaged[path] = f"{path} is damaged: {reason}"
             continue
-        for older, message in damaged.items():
-            warn(f"{message}; it is set aside as {quarantine(older).name}")
+        for newer, message in damaged.items():
+            warn(f"{message}; it is set aside as {quarantine(newer).name}")
         return path
-    message = "; ".join(damaged.values()) or f"{run.checkpoint_root} holds checkpoints that were set aside alone"
-    raise ConfigError(f"{message}. Start anew with another --run-dir")
+    raise ConfigError(f"{'; '.join(damaged.values())}. Start anew with another --run-dir")
 
 
 def check_same(plan: Plan, folder: Path) -> None:
@@ -341,15 +310,185 @@ def check_same(plan: Plan, folder: Path) -> None:
     keys = ["name", "modality", "train.batch", "train.seed", "optim.name"]
     keys += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
     for key in keys:
-        before: Any = old
-        now: Any = new
-        for part in key.split("."):
-            before, now = (tree.get(part) if isinstance(tree, dict) else None for tree in (before, now))
+        before, now = _entry(old, key), _entry(new, key)
         if before != now:
             raise ConfigError(
                 f"cannot resume {folder}: its {key} is {before!r:.300}, this recipe has {now!r:.300}. "
                 "Set it back, start anew with another --run-dir, or remove the folder"
             )
+
+
+def _entry(tree: object, key: str) -> object:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+COMPLETE = "complete.json"
+NAME, REMNANT = re.compile(r"step_\d{8,}"), re.compile(r"step_\d{8,}(\.partial|\.universal|\.universal\.partial)")
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+FACTS = {"step": int, "world": int, "zero_stage": int, "precision": str}
+
+
+def seal(folder: Path, facts: Mapping[str, object]) -> None:
+    """Write complete.json: the facts, the digest of every file in `folder`, and a digest of both."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    facts = {**facts, "files": file_digests(folder, names)}
+    write_json(folder / COMPLETE, facts | {"sha256": _digest(facts)})
+
+
+def _digest(facts: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def checkpoint_facts(folder: Path) -> Json | None:
+    """Contents of complete.json; None where it is missing, or is not as it was written."""
+    try:
+        facts = read_object(folder / COMPLETE)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    digest = facts.pop("sha256", None)
+    typed = all(type(facts.get(name)) is kind for name, kind in FACTS.items())
+    early_version = digest is None and facts.keys() == FACTS.keys()  # before 0.6: no digests
+    sealed = _digest(facts) == digest and isinstance(facts.get("files"), dict)
+    return facts if typed and (sealed or early_version) else None
+
+
+def complete_checkpoints(root: Path) -> list[Path]:
+    """Checkpoints that have their final names, by step. `damage` tells whether they are still as they were written."""
+    folders = (path for path in root.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir())
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, by its files' sizes and SHA-256; None where nothing is."""
+    facts = checkpoint_facts(folder)
+    if facts is None:
+        return f"{COMPLETE} {'is not as it was written' if (folder / COMPLETE).exists() else 'is missing'}"
+    return find_damage(folder, facts.get("files", {}))
+
+
+def quarantine(folder: Path) -> Path:
+    """Rename a checkpoint so that nothing uses it; returns the new path."""
+    aside = folder.with_name(folder.name + ".aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    sync(aside.parent)
+    return aside
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for path in complete_checkpoints(root)[:-keep]:
+        if path.is_symlink():  # the user moved it elsewhere
+            path.unlink()
+        else:
+            partial = path.with_name(path.name + ".partial")  # a half-removed one is never taken for whole
+            path.rename(partial)
+            shutil.rmtree(partial)
+
+
+def tidy(root: Path, keep: int) -> None:
+    """Remove partial, converted and surplus checkpoints, and a stale `latest`. Needs the run's lock."""
+    for path in root.glob("step_*"):  # any other folder belongs to the user
+        if REMNANT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+    remove_abandoned(root / "latest", 0)
+    prune(root, keep)
+    if complete := complete_checkpoints(root):
+        write_text(root / "latest", complete[-1].name)
+
+
+@contextlib.contextmanager
+def data_only(folder: Path) -> Iterator[None]:
+    """Make `torch.load` read tensors, plain values and DeepSpeed's own classes, and never run code from a file.
+
+    DeepSpeed asks for unrestricted pickles in every place; torch's environment variable overrules it. ConfigError where a file
+    of the checkpoint `folder` holds anything else, or cannot be read.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
+    before = os.environ.get(WEIGHTS_ONLY)
+    os.environ[WEIGHTS_ONLY] = "1"
+    try:
+        yield
+    except ConfigError:
+        raise
+    except pickle.UnpicklingError as error:
+        refused = re.search(r"GLOBAL (\S+)|Unsupported \S+ \S+", str(error))  # without torch's advice to allow it
+        raise ConfigError(
+            f"{folder} holds more than tensors and plain values, and is not loaded; nothing in it was executed "
+            f"({refused[0] if refused else type(error).__name__})"
+        ) from error
+    except Exception as error:  # whatever a damaged file meets in torch's and DeepSpeed's code
+        raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
+    finally:
+        del os.environ[WEIGHTS_ONLY]
+        if before is not None:
+            os.environ[WEIGHTS_ONLY] = before
+
+
+def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
+    """(folder to load, is it universal) for this plan; converts where ranks or ZeRO stage changed.
+
+    Checkpoints of stage 0 load anywhere. Those of stages 1–3 are cut by rank: at another number of ranks rank 0 converts them.
+    ConfigError where that fails, or where precision or the kind of stage differs.
+    """
+    facts = checkpoint_facts(folder)
+    if facts is None:
+        raise ConfigError(f"{folder} has no readable {COMPLETE}")
+    train = plan.recipe.train
+    anew = f"start a new run from its weights with --set model.init_from={folder / 'model'}"
+    stages = (facts["zero_stage"], train.zero_stage)
+    if facts["precision"] != train.precision or all(stages) != any(stages):
+        written = f"train.precision={facts['precision']} --set train.zero_stage={stages[0]}"
+        raise ConfigError(
+            f"{folder}: the state of its optimiser is of another precision, or of stage 0 and not 1–3. Resume with "
+            f"--set {written}, or {anew}"
+        )
+    if train.zero_stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, train.zero_stage):
+        return folder, False
+    differs = (
+        f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has {ranks.world} "
+        f"at stage {train.zero_stage}"
+    )
+    if plan.recipe.optim.name == "muon":
+        raise ConfigError(f"{differs}, and DeepSpeed converts no state of Muon. Resume with the same ranks, or {anew}")
+    target = converted_checkpoint(folder)
+    if ranks.lead:
+        try:
+            convert(folder)
+        except (ConfigError, OSError) as error:  # printed here; the error below reaches every rank
+            warn(str(error))
+            shutil.rmtree(target.parent, ignore_errors=True)
+    if ranks.world > 1:
+        torch.distributed.barrier()
+    if not target.exists():
+        raise ConfigError(f"{differs}. Converting it failed. Resume with the same ranks and stage, or {anew}")
+    return target, True
+
+
+def converted_checkpoint(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".universal") / folder.name  # DeepSpeed also writes a pointer beside it
+
+
+def convert(folder: Path) -> None:
+    """Write DeepSpeed's universal form of a checkpoint, which `tidy` removes again. Runs no code from a file."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    target = converted_checkpoint(folder)
+    shutil.rmtree(target.parent, ignore_errors=True)
+    target.mkdir(parents=True)
+    options = {"input_folder": str(folder), "output_folder": str(target), "inject_missing_state": True, "strict": True}
+    workers = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False}
+    silence = io.StringIO()
+    with data_only(folder), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+        ds_to_universal.main(Namespace(**options, **workers))
 
 
 # ------------------------------------------------------------------------------------------------ finding runs
@@ -388,32 +527,10 @@ def _number(folder: Path) -> int:
 # ------------------------------------------------------------------------------------------------ weights of runs
 
 
-def model_folder(run_dir: str | Path) -> Path:
-    """The newest weights of a run: those of its newest whole checkpoint, or the final model/ where none is left.
-
-    Damaged ones are reported and skipped. ConfigError where there are none.
-    """
-    run, damaged, removed = RunFolder(run_dir), "", False
-    for path in reversed(run.checkpoints()):
-        if not (reason := damage(path, below="model/")):
-            if (path / "model" / "config.json").exists():
-                return path / "model"
-        elif path.exists():
-            damaged = f"{path} is damaged: {reason}"
-            warn(f"{damaged}; reading an older one")
-        else:  # the process that trains removed it meanwhile, because it has a newer one
-            removed = True
-    if removed:
-        return model_folder(run_dir)
-    if (run.path / "model" / "config.json").exists():
-        return run.path / "model"
-    raise ConfigError(damaged or f"{run_dir}: neither a complete checkpoint nor model/; is this a run folder?")
-
-
 def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooModel:
     """What `read` makes of the newest weights of a run, which a process that trains may remove while they are read."""
     while True:
-        folder = model_folder(run_dir)
+        folder = RunFolder(run_dir).weights()
         try:
             return read(folder)
         except (OSError, ValueError):
@@ -421,16 +538,16 @@ def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooMo
                 raise
 
 
-def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
+def load_run(run_dir: str | Path) -> tuple[ZooModel, Json]:
     """(model with its newest weights, resolved recipe as a dict) of a run folder, or of one that `priorzoo hub` made of it."""
     if not (Path(run_dir) / "recipe.json").exists():
-        raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
+        raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by priorzoo train")
     recipe = stored_recipe(run_dir)
     read = find_modality(recipe["modality"]).model.from_pretrained
     return read(run_dir) if (Path(run_dir) / "config.json").is_file() else newest_model(run_dir, read), recipe
 
 
-def stored_recipe(run_dir: str | Path) -> dict[str, Any]:
+def stored_recipe(run_dir: str | Path) -> Json:
     """recipe.json of a run folder. ConfigError where it cannot be read, or is none."""
     path = Path(run_dir) / "recipe.json"
     try:
@@ -449,7 +566,12 @@ def load_weights(model: ZooModel, source: str) -> None:
     classifier for another number of classes stays as it was initialised. ConfigError where there are none, or they do not fit.
     """
     recipe_name = source.removeprefix("newest:")
-    path = newest_weights(recipe_name) if recipe_name != source else Path(source)
+    path = newest_run_dir(recipe_name, finished=True) if recipe_name != source else Path(source)
+    if path is None:
+        raise ConfigError(
+            f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
+            f"make one with `priorzoo train {recipe_name}`, or name weights with --set model.init_from=…"
+        )
     read = type(model).from_pretrained
     try:
         if path.is_dir():
@@ -469,14 +591,3 @@ def load_weights(model: ZooModel, source: str) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else f"its weights do not fit this model: {error}"
         raise ConfigError(f"model.init_from={source}: {reason}") from error
-
-
-def newest_weights(recipe_name: str) -> Path:
-    """The newest finished run of a recipe; ConfigError naming the command that makes one."""
-    folder = newest_run_dir(recipe_name, finished=True)
-    if folder is None:
-        raise ConfigError(
-            f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
-            f"make one with `priorzoo train {recipe_name}`, or name weights with --set model.init_from=…"
-        )
-    return folder

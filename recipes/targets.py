@@ -193,17 +193,12 @@ def target_name(word: str) -> str:
 
 
 def find_baselines(pattern: str) -> dict[str, Baseline]:
-    """The baselines of all modalities whose names match a shell pattern."""
-    if modality_of(pattern) or set(pattern) <= set("*?"):
+    """The baselines of all modalities whose names match a shell pattern; none where it is close to a model's name, whose
+    error needs no modality's packages."""
+    if modality_of(pattern) or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
         return {}
-    return {name: baseline for name, baseline in _baselines(pattern).items() if fnmatch.fnmatch(name, pattern)}
-
-
-def _baselines(word: str) -> dict[str, Baseline]:
-    """All baselines; none for a word that is close to a model's name, whose error needs no modality's packages."""
-    if did_you_mean(word, list_models()):
-        return {}
-    return {name: (modality, make) for modality in installed_modalities() for name, make in modality.baselines.items()}
+    baselines = ((name, (m, make)) for m in installed_modalities() for name, make in m.baselines.items())
+    return {name: baseline for name, baseline in baselines if fnmatch.fnmatch(name, pattern)}
 
 
 def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
@@ -259,9 +254,6 @@ def _registered(name: str) -> Target:
     try:
         model_entry(name)
     except ValueError as error:
-        baselines = _baselines(name)
-        if hint := did_you_mean(name, baselines):
-            raise CommandError(f"no model or baseline {name!r}; {hint}baselines are {', '.join(baselines)}") from error
         raise CommandError(f"no folder {name!r} here; {error}") from error
     trained = "." in name
     card = manifest()[resolve_tag(name)] if trained else {}
@@ -278,24 +270,24 @@ def without_seed(name: str) -> str:
     return re.sub(r"-s\d+$", "", name)
 
 
-def seed_groups(targets: list[Target], wanted: bool | None) -> dict[str, str]:
+def seed_groups(targets: list[Target]) -> dict[str, str]:
     """Label → name of the group of seeds it belongs to, for labels in a group of at least two.
 
     Runs are of one group where their recipe.json are equal in everything but `train.seed` and `data.seed`, shipped weights
-    where their names are but for -s1, -s2, …; weights join the runs of their set-up where those are of one group. None
-    leaves a group out in which a seed occurs twice, True keeps it; False groups nothing. A group is called by its first.
+    where their names are but for -s1, -s2, …; weights join the runs of their set-up where those are of one group. A group in
+    which a seed occurs twice is left out. A group is called by its first.
     """
     runs: dict[str, set[str]] = {}
     for target in targets:
         if not target.shipped:
             runs.setdefault(target.setup, set()).add(target.family)
     families: dict[str, list[Target]] = {}
-    for target in targets if wanted is not False else []:
+    for target in targets:
         joined = runs.get(target.setup, set()) if target.shipped else set()
         families.setdefault(next(iter(joined)) if len(joined) == 1 else target.family, []).append(target)
     groups: dict[str, str] = {}
     for members in families.values():
-        if len(members) > 1 and (wanted or len({member.seed for member in members}) == len(members)):
+        if len(members) > 1 and len({member.seed for member in members}) == len(members):
             groups |= {member.label: members[0].label for member in members}
     return groups
 

@@ -22,10 +22,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -37,22 +37,19 @@ import typer
 from rich.padding import Padding
 
 from modalities.contract import Batch, Modality, find_modality
-from modalities.loading import to_device
-from recipes import engine as backend
-from recipes.checkpoints import loadable, prune
-from recipes.commands import call
-from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_packages, resolve
-from recipes.console import Console, clock, facts_table, lasting_output, short
+from modalities.loading import State, to_device
+from recipes.commands import ConfigError, Console, call, clock, facts_table, lasting_output, short
+from recipes.config import Json, Plan, apply_overrides, resolve
+from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
 from recipes.registry import installed_recipes, open_recipe
-from recipes.runs import RunFolder, load_weights, own_run
+from recipes.runs import RunFolder, load_weights, loadable, own_run, prune
 from zoo.catalog import import_named
 from zoo.cli import Import
-from zoo.errors import printable
+from zoo.errors import printable, require
 from zoo.files import sync
 
 if TYPE_CHECKING:
     from modalities.evaluation import Evaluator
-    from recipes.trackers import Log
 
 
 class TrainingFailure(RuntimeError):
@@ -75,11 +72,10 @@ class Step(NamedTuple):
 class Trainer:
     """A run of a recipe: `setup`, then `fit`, which repeats `step`, `evaluate` and `save`. Every rank calls every method."""
 
-    def __init__(self, plan: Plan, ranks: backend.Ranks, run: RunFolder, signals: Sequence[int] = ()):
+    def __init__(self, plan: Plan, ranks: Ranks, run: RunFolder, signals: Sequence[int] = ()):
         self.plan, self.ranks, self.run, self.signals = plan, ranks, run, signals
-        self.recipe: Recipe = plan.recipe
-        self.settings = plan.recipe.train
-        self.modality = find_modality(plan.recipe.modality)
+        self.recipe, self.settings = plan.recipe, plan.recipe.train
+        self.modality = find_modality(self.recipe.modality)
         self.steps_done, self.targets_seen = 0, 0
         self.saved_step: int | None = None
         self.figures: dict[str, float] = {}  # the latest held-out and evaluators' numbers
@@ -88,14 +84,11 @@ class Trainer:
         """Make model, data and engine, as they were in `checkpoint` where there is one."""
         recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
         torch.manual_seed(settings.seed)
-        self.source: Path | None = None
-        universal = False
-        if checkpoint:
-            self.source, universal = loadable(checkpoint, self.plan, ranks)
+        stored, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
         share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch or 1}
         model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
-        backend.check_sequence(model, settings.sequence_parallel)
-        if self.source is None and recipe.model.init_from:
+        check_sequence(model, settings.sequence_parallel)
+        if checkpoint is None and recipe.model.init_from:
             load_weights(model, recipe.model.init_from)
         self.evaluators: list[tuple[int, Evaluator]] = []
         if recipe.evaluate.during:
@@ -108,9 +101,9 @@ class Trainer:
         self.heldout = None
         if recipe.evaluate.every:
             self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **share)
-        self.engine = backend.Engine(model, self.plan, ranks, universal=universal)
-        if self.source:
-            state = self.engine.load(self.source)
+        self.engine, self.checkpoint = Engine(model, self.plan, ranks, universal=universal), checkpoint
+        if checkpoint and stored:
+            state = self.engine.load(checkpoint, stored)
             self.steps_done, self.targets_seen, self.saved_step = state["step"], state["seen"], state["step"]
             self.loader.load_state_dict(rank_state(state["data"], ranks))
         self.batches = iter(self.loader)
@@ -122,36 +115,28 @@ class Trainer:
         """Train to the last step, or until a signal stops all ranks; returns the exit code."""
         settings, every, step = self.settings, self.recipe.evaluate.every, None
         self.begun, self.first_step = time.perf_counter(), self.steps_done
-        with self.open_trackers() as self.trackers:
-            self.announce()
-            self.engine.train()
-            while self.steps_done < settings.steps:
-                step = self.step()
-                is_last = self.steps_done == settings.steps
-                figures = self.evaluate() if self.heldout and (is_last or self.steps_done % every == 0) else {}
-                self.report(figures | self.measure(is_last))
-                if is_last or step.stop or (settings.save_every and self.steps_done % settings.save_every == 0):
-                    self.save()
-                if step.stop and not is_last:
-                    number, place = next(iter(self.signals), signal.SIGTERM), self.run.checkpoint(self.steps_done)
-                    self.print(
-                        f"stopped by signal {number} after step {self.steps_done}, saved as {place}. "
-                        f"Continue with: {self.run.continuation()}"
-                    )
-                    return 128 + number
-            if self.saved_step != self.steps_done:
+        self.announce()
+        self.engine.train()
+        while self.steps_done < settings.steps:
+            step = self.step()
+            is_last = self.steps_done == settings.steps
+            figures = self.evaluate() if self.heldout and (is_last or self.steps_done % every == 0) else {}
+            self.report(figures | self.measure(is_last))
+            if is_last or step.stop or (settings.save_every and self.steps_done % settings.save_every == 0):
                 self.save()
-            self.engine.export_final(self.run.path / "model")
-            if self.ranks.lead:
-                self.summarise(step)
+            if step.stop and not is_last:
+                number, place = next(iter(self.signals), signal.SIGTERM), self.run.checkpoint(self.steps_done)
+                self.print(
+                    f"stopped by signal {number} after step {self.steps_done}, saved as {place}. "
+                    f"Continue with: {self.run.continuation()}"
+                )
+                return 128 + number
+        if self.saved_step != self.steps_done:
+            self.save()
+        self.engine.export_final(self.run.path / "model")
+        if self.ranks.lead:
+            self.summarise(step)
         return 0
-
-    def open_trackers(self) -> AbstractContextManager[list[Log]]:
-        if not (self.settings.report_to and self.ranks.lead):
-            return nullcontext([])
-        from recipes.trackers import open_trackers
-
-        return open_trackers(self.settings.report_to, self.run, self.plan, self.steps_done)
 
     def step(self) -> Step:
         """Take one step of the optimiser and record it."""
@@ -166,10 +151,12 @@ class Trainer:
             ) from error
         self.steps_done, self.targets_seen = self.steps_done + 1, self.targets_seen + round(step.targets)
         now, unit = time.perf_counter(), self.modality.unit
-        values: dict[str, Any] = {"step": self.steps_done, "loss": step.loss, "lr": step.lr, unit: self.targets_seen}
-        values |= {"grad_norm": step.norm} if self.engine.knows_gradients else {}
+        values: dict[str, float] = {"loss": step.loss, "lr": step.lr, unit: self.targets_seen}
+        if self.engine.knows_gradients and step.norm is not None:
+            values["grad_norm"] = step.norm
         rate = step.targets / (now - begun)
-        self.record(values | {f"{unit}_per_s": rate, "seconds": round(now - self.begun, 3)})
+        values |= {f"{unit}_per_s": rate, "seconds": round(now - self.begun, 3)}
+        self.record(values)
         if self.steps_done % self.settings.log_every == 0 or self.steps_done == self.settings.steps:
             left = (now - self.begun) / (self.steps_done - self.first_step) * (self.settings.steps - self.steps_done)
             norm = f"grad {step.norm:.3g}  " if "grad_norm" in values else ""
@@ -224,16 +211,16 @@ class Trainer:
 
     # ---- what is written and printed, by the lead rank --------------------------------------------------------
 
-    def record(self, values: dict[str, Any]) -> None:
+    def record(self, values: dict[str, float]) -> None:
+        """Write numbers of a step to metrics.jsonl, and to the monitors of a DeepSpeed file."""
         if self.ranks.lead:
-            self.run.log(values)
-            for log in self.trackers:
-                log({name: value for name, value in values.items() if name != "step"}, values["step"])
+            self.run.log({"step": self.steps_done, **values})
+            self.engine.monitor(values, self.steps_done)
 
     def report(self, figures: dict[str, float]) -> None:
         if figures:
             self.figures |= figures
-            self.record({"step": self.steps_done, **figures})
+            self.record(figures)
             numbers = ", ".join(f"{display_name(name)} {value:.4f}" for name, value in figures.items())
             self.print(f"step {self.steps_done}: {numbers}")
 
@@ -254,8 +241,8 @@ class Trainer:
             self.print(
                 "no gradient norms: from ZeRO 1 on DeepSpeed orthogonalises Muon's gradients before it takes theirs"
             )
-        if self.source:
-            self.print(f"resuming after step {self.steps_done} from {self.source}")
+        if self.checkpoint:
+            self.print(f"resuming after step {self.steps_done} from {self.checkpoint}")
 
     def summarise(self, step: Step | None) -> None:
         """Draw the loss curve and print the run's figures."""
@@ -274,7 +261,7 @@ class Trainer:
 
 
 def take_step(
-    engine: backend.Engine, modality: Modality, batches: Iterator[Batch], number: int, signals: Sequence[int] = ()
+    engine: Engine, modality: Modality, batches: Iterator[Batch], number: int, signals: Sequence[int] = ()
 ) -> Step:
     """Step `number`, from 1, on the next micro-batches of this rank. Every rank must call.
 
@@ -315,7 +302,7 @@ def display_name(name: str) -> str:
     return name.replace("heldout_", "held-out ").replace("_", " ")
 
 
-def rank_state(states: list[Any], ranks: backend.Ranks) -> Any:
+def rank_state(states: Sequence[State], ranks: Ranks) -> State:
     """This rank's data state: the common one, or its own where the source streams."""
     if len(states) not in (1, ranks.groups):
         each = "ranks" if ranks.shared == 1 else f"groups of {ranks.shared} ranks"
@@ -351,23 +338,12 @@ def stop_signals() -> Iterator[list[int]]:
 
 JSON = typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="merged in")
 NEWEST = typer.Option(metavar="auto", help="continue from the newest complete checkpoint of --run-dir, if any")
-STEPS = typer.Option(
-    metavar="STEPS", min=1, help="a dry run with so many real steps: speed, memory and time to the end"
-)
-
-
-def print_recipes() -> None:
-    """A line for each recipe, and for each family of them its methods."""
-    console = Console()
-    for recipes in installed_recipes():
-        for name, text, methods in recipes.described():
-            console.print(f"{recipes.modality}.{name}: {text}")
-            if methods:
-                console.print(Padding(f"<method>: {' '.join(methods)}", (0, 0, 0, 4)))
 
 
 def train_command(
-    recipe: Annotated[str, typer.Argument(help="such as text.ggd_ssmax_tiny, see --list; or FILE.py[:function]")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="such as text.ggd_ssmax_tiny, see --list; or FILE.py[:function]")
+    ] = "",
     *,
     list_: Annotated[bool, typer.Option("--list", help="say what every recipe is, and stop")] = False,
     set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")] = [],  # noqa: B006
@@ -375,57 +351,39 @@ def train_command(
     deepspeed_config: Annotated[str | None, JSON] = None,
     run_dir: Annotated[str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<time>")] = None,
     resume: Annotated[str | None, NEWEST] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what would run; touch neither data nor disk")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run; touch no data and no disk")] = False,
     json_: Annotated[bool, typer.Option("--json", help="with --dry-run: every setting, as JSON")] = False,
     world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
-    calibrate: Annotated[int | None, STEPS] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="let DeepSpeed log, and show the trace of an error")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log, and show an error's trace")] = False,
 ) -> int:
     """Train a recipe; see the module's docstring."""
     import_named(import_)
     if list_:
         print_recipes()
         return 0
-    if not recipe:
+    if not name:
         raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
-    changed, overridden_keys = apply_overrides(open_recipe(recipe), set_)
-    user_config: dict[str, Any] = {}
+    recipe, overridden_keys = apply_overrides(open_recipe(name), set_)
+    user_config: Json = {}
     if deepspeed_config:
         from recipes.deepspeed_json import load_deepspeed_json
 
         user_config = load_deepspeed_json(deepspeed_config)
-    if changed.train.report_to:
-        from recipes.trackers import find_trackers
+    if dry_run:
+        from recipes.estimate import print_plan
 
-        find_trackers(changed.train.report_to)
-    if calibrate and world is not None:
-        raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
-    if calibrate or not dry_run:
-        require_packages()
-    options: dict[str, Any] = {"user_config": user_config, "overridden_keys": overridden_keys}
+        world, device = world or int(os.environ.get("WORLD_SIZE", 1)), "cuda" if wants_cuda() else "cpu"
+        print_plan(resolve(recipe, world, device, user_config, overridden_keys), as_json=json_)
+        return 0
+    require("deepspeed", "training", "train")
+    require("matplotlib", "the loss curve", "figures")
+    words = [name, *(word for setting in set_ for word in ("--set", setting))]
+    words += [word for module in import_ for word in ("--import", module)]
+    words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
+    ranks = start(verbose=verbose)
+    plan = resolve(recipe, ranks.world, ranks.device.type, user_config, overridden_keys)
+    ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
     try:
-        if dry_run or calibrate:
-            from recipes.estimate import print_plan
-
-            return print_plan(
-                changed,
-                **options,
-                world=world,
-                calibrate=calibrate or 0,
-                verbose=verbose,
-                as_json=json_,
-                take_step=take_step,
-            )
-        words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
-        words += [word for name in import_ for word in ("--import", name)]
-        words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
-        ranks = backend.start(verbose=verbose)
-        plan = resolve(changed, world=ranks.world, device=ranks.device.type, **options)
-        ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
         with (
             lasting_output(),
             stop_signals() as signals,
@@ -440,21 +398,28 @@ def train_command(
         return 1
 
 
+def print_recipes() -> None:
+    """A line for each recipe, and for each family of them its methods."""
+    console = Console()
+    for recipes in installed_recipes():
+        for name, text, methods in recipes.described():
+            console.print(f"{recipes.modality}.{name}: {text}")
+            if methods:
+                console.print(Padding(f"<method>: {' '.join(methods)}", (0, 0, 0, 4)))
+
+
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> int:
     words = sys.argv[1:] if argv is None else argv
-    # Flags of launchers; their ranks come from the environment.
-    options = [
-        word for word in words if word != "--deepspeed" and not word.startswith(("--local_rank=", "--local-rank="))
-    ]
-    return call(train_command, options, prog=prog)
+    launchers = ("--local_rank=", "--local-rank=")  # ranks come from the environment
+    return call(train_command, [word for word in words if not word.startswith(launchers)], prog=prog)
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
     code = main(argv, **named)
     if code in (0, *(128 + number for number in STOPS)):
-        backend.stop()  # only where every rank comes here: after a failure it could wait for one that does not
-    backend.leave(code)
+        stop()  # only where every rank comes here: after a failure it could wait for one that does not
+    leave(code)
 
 
 if __name__ == "__main__":

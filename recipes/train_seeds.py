@@ -17,25 +17,22 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
 
 from modalities.results import file_safe
 from recipes.commands import CommandError, call
-from recipes.config import apply_overrides, require_packages
+from recipes.config import apply_overrides
 from recipes.registry import open_recipe
 from zoo.catalog import import_named
 from zoo.cli import Import
+from zoo.errors import require
 
 EVERY = 15.0  # seconds between two lines of a run
-HERE = Path(__file__).resolve().parent
 
 
 def train_seeds_command(
@@ -54,7 +51,7 @@ def train_seeds_command(
     except ValueError as error:
         raise CommandError(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2") from error
     imports = [word for name in import_ for word in ("--import", name)]
-    require_packages()
+    require("deepspeed", "training", "train")
     runs: dict[Path, list[str]] = {}  # folder → what `priorzoo train` is called with
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
         # The settings of seed 0 are the recipe's own.
@@ -71,8 +68,9 @@ def train_seeds_command(
             print(f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log", flush=True)
     if any(codes) or not evaluate:
         return int(any(codes))
-    words = [*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports]
-    return subprocess.run([sys.executable, str(HERE / "evaluate.py"), *words]).returncode
+    from recipes.evaluate import main
+
+    return main([*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports])
 
 
 def _train(folder: Path, words: list[str]) -> int:
@@ -80,7 +78,15 @@ def _train(folder: Path, words: list[str]) -> int:
 
     All output goes to a log next to the folder; a line with loss, rate and time left is shown now and then.
     """
-    command = [sys.executable, str(HERE / "train.py"), *words, "--run-dir", str(folder), "--resume", "auto"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("train.py")),
+        *words,
+        "--run-dir",
+        str(folder),
+        "--resume",
+        "auto",
+    ]
     environment, shown = os.environ | {"OMP_NUM_THREADS": "1"}, -math.inf
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     with (
@@ -96,9 +102,4 @@ def _train(folder: Path, words: list[str]) -> int:
         return process.wait()
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train-seeds") -> int:
-    return call(train_seeds_command, argv, prog=prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(call, train_seeds_command, prog="priorzoo train-seeds")

@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 from modalities.evaluation import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
 from recipes import train_seeds
-from recipes.commands import call
-from recipes.console import Console
+from recipes.commands import Console, call
 from recipes.report import load_results
 from zoo.catalog import manifest
 

@@ -47,7 +47,7 @@ def on_files(files: Any, *, config: Any) -> Any:
         if path.suffix == ".md":
             todo += linked(path).values()
     gallery = ROOT / "build/gallery.html"
-    subprocess.run([sys.executable, ROOT / "recipes/gallery.py", "--out", gallery], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "priorzoo", "gallery", "--out", gallery], cwd=ROOT, check=True)
     gallery.write_text(
         gallery.read_text().replace("<header>", '<header>\n<p><a href="index.html">← priorzoo</a></p>', 1)
     )

@@ -91,7 +91,7 @@ def train(name: Name, methods: Methods = "", jobs: Annotated[int, typer.Option(h
     group = find_group(name)
     names = [group.recipe.format(method) for method in chosen(group, methods)]
     seeds = ",".join(map(str, group.seeds))
-    execute("recipes/train_seeds.py", *names, "--seeds", seeds, "--out", str(RUNS / name), "--jobs", str(jobs))
+    execute("train-seeds", *names, "--seeds", seeds, "--out", str(RUNS / name), "--jobs", str(jobs))
 
 
 @app.command()
@@ -106,7 +106,7 @@ def measure(name: Name, methods: Methods = "") -> None:
         against = ["--against", group.weights.format(group.against)] if group.against and not table.folder else []
         if models:
             options = [*shlex.split(table.options), *against, "--out", str(group.folder / table.folder)]
-            execute("recipes/evaluate.py", *models, *table.beside.split(), table.evaluators, *options)
+            execute("evaluate", *models, *table.beside.split(), table.evaluators, *options)
     entries = json.loads((WEIGHTS / "manifest.json").read_text())
     for method in chosen(group, methods):
         if scores := scores_of(group, weights := group.weights.format(method)):
@@ -211,7 +211,7 @@ def write_manifest(entries: dict[str, Any]) -> None:
 
 
 def run_folder(name: str, method: str, seed: int) -> Path:
-    """Where `recipes/train_seeds.py` puts a run."""
+    """Where `priorzoo train-seeds` puts a run."""
     return RUNS / name / f"{GROUPS[name].recipe.format(method)}-s{seed}"
 
 
@@ -231,8 +231,8 @@ def chosen(group: Group, methods: str) -> Sequence[str]:
 
 def execute(*words: str) -> None:
     """Run a command of the project; typer.Exit with its status where it fails."""
-    typer.echo(f"$ python {shlex.join(words)}")
-    if status := subprocess.run([sys.executable, *words], cwd=ROOT).returncode:
+    typer.echo(f"$ priorzoo {shlex.join(words)}")
+    if status := subprocess.run([sys.executable, "-m", "priorzoo", *words], cwd=ROOT).returncode:
         raise typer.Exit(status)
 
 

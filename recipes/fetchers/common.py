@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 from rich.progress import track
 
-from recipes.console import Console
+from recipes.commands import Console
 from zoo.files import file_sha256, replacing
 
 console = Console(stderr=True)

@@ -81,21 +81,12 @@ def training(recipe: str, settings: list[str], folder: Path) -> dict[str, Any]:
     from recipes.train import main
 
     run = folder / recipe
-    settings = [
-        *settings,
-        "train.steps=20",
-        "train.batch=8",
-        "train.seed=1",
-        "evaluate.every=20",
-        "evaluate.samples=16",
-    ]
-    words = [word for setting in settings for word in ("--set", setting)]
+    common = ["train.steps=20", "train.batch=8", "train.seed=1", "evaluate.every=20", "evaluate.samples=16"]
+    words = [word for setting in (*settings, *common) for word in ("--set", setting)]
     if code := main([recipe, *words, "--run-dir", str(run)]):
         raise RuntimeError(f"{recipe} ended with {code}")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row] + [
-        row["heldout_loss"] for row in rows if "heldout_loss" in row
-    ]
+    losses = [row[name] for name in ("loss", "heldout_loss") for row in rows if name in row]
     tensors = load_file(run / "model" / "model.safetensors")
     payload = b"".join(name.encode() + tensors[name].numpy().tobytes() for name in sorted(tensors))
     return {"digest": digest(json.dumps(losses).encode() + payload), "values": losses}

@@ -17,12 +17,12 @@ def plan(*settings, user_config=None, **where):
 
 def test_overrides_take_their_fields_types():
     recipe, _ = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), [
-        "train.steps=1e3", "optim.lr=3e-4", "optim.betas=0.9,0.99", "train.report_to=wandb", "train.micro_batch=none",
+        "train.steps=1e3", "optim.lr=3e-4", "optim.betas=0.9,0.99", "train.micro_batch=none",
         "data.source=a=b.txt", "data.facts_fraction=0.25", "model.options.dim=32", "model.options.position_options={}",
         'evaluate.during={"passkey": {"every": 2, "lengths": [96]}}',
     ])  # fmt: skip
     assert recipe.train.steps == 1000 and isinstance(recipe.train.steps, int)
-    assert recipe.optim.lr == 3e-4 and recipe.optim.betas == (0.9, 0.99) and recipe.train.report_to == "wandb"
+    assert recipe.optim.lr == 3e-4 and recipe.optim.betas == (0.9, 0.99)
     assert recipe.train.micro_batch is None and recipe.data.source == "a=b.txt" and recipe.data.facts_fraction == 0.25
     assert recipe.model.options == {"dim": 32, "position_options": {}}
     assert recipe.evaluate.during == {"passkey": {"every": 2, "lengths": [96]}}
@@ -32,20 +32,14 @@ def test_overrides_take_their_fields_types():
     ("setting", "words"),
     [
         ("train.stps=3", ["train.stps", "'train.steps'"]),
-        ("trian.steps=3", ["trian.steps", "'train.steps'"]),
-        ("train.steps", ["'train.steps'"]),
         ("train.steps=many", ["a whole number", "'many'"]),
         ("optim.betas=0.9", ["optim.betas=0.9", "2 values"]),
         ("data.context=1e9", ["data.context=1e9", "from 1 to 16,777,216"]),
-        ("data.copies_fraction=0.6", ["facts_fraction 0.6", "copies_fraction 0.6", "at most 1"]),
         ("model.dim=3", ["model.options.dim"]),
         ("optim.name=adamw2", ["'adamw'"]),
         ("optim.muon_lr_scale=0", ["a positive number"]),
-        ("optim.prior_lr_scale=inf", ["optim.prior_lr_scale=inf"]),
         ("train.zero_stage=4", ["0, 1, 2, 3"]),
         ("train.precision=fp61", ["'fp16'"]),
-        ("train.steps=1e30", ["train.steps="]),
-        ("train.ema=1", ["train.ema=1"]),
         ("train.sequence_parallel=3", ["sequence_parallel=3", "divisor"]),
     ],
 )
@@ -65,21 +59,20 @@ def test_batch_is_micro_times_accumulation_times_ranks():
         resolve_batch(3, 2, None, 4, shared=2)
 
 
-def test_stage_0_in_bf16_has_to_be_asked_for():
+def test_bf16_begins_at_stage_1():
     def stage(*settings, user_config=None, **where):
         chosen = plan(*settings, user_config=user_config, **where)
         assert chosen.deepspeed["zero_optimization"]["stage"] == chosen.recipe.train.zero_stage
         return chosen.recipe.train.zero_stage
 
     assert stage() == 0 and stage(device="cuda") == 1 and stage("train.precision=bf16") == 1
-    assert stage("train.precision=bf16", "train.zero_stage=0") == 0
-    assert stage("train.precision=bf16", user_config={"zero_optimization": {"stage": 0}}) == 0
     assert stage("optim.name=muon", "train.zero_stage=2", "train.clip=0") == 2
     with pytest.raises(ConfigError, match=r"train\.clip=1.*expected 0 .*muon"):
-        stage("optim.name=muon", "train.zero_stage=2", "train.clip=1")
+        stage("optim.name=muon", "train.clip=1", device="cuda")  # where the precision chooses the stage
     assert stage(user_config={"fp16": {"enabled": True}}) == 1
-    with pytest.raises(ConfigError, match=r"train\.zero_stage=0 is not served in fp16"):
-        stage("train.precision=fp16", "train.zero_stage=0")
+    for settings, user_config in ((["train.zero_stage=0"], {}), ([], {"zero_optimization": {"stage": 0}})):
+        with pytest.raises(ConfigError, match=r"train\.zero_stage=0 is not served in bf16"):
+            stage("train.precision=bf16", *settings, user_config=user_config)
 
 
 ADAMW, DECAY, WARMUP = {"type": "AdamW"}, {"type": "WarmupDecayLR"}, {"type": "WarmupLR"}
@@ -88,28 +81,20 @@ ADAMW, DECAY, WARMUP = {"type": "AdamW"}, {"type": "WarmupDecayLR"}, {"type": "W
 @pytest.mark.parametrize(
     ("user_config", "settings", "word"),
     [
-        ({"zero_optimization": {"reduce_bucket_siz": "auto"}}, [], "'zero_optimization.reduce_bucket_size'"),
+        ({"zero_optimization": {"reduce_bucket_siz": 8}}, [], "zero_optimization: reduce_bucket_siz=8"),
         ({"optimizer": {"type": "Lamb"}}, [], "optimizer.type='Lamb' has no counterpart in the recipe"),
         ({"optimizer": ADAMW | {"params": {"weight_decy": 0}}}, [], "'weight_decay'"),
         ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, [], "adam_w_mode=False"),
-        ({"optimizer": ADAMW | {"params": {"lr": "1e-3"}}}, [], "optimizer.params.lr: optim.lr='1e-3'"),
         ({"optimizer": ADAMW | {"params": {"lr": 0.1}}}, ["optim.lr=0.2"], "optim.lr=0.2 and optimizer.params.lr"),
-        ({"optimizer": []}, [], "expected an object"),
         ({"scheduler": {"type": "OneCycle"}}, [], "optim.schedule"),
-        ({"scheduler": WARMUP | {"params": {"warmup_type": "log"}}}, [], "expected 'linear'"),
         ({"scheduler": DECAY | {"params": {"total_num_steps": 9}}}, ["train.steps=8"], "train.steps=8"),
         ({"scheduler": DECAY}, ["optim.floor=0.5"], "means optim.floor=0.0"),
         ({"optimizer": ADAMW | {"params": {"lr": 0.1}}, "scheduler": WARMUP | {"params": {"warmup_max_lr": 0.2}}},
          [], "optimizer.params.lr=0.1 and scheduler.params.warmup_max_lr=0.2 disagree"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, [], "keep one"),
         ({"fp16": {"enabled": True}}, ["train.precision=bf16"], "train.precision=bf16"),
-        ({"train_batch_size": "32"}, [], "train_batch_size: train.batch='32'"),
-        ({"sequence_parallel_size": 2}, [], "sequence_parallel=2"),
-        ({"zero_optimization": {"offload_optimizer": {"pin_memry": True}}}, [], "'pin_memory'"),
-        ({"zero_optimization": {"reduce_bucket_size": -1}}, [], "zero_optimization.reduce_bucket_size=-1"),
+        ({"zero_optimization": {"offload_optimizer": {"pin_memry": True}}}, [], "offload_optimizer.pin_memry=True"),
         ({"wall_clock_brekdown": True}, [], "'wall_clock_breakdown'"),
-        ({"amp": {"enabled": True}}, [], "bf16"),
-        ({"aio": 3}, [], "aio"),
         ({"compile": {"deepcompile": True}}, [], "'compile' is not served"),
     ],
 )  # fmt: skip
@@ -142,15 +127,8 @@ def test_the_example_of_hugging_face_runs_as_it_is():
     values = chosen.deepspeed
     assert not {"optimizer", "scheduler"} & set(values) and values["bf16"] == {"enabled": False}
     assert (values["train_batch_size"], values["train_micro_batch_size_per_gpu"]) == (32, 16)
-    zero = {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 1024, "stage3_param_persistence_threshold": 320}
-    assert values["zero_optimization"].items() >= zero.items()
+    assert values["zero_optimization"].items() >= {"stage": 3, "overlap_comm": True}.items()
     json.dumps(chosen.to_dict())
-
-
-def test_muon_is_clipped_nowhere_that_deepspeed_clips_updates():
-    """Also where the precision chooses the stage."""
-    with pytest.raises(ConfigError, match=r"train\.clip=1\.0: expected 0"):
-        plan("optim.name=muon", "train.clip=1.0", device="cuda")
 
 
 def test_a_deepspeed_file_without_the_batch_gives_it():
@@ -180,7 +158,6 @@ def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():
     assert recipe.train.clip == 0.5
     words = "adamw, learning rate 0.0003: linear warm-up over 7 steps, then cosine to 7.5e-05 at step 70"
     assert schedule_in_words(optim, 70) == words
-    assert plan("optim.lr=3e-4", user_config=user_config).recipe.optim == optim  # said twice alike
 
 
 def test_a_broken_deepspeed_file_is_named(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import csv
 import dataclasses
 import io
@@ -21,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.evaluators.passkey import Passkey
@@ -112,7 +110,6 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
 
 def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
     """What it stored before it was interrupted is not measured again; the files are those of a whole run."""
-    monkeypatch.setattr(command, "expected_seconds", lambda *_, **__: 0.0)
     request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
     measured, measure, failures = [], Passkey.measure, [KeyboardInterrupt(), RuntimeError("can't allocate memory")]
@@ -126,8 +123,6 @@ def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
     monkeypatch.setattr(Passkey, "measure", recording)
     assert invoke(*request, tmp_path / "parts")[0] == 130
     assert not (tmp_path / "parts" / "passkey").exists() and len(measured) == 7
-    plan = invoke(*request, tmp_path / "parts", "--dry-run")[1]
-    assert re.search(r"\b20\b.*\b7\b.*\b1,248\b", plan)  # cells, finished, tokens to read
     measured += ["", ""]
     code, _, errors = invoke(*request, tmp_path / "parts")
     assert code == 2 and re.search(r"memory at length=96/.*lower (--lengths|--batch-tokens) or --", errors)
@@ -164,16 +159,6 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
     assert invoke(*runs, *options, runs[1])[0] == 0
     assert table(out / "perplexity.paired.csv")[0]["against"] == "text.test (a)"
     assert invoke(*runs[:2], *options, runs[0])[0] == 2  # nothing else to compare
-
-
-@pytest.mark.slow
-def test_all_names_every_evaluator(tmp_path, runs):
-    code, _, errors = invoke(runs[0], "all", "--lengths", 300, "--samples", 1, "--out", tmp_path / "out")
-    assert code == 0, errors
-    assert {path.stem for path in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS) - {"heads"}
-    assert len(list((tmp_path / "out").glob("heads.*.tsv"))) == 1  # a listing
-    figures = {f"{name}.png" for name in EVALUATORS} | {"overview.png", "passkey_depth.png"}
-    assert {path.name for path in (tmp_path / "out").glob("*.png")} == figures
 
 
 @pytest.mark.parametrize(
@@ -239,7 +224,6 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     elsewhere, out = vision_run(tmp_path / "elsewhere", "glyphs-builtin"), tmp_path / "out"
     code, _, errors = invoke(*runs, elsewhere, "resolution", "--out", out)
     assert code == 2 and "--source" in errors  # models of other data are not measured together
-    assert invoke(*runs, elsewhere, "resolution", "--source", pictures, "--dry-run").exit_code == 0
     code, _, errors = invoke(*runs, "resolution", "--sizes", "16,20", "--out", out)
     assert code == 2 and "16 and 24" in errors and not out.exists()
     request = (*runs, "resolution", "--sizes", "16,32", "--batch-tokens", 100, "--out", out)
@@ -259,16 +243,15 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     assert any(line.split()[-3:-2] == ["skipped"] for line in printed.splitlines() if "skipped" in line)
 
     monkeypatch.setattr(Resolution, "measure", None)  # all is there: nothing is measured again
-    code, printed, _ = invoke(*request, "--no-group-seeds")
-    assert code == 0 and "±" not in printed
+    assert invoke(*request).exit_code == 0
     assert [m["rows"] for m in contents(out, "resolution").values()] == [m["rows"] for m in models.values()]
 
 
 # ---- seeds
 
 
-def groups(*runs, wanted=None) -> dict[str, str]:
-    return seed_groups(find_targets([str(run) for run in runs], {}, "cpu", "float32"), wanted)
+def groups(*runs) -> dict[str, str]:
+    return seed_groups(find_targets([str(run) for run in runs], {}, "cpu", "float32"))
 
 
 def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
@@ -288,9 +271,7 @@ def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     assert groups(weights, "text_rope_ssmax_tiny.facts", *runs) == dict.fromkeys(labels, weights)
     assert groups(weights, run("longer-s3", 3, steps=steps + 1)) == {}
     assert groups(weights, run("other-rate", 4, batch=4), *runs) == dict.fromkeys(labels[1:], labels[1])
-    same = run("the-same", 0)  # the weights' own run: no second seed
-    assert groups(weights, same) == {} and set(groups(weights, same, wanted=True).values()) == {weights}
-    assert groups(*runs, wanted=False) == {}
+    assert groups(weights, run("the-same", 0)) == {}  # the weights' own run: no second seed
 
 
 # ---- the store of finished cells
@@ -303,16 +284,6 @@ def filled(folder, count=3):
     for n in range(count):
         store.add(f"cell={n}", {"score": n / 3, "undefined": math.nan})
     return store
-
-
-def test_cells_come_back_and_belong_to_their_settings(tmp_path):
-    CellStore(tmp_path, KEY).add("cell", {"score": 0.1 + 0.2})
-    store = CellStore(tmp_path, KEY)
-    assert store.finished == {"cell": {"score": 0.1 + 0.2}}
-    assert CellStore(tmp_path, KEY | {"settings": {"seed": 2}}).finished == {}
-    store.path.write_text(store.path.read_text().replace('"seed": 1', '"seed": 3'))
-    with pytest.raises(ValueError, match=store.path.name):
-        CellStore(tmp_path, KEY)
 
 
 def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
@@ -369,7 +340,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
     assert list(CellStore(tmp_path, KEY).finished) == ["cell=0", "cell=1", "cell=2", "next"]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"cell": "cell=1"}', '{"cell": "cell=1", "va', "\x00\x00", ""])
+@pytest.mark.parametrize("line", ["[]", '{"cell": "cell=1"}', '{"cell": "cell=1", "va'])
 def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
     path = filled(tmp_path).path
     lines = path.read_text().splitlines()
@@ -382,15 +353,7 @@ def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
     path.write_text("\n".join([line, *lines[1:]]) + "\n")
     with pytest.raises(ValueError, match=rf"{path.name} line 1\b"):
         CellStore(tmp_path, KEY)
-
-
-def test_weights_hash_sees_every_bit():
-    model = nn.Linear(3, 2)
-    before = weights_hash(model)
-    assert weights_hash(copy.deepcopy(model)) == before
-    with torch.no_grad():
-        model.bias[0] += 1e-6
-    assert weights_hash(model) != before
+    assert CellStore(tmp_path, KEY | {"settings": {"seed": 2}}).finished == {}
 
 
 def test_models_of_others_are_keyed_by_all_that_they_compute_by():
@@ -415,43 +378,24 @@ def test_no_flipped_bit_changes_a_stored_number(tmp_path):
     whole = path.read_bytes()
     expected = CellStore(tmp_path, KEY).finished
     start = whole.index(b"\n") + 1
-    for bit in random.Random(0).sample(range(8 * start, 8 * len(whole)), 400):
+    for bit in random.Random(0).sample(range(8 * start, 8 * len(whole)), 100):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         store = CellStore(tmp_path, KEY)
         assert repr(store.finished) == repr({name: expected[name] for name in store.finished})
-        assert len(store.finished) < len(expected)
-
-
-def test_cells_of_older_releases_have_no_checksum(tmp_path):
-    path = filled(tmp_path).path
-    path.write_text(re.sub(r', "crc": "\w+"', "", path.read_text()))
-    store = CellStore(tmp_path, KEY)
-    assert list(store.finished) == ["cell=0", "cell=1", "cell=2"] and not store.damaged
 
 
 @pytest.mark.filterwarnings("error:Glyph", "error:constrained_layout")
 def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
     """Brackets, markup, commas, escape sequences, names as long as a file system allows, and names alike but for a sign."""
     names = ["lr[1e-3],[bold]a[/red]*\x1b[31m", "n" * 250, "a b", "a_b"]
-    runs = [saved_run(tmp_path / name, seed) for seed, name in enumerate(names)]
+    runs = [saved_run(tmp_path / name) for name in names]  # of one seed: no seeds of one set-up
     out = tmp_path / "out"
-    result = invoke(
-        *runs, "perplexity", "--lengths", "32", "--samples", 2, "--out", out, "--no-group-seeds", "--against", runs[0]
-    )
+    result = invoke(*runs, "perplexity", "--lengths", "32", "--samples", 2, "--out", out, "--against", runs[0])
     assert result.exit_code == 0, result.stderr
     assert "\x1b" not in result.output
     assert len(contents(out, "perplexity")) == 4
-
-
-def test_the_time_is_said_before_it_is_spent(tmp_path):
-    """By two timed cells of each evaluator, which a dry run does not store and a measurement goes on from."""
-    words = [saved_run(tmp_path / "run"), "perplexity", "--lengths", "32,64", "--samples", 2, "--out", tmp_path / "out"]
-    done = invoke(*words, "--dry-run")
-    assert done.exit_code == 0 and re.search(r"expected: \d+:\d\d, by two cells", done.output)
-    assert not (tmp_path / "out").exists()
-    assert re.search(r"expected: \d+:\d\d", invoke(*words).output)
 
 
 def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):

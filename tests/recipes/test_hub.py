@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ import zoo
 from modalities.decoder import tokenizers
 from recipes.cli import main
 from recipes.hub import dataset_name
-from tests.launching import ROOT, command
+from tests.launching import ROOT
 from zoo.catalog import manifest
 
 NAME = "text_ggd_tiny.facts"
@@ -51,19 +49,17 @@ def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run folder as training leaves it, and what an evaluation stored of it."""
+    """A run folder as training leaves it."""
     folder = tmp_path_factory.mktemp("runs") / "0001"
     model = zoo.create_model("text_alibi_tiny", num_layers=1)
     model.save_pretrained(folder / "model")
     train = {"steps": 7, "batch": 4, "seed": 3, "precision": "fp32"}
     recipe = {"name": "text.mine", "modality": "text", "train": train, "data": {"source": "hf:me/speeches"}}
     (folder / "recipe.json").write_text(json.dumps(recipe))
-    words = [str(folder), "perplexity", "--lengths", "32", "--samples", "1", "--out", str(folder.parent / "results")]
-    assert main(["evaluate", *words, "--source", "sotu-excerpt"]) == 0
     return folder
 
 
-def test_a_run_brings_its_recipe_and_its_results(run, tmp_path, monkeypatch):
+def test_a_run_brings_its_recipe(run, tmp_path, monkeypatch):
     hub, asked = pytest.importorskip("huggingface_hub"), []
 
     class Api:
@@ -74,13 +70,11 @@ def test_a_run_brings_its_recipe_and_its_results(run, tmp_path, monkeypatch):
             asked.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
 
     monkeypatch.setattr(hub, "HfApi", Api)
-    words = ["--out", str(tmp_path / "hub"), "--results", str(run.parent / "results"), "--license", "CC-BY-4.0"]
+    words = ["--out", str(tmp_path / "hub"), "--license", "CC-BY-4.0"]
     assert main(["hub", str(run), *words, "--push", "me/mine", "--private"]) == 0
     card = (tmp_path / "hub" / "README.md").read_text()
     front = front_matter(card)
-    (row,) = json.loads(next((run.parent / "results/perplexity").glob("*.json")).read_text())["rows"]
     assert front["license"] == "cc-by-4.0" and front["datasets"] == ["me/speeches"]
-    assert round(row["bits_per_byte"], 4) in [m["value"] for m in front["model-index"][0]["results"][0]["metrics"]]
     assert "# mine" in card and "- **steps**: 7" in card and 'snapshot_download("me/mine")' in card
     assert asked[0] == ("me/mine", {"private": True, "exist_ok": True})
     assert asked[1][0] == "me/mine" and {"README.md", "model.safetensors", "recipe.json"} <= set(asked[1][1])
@@ -92,7 +86,6 @@ def test_a_run_brings_its_recipe_and_its_results(run, tmp_path, monkeypatch):
     [
         (["--push", "mine"], "expected OWNER/NAME"),
         (["--dtype", "float16"], "'bfloat16'"),
-        (["--results", "nothing"], "nothing has no results of 'text.mine (0001)'; it has: none"),
     ],
 )
 def test_what_cannot_be_done_leaves_nothing(run, tmp_path, capsys, words, named):
@@ -113,84 +106,35 @@ def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
     assert "license: mit" not in card.replace(title, "") and "license" not in front_matter(card)
 
 
-def test_the_user_s_tokenizer_travels(tmp_path, monkeypatch):
-    """Train, publish, move to where the tokenizer's file is not, and read back by every way in."""
+@pytest.mark.parametrize("spec", ["mine.json", "hf:tok"])
+def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
+    """Save, publish, move to where the tokenizer's file is not, and read back by every way in."""
     transformers, hf = pytest.importorskip("transformers"), pytest.importorskip("modalities.text.hf")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokenizers, "_copies", {})
     shutil.copy(ROOT / "modalities/text/assets/bpe-1k.json", "mine.json")
-    settings = ("data.tokenizer=mine.json", "train.steps=2", "data.context=80", "train.batch=2", "evaluate.every=0")
-    words = ["text.ggd_tiny", "--run-dir", "run", *(word for one in settings for word in ("--set", one))]
-    done = command([sys.executable, str(ROOT / "recipes/train.py"), *words], folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert main(["hub", "run", "--out", "hub"]) == 0
-    ids = torch.arange(20)[None]
-    expected = zoo.load_model("hub")(ids)
+    hf.fast_tokenizer("bpe-1k").save_pretrained("tok")
+    model, ids = zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer=spec), torch.arange(20)[None]
+    model.save_pretrained("saved")
+    expected = model(ids)
     Path("mine.json").unlink()
-
-    def elsewhere() -> None:
-        monkeypatch.setattr(tokenizers, "_copies", {})  # as in a new process
-
-    def perplexity(name: str) -> list[float]:
-        elsewhere()
-        words = ["perplexity", "--lengths", "32", "--samples", "1", "--out", f"results of {name}"]
-        assert main(["evaluate", name, *words]) == 0
-        (result,) = Path(f"results of {name}", "perplexity").glob("*.json")
-        return [row["nll"] for row in json.loads(result.read_text())["rows"]]
-
-    nll = []
-    for name in ("hub", "run"):
-        folder = f"{name} moved"
-        shutil.move(name, folder)
-        elsewhere()
-        model = zoo.load_model(folder)
-        assert torch.equal(model(ids), expected) and next(model.stream_text("The people", max_new_tokens=2))
-        elsewhere()
-        assert main(["generate", folder, "The people", "--max-new-tokens", "2"]) == 0
-        nll.append(perplexity(folder))
-        elsewhere()
-        assert main(["hub", folder, "--out", f"again {name}"]) == 0 and Path(f"again {name}/tokenizer.json").exists()
-    if find_spec("lm_eval"):
-        from modalities.text.lm_eval import PriorzooLM
-
-        elsewhere()
-        assert torch.equal(PriorzooLM(folder, device="cpu").model.model(ids), expected)
-    hf.wrap(model).save_pretrained("hf")
-    elsewhere()
-    wrapped = transformers.AutoModelForCausalLM.from_pretrained("hf")
-    wrapped.save_pretrained("saved")
-    assert torch.equal(wrapped(ids).logits, expected) and Path("saved/tokenizer.json").exists()
-    assert nll[0] == nll[1] == pytest.approx(perplexity("hf:saved"))
-
-
-def test_a_tokenizer_of_transformers_in_a_folder_travels(tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
-    from transformers import AutoTokenizer
-
-    from modalities.text.hf import fast_tokenizer, wrap
-    from modalities.text.tokenizers import load_tokenizer
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tokenizers, "_copies", {})
-    fast_tokenizer("bpe-1k").save_pretrained("tok")
-    ids = load_tokenizer("hf:tok").encode("The people").tolist()
-    zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="hf:tok").save_pretrained("hf:model")
     shutil.move("tok", "gone")
-    shutil.move("hf:model", "hf:moved")  # a folder, whatever else its name may mean
+    assert main(["hub", "saved", "--out", "hub"]) == 0
+    shutil.move("hub", "hf:moved")  # a folder, whatever else its name may mean
     for folder in ("hf:moved", "hub/again"):
-        monkeypatch.setattr(tokenizers, "_copies", {})
+        monkeypatch.setattr(tokenizers, "_copies", {})  # as in a new process
+        assert torch.equal(zoo.load_model(folder)(ids), expected)
         assert main(["generate", folder, "The people", "--max-new-tokens", "2"]) == 0
-        assert load_tokenizer("hf:tok").encode("The people").tolist() == ids
         if folder == "hf:moved":
-            assert main(["hub", folder, "--out", "hub/again"]) == 0
-    wrap(zoo.load_model("hub/again")).save_pretrained("wrapped")
-    assert AutoTokenizer.from_pretrained("wrapped")("The people")["input_ids"][1:] == ids
-    fast_tokenizer("bytes").save_pretrained("tok")
-    tokenizers.open_tokenizer.cache_clear()
+            assert main(["hub", folder, "--out", "hub/again"]) == 0 and Path("hub/again/tokenizer.json").exists()
+    hf.wrap(zoo.load_model("hub/again")).save_pretrained("hf")
     monkeypatch.setattr(tokenizers, "_copies", {})
-    zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="hf:tok").save_pretrained("other")
-    zoo.load_model("hub/again")
-    with pytest.raises(ValueError, match=r"differ and are both called 'hf:tok'"):
-        zoo.load_model("other")
+    wrapped = transformers.AutoModelForCausalLM.from_pretrained("hf")
+    assert torch.equal(wrapped(ids).logits, expected) and Path("hf/tokenizer.json").exists()
+    words = ["--lengths", "32", "--samples", "1", "--source", "sotu-excerpt"]
+    assert main(["evaluate", "hf:hf", "hub/again", "perplexity", *words]) == 0
+    rows = [json.loads(path.read_text())["rows"][0]["nll"] for path in Path("results/perplexity").glob("*.json")]
+    assert len(rows) == 2 and rows[0] == pytest.approx(rows[1])
 
 
 def test_two_tokenizers_of_one_name_are_told_apart(tmp_path, monkeypatch):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 
-from recipes import console as display
-from recipes.console import CellProgress, Console, facts_table
+from recipes import report as display
+from recipes.commands import Console, facts_table
+from recipes.report import CellProgress
 
 SMALL = dict(dim=32, num_layers=3, num_heads=2, hidden_dim=32, train_context=16)
 

@@ -11,8 +11,8 @@ from modalities.contract import find_modality
 from modalities.text.data import RowMix
 from recipes import find_recipe, list_recipes
 from recipes.config import ConfigError, Model, Optim, resolve
+from recipes.engine import lr_factor, parameter_groups
 from recipes.estimate import build_on_meta, describe
-from recipes.optim import lr_factor, parameter_groups
 from zoo import create_model, list_models
 from zoo.layers import SSMax
 from zoo.priors import Prior
@@ -48,7 +48,6 @@ def test_every_model_of_a_size_has_a_recipe():
     [
         ("goat_c4_goat_125m", 2048, 32 * 2048, 61_035, "adamw", 1e-4, 3e-5, 2000),
         ("bam_ggd_ssmax_120m", 512, 589_824, 19_251, "radam", 1e-3, 1e-4, 0),
-        ("bam_alibi_ssmax_1100m", 512, 589_824, 19_251, "radam", 3e-4, 3e-5, 0),
         ("cable_cable_124m", 1024, 524_288, 19_073, "adamw", 6e-4, 6e-5, 715),
         ("bam_extend_ggd_ssmax_120m", 1024, 589_824, 256, "radam", 1e-4, None, 16),
     ],
@@ -61,23 +60,6 @@ def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr
     assert optim.lr == pytest.approx(lr) and optim.betas == (0.9, 0.95) and train.precision == "bf16"
     if floor_lr:
         assert optim.lr * lr_factor(steps - 1, optim, steps) == pytest.approx(floor_lr)
-
-
-def test_the_tokenizer_of_the_data_is_the_models():
-    recipe = find_recipe("text.goat_c4_goat_125m")
-
-    def config(spec, **options):
-        recipe.model.options, recipe.data = options, replace(recipe.data, tokenizer=spec)
-        config = build_on_meta(recipe).config
-        return config.tokenizer, config.vocab_size
-
-    spec = "gpt2?split_digits=true"  # the same vocabulary: no file is read for it
-    assert config(spec) == (spec, 50257) and config("bytes") == ("bytes", 264)
-    assert config("nowhere.json", vocab_size=300) == ("nowhere.json", 300)
-    with pytest.raises(ValueError, match=r"tokenizer=gpt2\b.*data\.tokenizer=bytes"):
-        config("bytes", tokenizer="gpt2")
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
-        config("nowhere.json")
 
 
 def test_warm_up_then_cosine_to_the_floor():

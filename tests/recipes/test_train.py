@@ -30,7 +30,7 @@ SETTINGS = (
 SMALL = ["text.ggd_ssmax_tiny", *(word for setting in SETTINGS for word in ("--set", setting))]
 
 
-MOST_FILES = 69  # to be lowered with every file that a training needs no longer; the aim is 45
+MOST_FILES = 60  # to be lowered with every file that a training needs no longer; the aim is 45
 
 
 def run(folder, *settings, resume=None):
@@ -125,30 +125,22 @@ def test_a_signal_saves_and_resume_is_exact(number, name, whole, tmp_path, chang
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "settings"),
-    [("loss", []), ("gradient", ["train.zero_stage=1", "train.precision=bf16"])],
-)
-def test_what_is_not_finite_stops_the_run(part, settings, tmp_path, changed, capsys):
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, changed, capsys):
     calls = []
 
-    def broken(number):
+    def broken(gradient):
         calls.append(1)
-        return number * float("nan") if len(calls) == 3 else number
-
-    def loss(model, batch):
-        value, metrics = MODALITY.loss(model, batch)
-        return broken(value), metrics
+        return gradient * float("nan") if len(calls) == 3 else gradient
 
     def build(*arguments):
         model = MODALITY.build(*arguments)
         model.norm.register_full_backward_hook(lambda module, ours, theirs: tuple(broken(g) for g in ours))
         return model
 
-    changed(**({"loss": loss} if part == "loss" else {"build": build}))
-    assert run(tmp_path / "run", *settings, "evaluate.every=0") == 1
+    changed(build=build)
+    assert run(tmp_path / "run", "train.zero_stage=1", "train.precision=bf16", "evaluate.every=0") == 1
     message = capsys.readouterr().err
-    assert part in message and "at step 3" in message and "step_00000002" in message
+    assert "gradient" in message and "at step 3" in message and "step_00000002" in message
     assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
 
 
@@ -229,8 +221,7 @@ def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_ch
     ("settings", "tolerance"),
     [
         (["train.zero_stage=2", "train.accumulation=4"], 2e-5),
-        (["train.precision=bf16", "train.zero_stage=0", "optim.name=radam"], None),
-        (["train.precision=bf16", "train.zero_stage=3"], 0.05),
+        (["train.precision=bf16", "train.zero_stage=3", "optim.name=radam"], None),
         (["optim.name=muon", "train.zero_stage=1", "train.precision=bf16"], None),
     ],
 )
@@ -254,8 +245,7 @@ def test_what_cannot_be_resumed_is_named(whole, capsys):
     for settings, resume, words in (
         ([], None, ["--resume auto"]),
         (["model.options.dim=32"], "auto", ["model.options", "16", "32", "--run-dir"]),
-        (["train.zero_stage=1"], "auto", ["zero_stage=0", "model.init_from="]),
-        (["train.precision=bf16", "train.zero_stage=0"], "auto", ["train.precision=fp32", "model.init_from="]),
+        (["train.zero_stage=1"], "auto", ["train.precision=fp32", "zero_stage=0", "model.init_from="]),
     ):
         assert run(whole, *settings, resume=resume) == 2
         message = capsys.readouterr().err
@@ -271,15 +261,6 @@ def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     before = (folder / "metrics.jsonl").read_text()
     assert run(folder, resume="auto") == 0  # nothing is left to train
     assert (folder / "metrics.jsonl").read_text() == before
-
-
-def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main([*SMALL, "--calibrate", "2"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "the median of 2 after 2" in printed and "without evaluation" in printed and "FLOP/s a rank" in printed
-    assert main([*SMALL, "--calibrate", "1", "--world", "2"]) == 2 and "without --world" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------------------------------------ launches
@@ -329,7 +310,7 @@ print(code, len(files), sum(f.startswith({str(ROOT / "recipes")!r}) for f in fil
 """
     done = command([sys.executable, "-c", script], PYTHONPATH=str(ROOT))
     code, files, recipes = map(int, done.stdout.splitlines()[-1].split())
-    assert code == 0 and recipes <= 11 and files <= MOST_FILES
+    assert code == 0 and recipes <= 8 and files <= MOST_FILES
 
 
 def test_a_run_that_cannot_begin_is_none(tmp_path, monkeypatch):
@@ -353,16 +334,14 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
         trained = load_run(tmp_path / start.replace("/", "_"))[0]
         for a, b in zip(trained.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
-    for start, words in {
-        "text_ggd_ssmax_tiny.tset": ["'tset'", "test"],
-        "nowhere/run": ["model.init_from=nowhere/run", "newest:RECIPE"],
-        "newest:text.ggd_tiny": ["priorzoo train text.ggd_tiny", "runs/text.ggd_tiny"],
+    for start, word in {
+        "text_ggd_ssmax_tiny.tset": "'tset'",
+        "nowhere/run": "newest:RECIPE",
+        "newest:text.ggd_tiny": "priorzoo train text.ggd_tiny",
     }.items():
         assert run(tmp_path / "other", f"model.init_from={start}", *settings) == 2
-        message = capsys.readouterr().err
-        assert all(word in message for word in words) and "Traceback" not in message
+        assert word in capsys.readouterr().err
     assert run(tmp_path / "other", "model.init_from=text_ggd_ssmax_tiny.test", "model.options.dim=32") == 2
-    assert "model.init_from=text_ggd_ssmax_tiny.test" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ evaluators on the way
@@ -399,10 +378,8 @@ def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
     [
         ({"paskey": 2}, ["'paskey'", "'passkey'"]),
         ({"passkey": {"every": 2, "lenghts": [96]}}, ["'lenghts'", "'lengths'"]),
-        ({"passkey": True}, ["passkey=True"]),
         ({"passkey": {"lengths": [96]}}, ["passkey", "'every'"]),
         ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
-        ({"passkey": {"every": 2, "samples": "two"}}, ["passkey", "two"]),
     ],
 )
 def test_what_cannot_be_measured_on_the_way_stops_before_training(evaluators, words, tmp_path, capsys):

@@ -27,13 +27,13 @@ def started(monkeypatch):
             super().__init__(self)
             self.stdout, self.wait = ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"], lambda: run(words).returncode
 
-    monkeypatch.setattr(train_seeds.subprocess, "run", run)
     monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
     return commands, statuses
 
 
-def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(started, tmp_path, capsys):
+def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(started, tmp_path, monkeypatch, capsys):
     commands, statuses = started
+    monkeypatch.setattr("recipes.evaluate.main", lambda words: commands.append(["priorzoo", "evaluate", *words]) or 0)
     words = ["text.ggd_tiny", "text.rope_tiny", "--seeds", "0,2", "--out", str(tmp_path), "--set", "train.steps=5"]
     assert train_seeds.main([*words, "--evaluate", "passkey --lengths 64"]) == 0
     *runs, measured = commands

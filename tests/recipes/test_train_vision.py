@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recipes.optim import WeightAverage
+from recipes.engine import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
 from tests.launching import ROOT, command, torchrun_launcher

@@ -44,14 +44,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[list[str]]:
 def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tmp_path) -> None:
     weights.train("text", methods="goat,rope", jobs=1)
     words = f"text.goat_tiny text.rope_tiny --seeds 0,1,2 --out {tmp_path}/runs/text --jobs 1"
-    assert asked == [f"recipes/train_seeds.py {words}"]
+    assert asked == [f"train-seeds {words}"]
     run, out = tmp_path / "runs/vision/vision.goat_ssmax_tiny-s2", tmp_path / "benchmarks/vision_tiny"
     (run / "model").mkdir(parents=True)
     out.mkdir(parents=True)
     name = "vision_goat_ssmax_tiny_patch8.glyphs"
     (out / "resolution.csv").write_text(f"model,size,top1,top5\n{name},48,0.77777,\nother,48,0,0\n")
     weights.measure("vision", methods="goat_ssmax")
-    assert asked[1:] == [f"recipes/evaluate.py {name} {run} resolution --sizes 48,72,96,144,192 --out {out}"]
+    assert asked[1:] == [f"evaluate {name} {run} resolution --sizes 48,72,96,144,192 --out {out}"]
     entry = json.loads((tmp_path / "weights/manifest.json").read_text())[name]
     assert entry["measured"] == [{"size": 48, "top1": 0.7778}]
     card = (tmp_path / f"weights/{name}.md").read_text()

@@ -58,7 +58,7 @@ def flops_per_token(model: Decoder, context: int) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Steps of plain torch with random tokens, in bfloat16 on CUDA; `priorzoo train RECIPE --calibrate` times DeepSpeed's."""
+    """Steps of plain torch with random tokens, in bfloat16 on CUDA."""
     options = parser("training", main.__doc__)
     options.add_argument("--models", type=words, help="decoders of one shape; the first gives Llama's")
     options.add_argument("--lengths", type=numbers, help="tokens a row; default 2048,16384 on CUDA, 256 on the CPU")

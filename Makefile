@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
-demo: setup  ## train, evaluate beside shipped weights, print the table, draw the plot
+demo: setup  ## train two methods, measure them beyond the training length
 	$(BIN)/python tools/demo.py
 
 test: setup  ## the whole suite

@@ -4,7 +4,7 @@
     python tools/bench.py training --models text_rope_tiny,text_ggd_ssmax_tiny        compared with a transformers Llama
     python tools/bench.py decoding --lengths 4096,65536           a token after many, compared with a transformers Llama
     python tools/bench.py images --size 96                        compared with a timm vision transformer
-    python tools/bench.py attention --device cuda --minutes 5 --out benchmarks/gpu/attention.json
+    python tools/bench.py attention --device cuda --out benchmarks/gpu/attention.json
 
 --out is written after each shape, so that a run cut short keeps its rows. Needs torch, numpy and safetensors; what is not
 installed is left out, and the record says so.

@@ -65,7 +65,7 @@ def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
         from tools.benches.timing import environment
 
         step = {"step": name, "status": status, "seconds": took, "device": card(device), "output": text[-6000:]}
-        path.write_text(json.dumps(environment("") | step, indent=1))
+        path.write_text(json.dumps(environment() | step, indent=1))
     return status == 0
 
 
@@ -101,21 +101,13 @@ def profile(args: argparse.Namespace) -> int:
     with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
         step()
     took = 1e3 * (time.perf_counter() - started)
-    events = profiler.key_averages()
-    column = "self_device_time_total" if cuda else "self_cpu_time_total"
-    rows = [
-        {"name": event.key[:120], "ms": getattr(event, column) / 1e3, "calls": event.count}
-        for event in sorted(events, key=lambda event: -getattr(event, column))[:40]
-    ]
-    about = {
-        "model": args.profile, "shape": f"{args.rows} × {args.length} tokens", "dtype": str(dtype), "device": card(args.device),
-        "step_ms": took, "device_ms": sum(getattr(event, column) for event in events) / 1e3,
-        "launches": sum(event.count for event in events if "launchkernel" in event.key.lower()),
-    }  # fmt: skip
-    for row in rows[:15]:
-        print(f"{row['ms']:9.3f} ms {row['calls']:6} {row['name']}")
-    print(f"step {took:.1f} ms, device {about['device_ms']:.1f} ms, {about['launches']} launches")
-    args.out.write_text(json.dumps(environment("") | about | {"rows": rows}, indent=1))
+    events, column = profiler.key_averages(), "self_device_time_total" if cuda else "self_cpu_time_total"
+    launches = sum(event.count for event in events if "launchkernel" in event.key.lower())
+    table = events.table(sort_by=column, row_limit=25, max_name_column_width=100)
+    print(f"{table}\nstep {took:.1f} ms, {launches} launches")
+    about = {"model": args.profile, "shape": f"{args.rows} × {args.length} tokens", "dtype": str(dtype)}
+    about |= {"device": card(args.device), "step_ms": took, "launches": launches, "table": table.splitlines()}
+    args.out.write_text(json.dumps(environment() | about, indent=1))
     return 0
 
 

@@ -20,7 +20,7 @@ def test_rows_are_saved_and_an_exception_is_one_contenders(tmp_path: Path) -> No
     def refuse() -> None:
         raise Refused("too wide")
 
-    options = argparse.Namespace(commit="abc", out=tmp_path / "r.json", seconds=0.0, minutes=9.0)
+    options = argparse.Namespace(out=tmp_path / "r.json", seconds=0.0)
     rows = Record(options, CPU)
     calls = {"slow": lambda: sum(range(10**5)), "fast": int, "wide": refuse, "broken": lambda: {}["x"]}
     rows.compare("S", "forward", calls, ["slow", "fast"], tokens=10)

@@ -11,7 +11,7 @@ import typer
 
 from modalities.contract import find_modality
 from recipes.registry import find_recipe
-from tools import demo, weights
+from tools import weights
 from zoo.catalog import create_model, list_models, manifest
 
 
@@ -26,7 +26,7 @@ def test_the_table_names_recipes_models_and_evaluators_that_exist() -> None:
             name = group.weights.format(method)
             assert find_recipe(group.recipe.format(method)).model.name == name.partition(".")[0]
             shipped.add(name)
-    assert set(demo.SHIPPED) < set(list_models(pretrained=True)) <= shipped
+    assert set(list_models(pretrained=True)) <= shipped
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import gc
 import importlib.metadata
-import math
 import platform
 import statistics
 import subprocess
@@ -27,7 +26,6 @@ from zoo.files import write_json
 
 Row = dict[str, object]
 Call = Callable[[], object]
-PACKAGES = ("triton", "flash-attn", "transformers", "timm")
 SLEEP = 10_000_000  # cycles: more than the host takes to launch a step
 
 
@@ -40,9 +38,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(f"bench.py {name}", description=description, allow_abbrev=False)
     options.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     options.add_argument("--seconds", type=float, default=1.0, help="of rounds for each contender")
-    options.add_argument("--minutes", type=float, default=math.inf, help="start no shape after this time")
     options.add_argument("--out", type=Path, help="write the rows here as JSON, after each shape")
-    options.add_argument("--commit", default="", help="recorded where the checkout has no history")
     return options
 
 
@@ -144,9 +140,8 @@ class Record:
     """
 
     def __init__(self, options: argparse.Namespace, device: torch.device, **about: object) -> None:
-        self.about = environment(options.commit) | {"device": device_name(device)} | about
+        self.about = environment() | {"device": device_name(device)} | about
         self.device, self.out, self.seconds = device, options.out, options.seconds
-        self.end = time.perf_counter() + 60 * options.minutes
         self.rows: list[Row] = []
         self.missing: dict[str, str] = {}
         self.failed: dict[str, str] = {}
@@ -169,9 +164,6 @@ class Record:
 
         units: how many of something a call computes, such as tokens=2048; the row has them by the second.
         """
-        if time.perf_counter() > self.end:
-            self.missing[f"{shape}, {what}"] = "no time left"
-            return
         runnable, memory = {}, {}
         for name, call in calls.items():
             with self.guard(name, f"{shape}, {what}"):
@@ -216,22 +208,13 @@ class Record:
         return 1 if self.failed or not self.rows else 0
 
 
-def environment(commit: str) -> Row:
+def environment() -> Row:
     """Versions, machine, threads and commit."""
     versions = {}
-    for name in PACKAGES:
+    for name in ("torch", "triton", "flash-attn", "transformers", "timm"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    if not commit:
-        with contextlib.suppress(OSError):
-            command = ["git", "describe", "--always", "--dirty"]
-            commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
-    return {
-        "commit": commit or None,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "packages": versions,
-    }
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    machine = {"python": platform.python_version(), "machine": platform.machine(), "threads": torch.get_num_threads()}
+    return {"commit": commit, "cuda": torch.version.cuda, "packages": versions, **machine}

@@ -7,7 +7,6 @@ opened. Caches are the model's own. Attention is seen where the model takes its 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
-from zoo.adapters import adapt, is_adapted, limited_reach, load_adapted
+from zoo.adapters import ADAPTER, is_adapted, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
-from zoo.errors import Options
 from zoo.files import read_object, read_tensors
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
@@ -240,20 +238,16 @@ class OutsideDecoder(nn.Module):
             raise ValueError(f"{name} cannot be seen: {calls} of {layers} layers use transformers' AttentionInterface")
 
 
-SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # arms, and what transformers calls them
-
-
 def open_causal_lm(name: str) -> PreTrainedModel:
     """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`.
 
-    Settings behind the name, FOLDER@KEY=VALUE,…, change it: `yarn`, `linear` or `ntk` (dynamic) scale its rotation by a
-    factor; `window` and `soft` put a prior beside the rotation that hides keys further back, `soft` as e^−(distance/soft)⁸,
-    `sinks` exempts the first tokens from it; any other key is a field of its configuration, as in rope_parameters.rope_theta=5.
+    Settings behind the name, FOLDER@KEY=VALUE,…, change it as in `open_released`; `adapter` puts an adapter folder on it. An
+    adapter folder by itself is opened on the base that it names.
     """
     open_tokenizer(name)  # looked for first
     folder, arm = split_arm(name)
-    if arm:
-        return _open_arm(folder, arm, name)
+    if arm or (Path(folder) / ADAPTER).is_file():
+        return _open_released(folder, arm)
     if (Path(name) / "adapter_config.json").is_file():
         return _open_adapter(name)
     if is_adapted(name):
@@ -261,37 +255,16 @@ def open_causal_lm(name: str) -> PreTrainedModel:
     return opened(name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False))
 
 
-def _open_arm(folder: str, arm: dict[str, str], name: str) -> PreTrainedModel:
-    config = opened(folder, "configuration", lambda t: t.AutoConfig.from_pretrained(folder, trust_remote_code=False))
-    reach: Options = {}
-    for key, text in arm.items():
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        if key in (*SCALINGS, "window", "soft", "sinks") and not (type(value) in (int, float) and value > 0):
-            raise ValueError(f"hf:{name}: {key}={text}: expected a positive number")
-        if key in ("window", "soft", "sinks"):
-            reach[key] = value
-        elif key in SCALINGS:
-            tables = getattr(config.get_text_config(), "rope_parameters", None)
-            if not tables:
-                raise ValueError(f"hf:{name}: {config.model_type} has no rotation to scale")
-            # Of a model with windows those layers alone that look further.
-            tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
-        else:
-            *path, last = key.split(".")
-            place = config.get_text_config() if not hasattr(config, (path or [last])[0]) else config
-            for part in path:
-                place = place.get(part) if isinstance(place, dict) else getattr(place, part, None)
-            if last not in (place if isinstance(place, dict) else vars(place or 0)):
-                raise ValueError(f"hf:{name}: {config.model_type} has no field {key!r} in its configuration")
-            place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
-    options: dict[str, Any] = {"config": config, "trust_remote_code": False}
-    model = opened(folder, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(folder, **options))
-    if reach:
-        adapt(model, **limited_reach(**reach))
-    return model
+def _open_released(folder: str, arm: dict[str, str]) -> PreTrainedModel:
+    def load(_: object) -> PreTrainedModel:
+        from zoo.adapters.released import open_released
+
+        if (Path(folder) / ADAPTER).is_file():
+            return load_adapted(folder, merge=True)
+        adapter = arm.pop("adapter", None)
+        return load_adapted(adapter, base=folder, merge=True) if adapter else open_released(folder, arm)
+
+    return opened(folder, "causal LM", load)
 
 
 def _open_adapter(name: str) -> PreTrainedModel:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zoo.errors import did_you_mean, require
-from zoo.files import read_json, replacing
+from zoo.files import read_json, read_object, replacing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -192,6 +192,8 @@ def split_arm(name: str) -> tuple[str, dict[str, str]]:
 def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or repository; the same object for the same name. Errors as in `opened`."""
     name = split_arm(name)[0]
+    if (adapter := Path(name) / "adapter.json").is_file():
+        name = read_object(adapter)["base"]["name"]
     if (file := Path(name) / "tokenizer.json").is_file():
         check_tokenizer_file(file)
     return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(name, trust_remote_code=False))

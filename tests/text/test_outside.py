@@ -26,6 +26,7 @@ from recipes.targets import find_outside, find_targets, modality_of
 from tests.recipes.test_evaluate import invoke
 from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
 from zoo import create_model
+from zoo.adapters.released import open_released
 from zoo.analysis import analyse
 
 LETTERS = [*map(chr, range(32, 127)), "\n"]
@@ -388,3 +389,12 @@ def test_a_window_hides_what_is_further_back(arm, folders):
 def test_settings_that_mean_nothing_are_one_line(arm, what, folders):
     with pytest.raises(ValueError, match=what):
         load(f"{folders['llama']}@{arm}")
+
+
+def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path):
+    zoo.save_adapted(open_released(folders["llama"], {"soft": "40", "yarn": "2"}), tmp_path / "adapter")
+    tokens = torch.randint(0, 256, (1, 60))
+    by_name, on_base = load(tmp_path / "adapter"), load(f"{folders['llama']}@adapter={tmp_path}/adapter")
+    arm = load(f"{folders['llama']}@soft=40,yarn=2")
+    assert torch.equal(by_name(tokens), arm(tokens)) and torch.equal(on_base(tokens), arm(tokens))
+    assert modality_of(f"hf:{tmp_path}/adapter") == "text"

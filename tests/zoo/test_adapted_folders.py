@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import zoo
+from zoo.adapters.released import add_lora, open_released
 
 SIZES = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 
@@ -58,3 +59,60 @@ def test_reading_past_the_table_of_positions(make: type, config: type) -> None:
     roomy = zoo.adapt(make(config(**SIZES, max_position_embeddings=64)), "alibi", keep_rope=False).eval()
     roomy.load_state_dict(model.state_dict())
     torch.testing.assert_close(long, roomy(tokens).last_hidden_state, rtol=0, atol=0)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=16, bos_token_id=1, eos_token_id=2))
+    model.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+@pytest.mark.parametrize("prior", [None, {"position": "ggd"}, zoo.adapters.limited_reach(soft=9.0)])
+def test_an_adapter_has_all_but_the_base(lora: int, prior: dict | None, base: Path, tmp_path: Path) -> None:
+    """On the base at another place: the same logits, cached generation, the adapter again, and merged a whole model."""
+    model = open_released(str(base), {"yarn": "2"})
+    if lora:
+        add_lora(model, lora)
+    if prior:
+        zoo.adapt(model, **prior)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and ("lora_" in name or "position_bias" in name):
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    zoo.save_adapted(model, tmp_path / "adapter")
+    base.rename(tmp_path / "moved")
+    with pytest.raises((OSError, ValueError), match="base"):
+        zoo.load_adapted(tmp_path / "adapter")
+    loaded = zoo.load_adapted(tmp_path / "adapter", base=str(tmp_path / "moved"))
+    tokens = torch.randint(3, 40, (1, 24))
+    assert torch.equal(loaded(tokens).logits, model.eval()(tokens).logits)
+    assert loaded.config.rope_parameters["rope_type"] == "yarn"
+    written = loaded.generate(tokens, max_new_tokens=6, do_sample=False)
+    assert torch.equal(loaded.generate(tokens, max_new_tokens=6, do_sample=False, use_cache=False), written)
+    zoo.save_adapted(loaded, tmp_path / "again")
+    files = [(tmp_path / name / "adapter.safetensors").read_bytes() for name in ("adapter", "again")]
+    assert files[0] == files[1] and len(files[0]) < 30_000
+    merged = zoo.load_adapted(tmp_path / "again", base=str(tmp_path / "moved"), merge=True)
+    assert not [name for name, _ in merged.named_parameters() if "lora_" in name]
+    torch.testing.assert_close(merged(tokens).logits, loaded(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_refuses_another_base(base: Path, tmp_path: Path) -> None:
+    """What was trained needs the weights that it was trained on, in any dtype; a window any of these sizes."""
+    trained = zoo.adapt(open_released(str(base)), "ggd")
+    untrained = open_released(str(base), {"window": "5"})
+    for name, model in (("trained", trained), ("untrained", untrained)):
+        zoo.save_adapted(model, tmp_path / name)
+    LlamaForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "other")
+    LlamaForCausalLM(LlamaConfig(**SIZES | {"num_hidden_layers": 1})).save_pretrained(tmp_path / "small")
+    zoo.load_adapted(tmp_path / "untrained", base=str(tmp_path / "other"))
+    zoo.load_adapted(tmp_path / "trained", base=str(tmp_path / "half"))
+    for name, other, key in (("trained", "other", "digest"), ("untrained", "small", "sizes")):
+        with pytest.raises(ValueError, match=rf"{name} is an adapter of .*base, and .*{other} is another model: {key}"):
+            zoo.load_adapted(tmp_path / name, base=str(tmp_path / other))
+    with pytest.raises(ValueError, match="takes no base"):
+        zoo.load_adapted(tmp_path / "half", base=str(base))

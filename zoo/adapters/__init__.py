@@ -27,6 +27,7 @@ __all__ = ["adapt", "is_adapted", "limited_reach", "load_adapted", "save_adapted
 
 Model = TypeVar("Model", bound=nn.Module)
 # Imported when a model of theirs is adapted.
+ADAPTER = "adapter.json"  # of an adapter folder
 LIBRARIES = {"transformers": "zoo.adapters.hf", "timm": "zoo.adapters.timm"}
 
 
@@ -99,17 +100,32 @@ def limited_reach(*, window: int | None = None, soft: float | None = None, sinks
 def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write an adapted model in its library's layout; for transformers it is `save_pretrained`.
 
+    A model that `priorzoo adapt` or `load_adapted` put on a base is written as an adapter folder, without the base.
+
     Raises:
         ValueError: for a model in which PEFT has put adapters: its `save_pretrained` writes these alone, without priors.
     """
+    record = model.__dict__.get(RECORD)
+    if isinstance(record, dict) and "base" in record:
+        return import_module("zoo.adapters.released").save_adapter(model, Path(folder))
     if getattr(model, "peft_config", None) is not None:
         cure = "merge_and_unload() it first, or save_pretrained() the adapter with modules_to_save=['position_bias']"
         raise ValueError(f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}")
     _library(model).save(model, Path(folder))
 
 
-def load_adapted(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
-    """The model that `save_adapted` wrote; kwargs as in the library's loader. ValueError where the folder has none."""
+def load_adapted(folder: str | os.PathLike[str], *, base: str | None = None, merge: bool = False, **kwargs: Any) -> Any:
+    """The model that `save_adapted` wrote; kwargs as in the library's loader. ValueError where the folder has none.
+
+    Args:
+        base: of an adapter folder, where its base model is; by default where it was.
+        merge: add LoRA to the weights; the model is a whole one then.
+    """
+    if (Path(folder) / ADAPTER).is_file():
+        load = import_module("zoo.adapters.released").load_adapter
+        return load(Path(folder), base=base, merge=merge, **kwargs)
+    if base is not None:
+        raise ValueError(f"{folder} has no {ADAPTER}: it holds a whole model, or none, and takes no base")
     config = _config(folder)
     if RECORD not in config:
         raise ValueError(f"{folder} holds no adapted model; expected a config.json that save_adapted wrote")

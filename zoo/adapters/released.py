@@ -1,0 +1,187 @@
+"""Released causal LMs of transformers under other settings, and adapters of megabytes for them: priors and LoRA in a folder.
+
+An adapter folder has `adapter.json` (base, settings, priors, LoRA, how it was trained), `adapter.safetensors` (what was
+trained) and a card. The base model stays where it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from zoo.adapters import ADAPTER, adapt, limited_reach
+from zoo.adapters.layer import RECORD, prior_parameters
+from zoo.errors import require
+from zoo.files import read_object, read_tensors, write_json, write_text
+
+SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # of a rotation, and what transformers calls them
+REACH = ("window", "soft", "sinks")
+TENSORS = "adapter.safetensors"
+LORA = ("q_proj", "k_proj", "v_proj", "o_proj")
+CARD = """---
+base_model: {base}
+library_name: priorzoo
+---
+# {name}
+
+An adapter of `{base}`: {what}. {size:,} bytes.
+
+```python
+import zoo
+
+model = zoo.load_adapted("{name}", base="{base}")
+```
+
+| | |
+|---|---|
+{rows}
+"""
+
+
+def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs: Any) -> PreTrainedModel:
+    """A causal LM of a folder or the hub under `settings`, on which a prior or LoRA may be put.
+
+    settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft` with `sinks`, as in
+        `limited_reach`, a prior; any other key is a field of its configuration, such as rope_parameters.rope_theta.
+    kwargs: of transformers' from_pretrained.
+
+    Raises ValueError for settings that the model does not have.
+    """
+    values = {key: _value(key, text) for key, text in (settings or {}).items()}
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    for key, value in values.items():
+        if key in SCALINGS:
+            tables = getattr(config.get_text_config(), "rope_parameters", None)
+            if not tables:
+                raise ValueError(f"{config.model_type} has no rotation to scale by {key}={value}")
+            # Of a model with windows those layers alone that look further.
+            tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
+        elif key not in REACH:
+            _set_field(config, key, value)
+    model = AutoModelForCausalLM.from_pretrained(name, config=config, trust_remote_code=False, **kwargs)
+    place = str(Path(name).absolute()) if Path(name).is_dir() else name
+    base = {"name": place, "architecture": type(model).__name__, "sizes": _sizes(model)}
+    fields = {key: value for key, value in values.items() if key not in REACH}
+    model.__dict__[RECORD] = {"base": base, "settings": fields, "priors": None, "lora": None, "training": {}}
+    if reach := {key: values[key] for key in REACH if key in values}:
+        adapt(model, **limited_reach(**reach))
+    return model
+
+
+def add_lora(model: PreTrainedModel, rank: int) -> None:
+    """Put LoRA of PEFT beside the projections of attention, in place; B starts at 0, so that the output is the same."""
+    require("peft", "LoRA", "hf")
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    targets = [name for name in LORA if name in names] or None  # None: as PEFT has it for the architecture
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), model)
+    model.__dict__[RECORD]["lora"] = rank
+
+
+def merge_lora(model: PreTrainedModel) -> None:
+    """Add LoRA to the weights beside which it is, in place."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, module.get_base_layer())
+    model.__dict__.pop(RECORD, None)  # a whole model from now on
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write what a model has besides its base, which `open_released` opened: priors, LoRA, settings."""
+    record, tensors = model.__dict__[RECORD] | {"priors": getattr(model.config, RECORD, None)}, _trained(model)
+    record["base"] |= {"digest": _digest(model)}
+    facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
+    facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
+    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    what = "priors" * bool(record["priors"]) + " and " * bool(record["priors"] and record["lora"])
+    what += "LoRA" * bool(record["lora"])
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / TENSORS)
+    write_text(folder / "README.md", CARD.format(name=folder.name, base=facts["base"], what=what, size=size, rows=rows))
+    write_json(folder / ADAPTER, record)
+
+
+def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, **kwargs: Any) -> PreTrainedModel:
+    """As `zoo.load_adapted`. Raises ValueError for a base of other sizes or, where something was trained, other weights."""
+    record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
+    made_for, name = record["base"], base or record["base"]["name"]
+    model = open_released(name, {key: json.dumps(value) for key, value in record["settings"].items()}, **kwargs)
+    own = model.__dict__[RECORD]["base"] | {"digest": _digest(model) if tensors else made_for["digest"]}
+    for key in ("architecture", "sizes", "digest"):
+        if own[key] != made_for[key]:
+            what = f"{key} {own[key]}, expected {made_for[key]}"
+            raise ValueError(f"{folder} is an adapter of {made_for['name']}, and {name} is another model: {what}")
+    if record["lora"]:
+        add_lora(model, record["lora"])
+    if record["priors"]:
+        adapt(model, **record["priors"])
+    model.__dict__[RECORD]["training"] = record["training"]
+    expected = _trained(model)
+    if expected.keys() != tensors.keys():
+        odd = sorted(expected.keys() ^ tensors.keys())[0]
+        raise ValueError(f"{folder / TENSORS} does not fit its {ADAPTER}: tensor {odd!r}")
+    model.load_state_dict(tensors, strict=False)
+    if merge and record["lora"]:
+        merge_lora(model)
+    return model.eval()
+
+
+def _trained(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Parameters of priors that can be trained, and of LoRA; what the record tells is not among them."""
+    priors = prior_parameters(model)
+    return {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (name in priors or ".lora_" in name)
+    }
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if key in (*SCALINGS, *REACH) and not (type(value) in (int, float) and value > 0):
+        raise ValueError(f"{key}={text}: expected a positive number")
+    return value
+
+
+def _set_field(config: PretrainedConfig, key: str, value: object) -> None:
+    *path, last = key.split(".")
+    place: Any = config if hasattr(config, (path or [last])[0]) else config.get_text_config()
+    for part in path:
+        place = place.get(part) if isinstance(place, dict) else getattr(place, part, None)
+    if not (last in place if isinstance(place, dict) else hasattr(place, last)):
+        raise ValueError(f"{config.model_type} has no field {key!r} in its configuration")
+    place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
+
+
+def _sizes(model: PreTrainedModel) -> list[int]:
+    config: Any = model.config.get_text_config()
+    return [config.num_hidden_layers, config.num_attention_heads, config.hidden_size, config.vocab_size]
+
+
+def _digest(model: PreTrainedModel) -> str:
+    """16 hex digits of the base's parameters in bfloat16: the same however wide a model is loaded."""
+    digest, priors = hashlib.sha256(), prior_parameters(model)
+    own = {
+        n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors and ".lora_" not in n
+    }
+    for name, parameter in sorted(own.items()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().bfloat16().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

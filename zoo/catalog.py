@@ -21,30 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from zoo.errors import did_you_mean, nearest, require
+from zoo.errors import did_you_mean, nearest
 from zoo.files import file_sha256, read_object, read_tensors
 from zoo.model import ZooModel
-
-__all__ = [
-    "RELEASE",
-    "WEIGHTS",
-    "ModelEntry",
-    "ModelFamily",
-    "create_model",
-    "import_file",
-    "import_named",
-    "list_models",
-    "load_modality",
-    "load_model",
-    "manifest",
-    "modality_names",
-    "model_entry",
-    "register_family",
-    "register_model",
-    "resolve_tag",
-    "saved_modality",
-    "verified_file",
-]
 
 GROUP = "priorzoo.modalities"
 SHIPPED = {name: EntryPoint(name, f"modalities.{name}:MODALITY", GROUP) for name in ("text", "vision", "dna")}
@@ -316,39 +295,24 @@ def resolve_tag(name: str) -> str:
 def verified_file(name: str) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
-    It is in the package, or in a checkout's folder `release`, or where $PRIORZOO_WEIGHTS says: a folder, or a repository of the
-    hub, `hf:OWNER/NAME[@REVISION]`, from which the hub library fetches it into its cache.
+    It is in the package, or in the folder that $PRIORZOO_WEIGHTS names, by default `release` in a checkout.
 
     Raises:
-        FileNotFoundError: where it is nowhere, or does not come; one line says what to set.
+        FileNotFoundError: where it is in neither.
         ValueError: where its digest differs from the manifest.
-        ImportError: for a repository of the hub without huggingface_hub.
     """
     entry = manifest()[name]
-    file, source = entry["file"], os.environ.get("PRIORZOO_WEIGHTS", "")
-    path = WEIGHTS / file
+    path = WEIGHTS / entry["file"]
     if not path.is_file():
-        path = _from_hub(name, source, file) if source.startswith("hf:") else Path(source or RELEASE) / file
+        path = Path(os.environ.get("PRIORZOO_WEIGHTS") or RELEASE) / entry["file"]
     if not path.is_file():
         raise FileNotFoundError(
             f"the weights of {name} ({entry['bytes'] / 1e6:.1f} MB) are neither in the package nor at {path}: "
-            "set PRIORZOO_WEIGHTS to a folder or hf:OWNER/NAME that has them"
+            "set PRIORZOO_WEIGHTS to a folder that has them"
         )
     if (digest := file_sha256(path)) != entry["sha256"]:
         raise ValueError(f"{path} is damaged: its SHA-256 is {digest}, the manifest says {entry['sha256']}")
     return path
-
-
-def _from_hub(name: str, source: str, file: str) -> Path:
-    require("huggingface_hub", f"PRIORZOO_WEIGHTS={source}", "hub")
-    from huggingface_hub import hf_hub_download
-
-    repository, _, revision = source.removeprefix("hf:").partition("@")
-    try:
-        return Path(hf_hub_download(repository, file, revision=revision or None))
-    except (OSError, ValueError) as error:  # the library's errors are of these two kinds
-        reason = " ".join(str(error).split())[:300]
-        raise FileNotFoundError(f"the weights of {name} do not come from {source}: {reason}") from error
 
 
 # ---- modules from outside
@@ -382,9 +346,7 @@ def import_file(path: str | Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except Exception as error:
         del sys.modules[name]
-        if isinstance(error, Exception):
-            raise ImportError(f"importing {path} fails: {type(error).__name__}: {error}") from error
-        raise
+        raise ImportError(f"importing {path} fails: {type(error).__name__}: {error}") from error
     return module

@@ -54,18 +54,6 @@ Import = Annotated[
 
 HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
 
-GROUPS = (
-    "prior",
-    "ssmax",
-    "position_embedding",
-    "embedding",
-    "patch_embed",
-    "prefix_tokens",
-    "mlp",
-    "attention",
-    "head",
-)
-
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
 
@@ -185,11 +173,10 @@ def show(
 
 
 def _show_model(title: str, model: ZooModel) -> None:
-    parameters = dict(model.named_parameters())
     groups: dict[str, int] = {}
-    for name, parameter in parameters.items():
-        words = name.split(".")
-        group = next((word for word in GROUPS if word in words), "norm" if "norm" in name else "other")
+    priors = model.prior_parameters()
+    for name, parameter in model.named_parameters():
+        group = "priors" if name in priors else name.partition(".")[0]
         groups[group] = groups.get(group, 0) + parameter.numel()
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     columns = dict.fromkeys(f"{layer.content_dim} of {layer.head_dim}" for layer in layers)
@@ -197,7 +184,7 @@ def _show_model(title: str, model: ZooModel) -> None:
     for heading, pairs in (
         ("configuration", dataclasses.asdict(model.config)),
         ("attention", {"content columns per head": ", ".join(columns)}),
-        ("parameters", {group: f"{groups[group]:,}" for group in sorted(groups, key=lambda name: -groups[name])}),
+        ("parameters", {group: f"{count:,}" for group, count in groups.items()}),
     ):
         table = Table(title=heading, title_justify="left", title_style="dim", show_header=False, box=None)
         for key, value in pairs.items():
@@ -232,8 +219,6 @@ def plot_prior(
         model, title = load_model(name), _title(name)
     else:
         model, title = create_model(name), name if "." in name else f"{name} (untrained)"
-        if "." not in name and (tags := list_models(f"{name}.*", pretrained=True)):
-            console.print(f"note: {name} is untrained; trained ones are {', '.join(tags)}", soft_wrap=True)
     path, grid = out or Path(f"{Path(name).name}.prior.png"), model.train_positions().is_grid
     if length is not None and grid:
         raise ValueError("--length does not apply to a model of images; use --size, in pixels")

@@ -19,30 +19,6 @@ import numpy as np
 import torch
 from torch import SymFloat, SymInt
 
-__all__ = [
-    "LARGEST_SEED",
-    "LONGEST_CONTEXT",
-    "MOST_PARAMETERS",
-    "WHOLE",
-    "Options",
-    "bounded",
-    "check_depth",
-    "check_fields",
-    "check_flags",
-    "check_grid",
-    "check_number",
-    "check_options",
-    "check_parameters",
-    "check_whole",
-    "did_you_mean",
-    "from_outside",
-    "nearest",
-    "one_line",
-    "printable",
-    "ran_out_of_memory",
-    "require",
-]
-
 Options: TypeAlias = dict[str, Any]  # of methods, priors and models, by name
 # What a number may be; a symbol is one where torch.compile traces.
 WHOLE = (int, np.integer, SymInt)
@@ -50,8 +26,7 @@ REAL = (float, np.floating, SymFloat, *WHOLE)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, form: str = "{}") -> str:
-    """ "did you mean 'x'? " for the closest known names, at most `most`, each written as `form`; "" where none is close. A name
-    that differs in case alone is the closest."""
+    """ "did you mean 'x'? " for at most `most` close names, each written as `form`, those that differ in case first; or ""."""
     known = list(known)
     near = [name for name in known if name.casefold() == word.casefold()]
     near += [name for name in difflib.get_close_matches(word, known, n=most, cutoff=cutoff) if name not in near]
@@ -126,14 +101,12 @@ def check_grid(what: str, grid: object) -> None:
 
 def check_depth(depth: object) -> None:
     """ValueError unless `depth` is (layer from 0, number of layers), or None."""
-    if depth is None:
-        return
-    if not isinstance(depth, tuple | list) or len(depth) != 2:
+    pair = depth if isinstance(depth, tuple | list) and len(depth) == 2 else (0, 1) if depth is None else (1, 0)
+    if (
+        not all(isinstance(number, WHOLE) and not isinstance(number, bool) for number in pair)
+        or not 0 <= pair[0] < pair[1]
+    ):
         raise ValueError(f"depth must be (layer from 0, number of layers), got {depth!r}")
-    check_whole("the layer of depth", depth[0], 0)
-    check_whole("the number of layers of depth", depth[1], 1)
-    if depth[0] >= depth[1]:
-        raise ValueError(f"depth={depth!r}: expected a layer from 0 to {depth[1] - 1}")
 
 
 # Values, files, connections, devices, memory; and the libraries whose errors are none of these.

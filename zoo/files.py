@@ -30,37 +30,6 @@ from zoo.errors import did_you_mean, printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "FIGURE_FORMATS",
-    "LARGEST_JSON",
-    "data_folder",
-    "figure_output",
-    "file_digests",
-    "file_sha256",
-    "find_damage",
-    "make_folder",
-    "make_temporary",
-    "matching_files",
-    "near_file",
-    "new_folder",
-    "opened",
-    "parse_json",
-    "read_json",
-    "read_object",
-    "read_tensors",
-    "remove_abandoned",
-    "replacing",
-    "replacing_path",
-    "save_figure",
-    "seal",
-    "sealed_damage",
-    "sync",
-    "sync_tree",
-    "without_nan",
-    "write_json",
-    "write_text",
-]
-
 Digests = dict[str, dict[str, int | str]]  # path within a folder → {"bytes": its size, "sha256": hex digits}
 ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
 

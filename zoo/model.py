@@ -19,8 +19,6 @@ from zoo.layers import SequenceGroup
 from zoo.positions import Positions, Rotary2d
 from zoo.priors.base import Prior
 
-__all__ = ["ZooModel", "saved_model_damage"]
-
 SAVED, MANIFEST = ("config.json", "model.safetensors"), "manifest.json"
 
 

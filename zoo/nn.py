@@ -18,8 +18,6 @@ from zoo.methods import create_position
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 
-__all__ = ["PriorMultiheadAttention"]
-
 
 class PriorMultiheadAttention(nn.MultiheadAttention):
     """Torch's multi-head attention with a log-prior K on its logits.

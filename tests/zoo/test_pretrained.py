@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,26 +67,6 @@ def test_where_files_are(package: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "elsewhere" / FILE).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
         create_model(NAME)
-
-
-def test_a_repository_of_the_hub(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    file = Path(catalog.__file__).parent / "weights" / FILE
-
-    def fetch(repository: str, name: str, revision: str | None) -> str:
-        if (repository, name, revision) != ("me/weights", FILE, "v1"):
-            raise OSError("404 Client Error")
-        return str(file)
-
-    monkeypatch.setattr(hub, "hf_hub_download", fetch)
-    monkeypatch.setenv("PRIORZOO_WEIGHTS", "hf:me/weights@v1")
-    assert catalog.verified_file(NAME) == file
-    monkeypatch.setenv("PRIORZOO_WEIGHTS", "hf:me/weights")
-    with pytest.raises(FileNotFoundError, match="do not come from hf:me/weights: 404"):
-        catalog.verified_file(NAME)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImportError, match=r"pip install 'priorzoo\[hub\]'"):
-        catalog.verified_file(NAME)
 
 
 def test_a_damaged_manifest_is_an_error(package: Path) -> None:

@@ -15,8 +15,6 @@ from zoo.errors import Options
 from zoo.files import read_object, read_tensors, write_json
 from zoo.layers import execution_device
 
-__all__ = ["adapt", "load", "save"]
-
 
 class PriorAttention(Attention):
     """`timm.layers.Attention` with a prior on its logits; made of one by `adapt`."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -28,8 +28,11 @@ from recipes.commands import ConfigError
 from recipes.config import Json, Optim, Plan
 from recipes.runs import data_only, quarantine, seal
 from zoo.files import read_tensors, sync, sync_tree, write_text
-from zoo.layers import Attention, SequenceGroup
+from zoo.layers import Attention
 from zoo.model import ZooModel
+
+if TYPE_CHECKING:
+    from zoo.sequence import SequenceGroup
 
 T = TypeVar("T")
 
@@ -146,6 +149,8 @@ def sequence_group(size: int) -> SequenceGroup:
     DeepSpeed's `mpu=` is not used: it takes groups for tensor parallelism, and records that in checkpoints.
     """
     from deepspeed.sequence.layer import _SeqAllToAll
+
+    from zoo.sequence import SequenceGroup
 
     group, _ = torch.distributed.new_subgroups(size)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError
@@ -15,9 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo.files import file_digests, find_damage, read_object, read_tensors, replacing_path, write_json
-from zoo.layers import SequenceGroup
 from zoo.positions import Positions, Rotary2d
 from zoo.priors.base import Prior
+
+if TYPE_CHECKING:
+    from zoo.sequence import SequenceGroup
 
 SAVED, MANIFEST = ("config.json", "model.safetensors"), "manifest.json"
 

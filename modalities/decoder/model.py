@@ -162,7 +162,7 @@ class Decoder(ZooModel):
         for layer in self.layers:
             prior = cast(Block, layer).attention.prior
             try:
-                prior.of_heads(slice(0, 1))
+                prior.of_heads([0])
                 prior.content(self.embedding.weight.new_zeros(1, 1, config.dim))
                 dense = isinstance(prior.dense_bias(one, one, causal=True), Tensor)
             except ValueError as error:

@@ -107,9 +107,9 @@ class Alibi(Prior):
             return alibi_slopes(self.num_heads, device)
         return torch.tensor(self.fixed, dtype=torch.float64, device=device)
 
-    def of_heads(self, heads: slice) -> Prior:
+    def of_heads(self, heads: Sequence[int]) -> Prior:
         some = super().of_heads(heads)
-        some.__dict__["fixed"] = self._start("cpu").tolist()[heads]
+        some.__dict__["fixed"] = self._start("cpu")[list(heads)].tolist()
         return some
 
     def slopes(self, device: torch.device | str | None = None) -> Tensor:

@@ -9,6 +9,7 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,11 +89,11 @@ class PriorTerms:
             _agreed("offset", self.offset, other.offset),
         )
 
-    def of_heads(self, heads: slice) -> PriorTerms:
-        """The terms of some heads."""
+    def of_heads(self, heads: Sequence[int]) -> PriorTerms:
+        """The terms of some heads, in their order."""
 
         def cut(x: Tensor | None) -> Tensor | None:
-            return x if x is None or x.shape[1] == 1 else x[:, heads]
+            return x if x is None or x.shape[1] == 1 else x[:, list(heads)]
 
         table = None if self.table is None else self.table.of_heads(heads)
         lanes, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.carry)
@@ -234,8 +235,9 @@ class Prior(nn.Module):
             raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `content`")
         return contents[0]
 
-    def of_heads(self, heads: slice) -> Prior:
-        """This prior of some of its heads, with the same parameters; what it takes for x is `content(x)` of those heads.
+    def of_heads(self, heads: Sequence[int]) -> Prior:
+        """This prior of some of its heads, in their order, with the same parameters; what it takes for x is `content(x)` of
+        those heads.
 
         It makes their terms alone where `by_head` tells which parameters are whose, else those of all heads, and cuts them.
 
@@ -246,8 +248,8 @@ class Prior(nn.Module):
                 raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `by_head`")
             return _CutPrior(self, heads)
         some = copy.copy(self)
-        some.num_heads = len(range(self.num_heads)[heads])
-        cut = {n: p if p is None or n not in self.by_head else p[heads] for n, p in self._parameters.items()}
+        some.num_heads = len(heads)
+        cut = {n: p if p is None or n not in self.by_head else p[list(heads)] for n, p in self._parameters.items()}
         parts = {n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()}
         some.__dict__ |= {"_parameters": cut, "_modules": parts, "content": _unchanged}
         return some
@@ -336,8 +338,8 @@ def _unchanged(x: Tensor) -> Tensor:
 class _CutPrior(Prior):
     """Some heads of a prior: the terms of all of them, cut."""
 
-    def __init__(self, whole: Prior, heads: slice) -> None:
-        super().__init__(len(range(whole.num_heads)[heads]))
+    def __init__(self, whole: Prior, heads: Sequence[int]) -> None:
+        super().__init__(len(heads))
         self.whole, self.heads, self.num_lanes = whole, heads, whole.num_lanes
 
     def forward(

@@ -77,7 +77,7 @@ class GgdTable(ParametricTable):
     def params(self) -> Tensor:
         return (self.theta if self.train_mu else self.theta[:, :2]).flatten(0, 1)
 
-    def of_heads(self, heads: slice | Tensor) -> GgdTable:
+    def of_heads(self, heads: slice | Tensor | Sequence[int]) -> GgdTable:
         return replace(self, theta=self.theta[:, :, heads])
 
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +31,7 @@ class KerpleTable(ParametricTable):
     def params(self) -> Tensor:
         return self.theta
 
-    def of_heads(self, heads: slice | Tensor) -> KerpleTable:
+    def of_heads(self, heads: slice | Tensor | Sequence[int]) -> KerpleTable:
         return replace(self, theta=self.theta[:, heads])
 
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ Toeplitz blocks. Its rows are overlapping windows of the table and can be copied
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -59,7 +59,7 @@ class ParametricTable:
         """(P, H, N) ∂table/∂params at every column, without gradient; see `RelativeTable.displacements`."""
         raise NotImplementedError
 
-    def of_heads(self, heads: slice | Tensor) -> ParametricTable:
+    def of_heads(self, heads: slice | Tensor | Sequence[int]) -> ParametricTable:
         """The same function for some heads: a slice, or their indices."""
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class RelativeTable:
             bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
         return bias[None]
 
-    def of_heads(self, heads: slice | Tensor) -> RelativeTable:
+    def of_heads(self, heads: slice | Tensor | Sequence[int]) -> RelativeTable:
         """The table of some heads: a slice, or their indices."""
         parametric = None if self.parametric is None else self.parametric.of_heads(heads)
         return replace(self, table=self.table[heads], parametric=parametric)
@@ -346,7 +346,7 @@ class BlockedBias:
     k_row: Tensor
     extent: Tensor
     causal: bool
-    heads: range
+    heads: Sequence[int]
     dtype: torch.dtype
     requires_grad: bool
     hidden: int
@@ -373,15 +373,14 @@ class BlockedBias:
         parts = list(slices(q_row.shape[0], max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * self.hidden), 1)))
         remade = len(parts) > 1 and self.requires_grad and torch.is_grad_enabled()
         blocks = [checkpoint(some, part, use_reentrant=False) if remade else some(part) for part in parts]
-        block = (blocks[0] if len(parts) == 1 else torch.cat(blocks, dim=2))[:, self.heads.start : self.heads.stop][
-            :, heads
-        ]
+        block = blocks[0] if len(parts) == 1 else torch.cat(blocks, dim=2)
+        block = (block if self.heads == range(block.shape[1]) else block[:, list(self.heads)])[:, heads]
         return block if self.added is None else block + bias_block(self.added, heads, rows, num_keys)
 
-    def of_heads(self, heads: slice) -> BlockedBias:
+    def of_heads(self, heads: Sequence[int]) -> BlockedBias:
         """The same of some heads."""
-        added = self.added if self.added is None or self.added.shape[1] == 1 else self.added[:, heads]
-        return replace(self, heads=self.heads[heads], added=added)
+        added = self.added if self.added is None or self.added.shape[1] == 1 else self.added[:, list(heads)]
+        return replace(self, heads=[self.heads[head] for head in heads], added=added)
 
     def padded(self, before: int, after: int) -> BlockedBias:
         """With queries in front, and keys and as many queries at the end, at which K is any finite number."""
@@ -414,11 +413,11 @@ def whole_bias(bias: Bias) -> Tensor:
     return bias.block(every, every, bias.shape[3]) if isinstance(bias, BlockedBias) else bias
 
 
-def bias_of_heads(bias: Bias, heads: slice) -> Bias:
+def bias_of_heads(bias: Bias, heads: Sequence[int]) -> Bias:
     """`BlockedBias.of_heads`, also of a matrix, which the heads may share."""
     if isinstance(bias, BlockedBias):
         return bias.of_heads(heads)
-    return bias if bias.shape[1] == 1 else bias[:, heads]
+    return bias if bias.shape[1] == 1 else bias[:, list(heads)]
 
 
 def padded_bias(bias: Bias, before: int, after: int) -> Bias:

@@ -198,6 +198,9 @@ def _logits(call: AttentionCall, heads: Tensor, start: int, stop: int) -> tuple[
         prior = prior + call.table.of_heads(heads).rows(start, stop, call.num_keys).double()
     if call.terms.bias is not None:
         prior = prior + bias_block(call.terms.bias, heads, slice(start, stop), call.num_keys).double()
+    if call.sinks:
+        level = call.level.expand(-1, num_heads, -1, -1)[:, heads, start:stop].double()
+        prior = torch.where(call.exempt[:, None, None], level, prior)
     if call.query_scale is not None:
         scale = call.query_scale[:, heads, start:stop, None].double()
         content, prior = content * scale, prior * scale

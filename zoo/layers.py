@@ -134,6 +134,7 @@ class Attention(nn.Module):
         rotary: turns q and k.
         ssmax: row scale of the logits.
         window: keys a query sees, itself included; None for all.
+        sinks: tokens at the start of each document that are exempt from the prior and in every window.
         bias: whether the four projections have biases.
         scale_prior: whether `ssmax` scales the prior too (BAM) or the content alone.
 
@@ -155,6 +156,7 @@ class Attention(nn.Module):
         lanes: str = "inside",
         bias: bool = False,
         scale_prior: bool = True,
+        sinks: int = 0,
     ) -> None:
         super().__init__()
         if lanes not in LANES:
@@ -165,6 +167,7 @@ class Attention(nn.Module):
             check_whole(name, count, 1)
         if window is not None:
             check_whole("window", window, 1)
+        check_whole("sinks", sinks, 0)
         if dim % num_heads or num_heads % num_kv_heads:
             raise ValueError(f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}")
         self.num_heads, self.head_dim, self.lanes = num_heads, dim // num_heads, lanes
@@ -175,7 +178,7 @@ class Attention(nn.Module):
                 f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}, or lanes='beside'"
             )
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
-        self.window, self.causal = window, causal
+        self.window, self.causal, self.sinks = window, causal, sinks
         self.scale_prior = scale_prior
         self.query = nn.Linear(dim, num_heads * self.content_dim, bias=bias)
         self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
@@ -209,7 +212,9 @@ class Attention(nn.Module):
         scale = None if self.ssmax is None else self.ssmax(q_pos, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
-        options: Options = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
+        options: Options = dict(
+            query_scale=scale, segments=segments, window=self.window, sinks=self.sinks, kernel=kernel
+        )
         if cache is None and sequence is None:
             terms = self.prior(q_pos, positions, causal=self.causal, x=x)
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)

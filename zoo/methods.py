@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -46,6 +46,7 @@ class Position:
         rotary: rotates q and k, or None.
         embedding: adds to the token embedding, or None.
         window: sliding window in tokens, or None.
+        sinks: tokens at the start of each document that are exempt from the prior and in every window.
         options: the method's options as a saved model keeps them, see `Prior.stored_options`.
     """
 
@@ -53,7 +54,13 @@ class Position:
     rotary: Rotation | None = None
     embedding: nn.Module | None = None
     window: int | None = None
+    sinks: int = 0
     options: Options = field(default_factory=dict)
+
+    @property
+    def reach(self) -> int | None:
+        """Keys that a query sees: the window and the sinks; None: all."""
+        return None if self.window is None else self.window + self.sinks
 
 
 @dataclass(frozen=True)
@@ -226,7 +233,8 @@ def create_position(
         num_heads: H.
         train_context: tokens seen in training; passed to methods that take it.
         options: the method's options, as its class documents them; of a sum, each part's options under the part's name,
-            {"spectral": {"rank": 4}}. Parts of a sum start as they do alone, but for `SUM_OPTIONS`.
+            {"spectral": {"rank": 4}}. Parts of a sum start as they do alone, but for `SUM_OPTIONS`. Beside them every method
+            has the option `sinks`, see `Position`.
         lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a rotation turns follows.
 
     Raises:
@@ -234,7 +242,15 @@ def create_position(
     """
     check_whole("train_context", train_context, 1)
     supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}
-    return _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
+    if not isinstance(options, Mapping) or "sinks" not in options:
+        return _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
+    sinks = options["sinks"]
+    check_whole(f"sinks of {name!r}", sinks, 0)
+    others = {key: value for key, value in options.items() if key != "sinks"}
+    position = _create(name, line_methods(), {}, supplied, others, lanes, pairs=2)
+    if sinks and position.prior.is_zero and position.window is None:
+        raise ValueError(f"sinks={sinks}: {name!r} has neither a prior nor a window that they could be exempt from")
+    return replace(position, sinks=sinks, options=position.options | {"sinks": sinks})
 
 
 def create_grid_position(
@@ -256,6 +272,8 @@ def create_grid_position(
     """
     check_grid("train_grid", train_grid)
     check_depth(depth)
+    if isinstance(options, Mapping) and "sinks" in options:
+        raise ValueError(f"sinks of {name!r}: they are of a line of tokens; on a grid prefix tokens have no prior")
     supplied = {"dim": dim, "num_heads": num_heads, "train_grid": tuple(train_grid), "depth": depth}
     return _create(name, grid_methods(), GRID_PARTS, supplied, options, lanes, pairs=4)
 

@@ -74,8 +74,9 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(
                 f"position {position!r} is added to the embedding: add it there and use position='nope' here"
             )
-        self.position, self.prior, self.rotary, self.window = position, parts.prior, parts.rotary, parts.window
-        self.ssmax = SSMax(num_heads, train_context=train_context, causal=False, window=parts.window) if ssmax else None
+        self.position, self.prior, self.rotary = position, parts.prior, parts.rotary
+        self.window, self.sinks = parts.window, parts.sinks
+        self.ssmax = SSMax(num_heads, train_context=train_context, causal=False, window=parts.reach) if ssmax else None
         for part in (self.prior, self.rotary, self.ssmax):
             if part is not None:
                 part.to(self.out_proj.weight)
@@ -155,13 +156,13 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
-        call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown)
+        call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown, sinks=self.sinks)
         scale = None if self.ssmax is None else self._row_scale(call, q_pos)
         dropout, weights = self.dropout if self.training else 0.0, None
         if need_weights:
             heads, weights = attend(replace(call, query_scale=scale, dropout=dropout))
         else:
-            options: Options = dict(causal=is_causal, window=self.window, mask=shown, kernel=kernel)
+            options: Options = dict(causal=is_causal, window=self.window, mask=shown, sinks=self.sinks, kernel=kernel)
             heads = prior_attention(q, k, v, terms, query_scale=scale, dropout=dropout, **options)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
         out = out if self.batch_first else out.transpose(0, 1)

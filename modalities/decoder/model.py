@@ -361,7 +361,7 @@ def _block(config: DecoderConfig, position: Position) -> Block:
     ssmax = None
     if config.ssmax:
         context, start = config.train_context, config.ssmax_start
-        ssmax = SSMax(config.num_heads, train_context=context, window=position.window, start=start)
+        ssmax = SSMax(config.num_heads, train_context=context, window=position.reach, start=start)
     attention = Attention(
         config.dim,
         config.num_heads,
@@ -373,6 +373,7 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         window=position.window,
         bias=config.style == "gpt2",
         scale_prior=config.scale_prior,
+        sinks=position.sinks,
     )
     norm, mlp = STYLES[config.style]
     return Block(config.dim, attention, mlp(config.dim, config.hidden_dim), norm=norm)

@@ -76,9 +76,31 @@ def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.Monkey
     out, *saved, q, k = op.attention_op(*plain)
     folded = (q, k) if kind == "lanes" else plain[:2]
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
-    backward = (sums, *folded, *plain[2:9], out, *saved, *plain[12:19], kind == "lanes", kind == "bias")
+    backward = (
+        sums,
+        torch.ones_like(saved[0]) if kind == "bias" else None,
+        *folded,
+        *plain[2:9],
+        out,
+        *saved,
+        *plain[12:19],
+        kind == "lanes",
+        kind == "bias",
+    )
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
-    few = (folded[0][:, :, -2:], folded[1], *plain[2:4], None, None, True, 0, plain[14] + 12, [], *plain[16:18])
+    few = (
+        folded[0][:, :, -2:],
+        folded[1],
+        *plain[2:4],
+        None,
+        None,
+        True,
+        0,
+        plain[14] + 12,
+        [],
+        *plain[16:18],
+        kind == "bias",
+    )
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
 
 

@@ -288,11 +288,12 @@ def _positions(
         grid = layer.grid.positions(keys)
         return grid, grid
     k_pos = Positions.line(keys)
-    if not layer.prior.is_relative:
+    if layer.sinks or not layer.prior.is_relative:
         if window is not None and queries < keys and keys >= window:
+            what = "sinks depend" if layer.sinks else f"{type(layer.prior).__name__} depends"
             raise ValueError(
-                f"a cache of the last {window} keys does not tell their positions, which {type(layer.prior).__name__} depends "
-                "on: set sliding_window=None in the config before adapting, or use a prior of distance, such as ggd"
+                f"a cache of the last {window} keys does not tell their positions, on which {what}: set sliding_window=None in "
+                "the config before adapting, or use a prior of distance, such as ggd, without sinks"
             )
         if mask is not None:
             k_pos = Positions(keys, within=_within(mask, queries, keys, window if causal else None))

@@ -95,27 +95,27 @@ class LayerPrior(nn.Module):
     """A layer's log-prior K and, optionally, SSMax's scale; `grid` is None for a line of tokens.
 
     While K is the same for all keys, as with a prior that starts uniform, the layer's own attention gives the output, to the
-    bit; gradients are those of attention with K. On a grid with prefix tokens, whose K is 0, the table counts less its value
-    at the start (`level`), so that they keep their share of the attention.
+    bit; gradients are those of attention with K. With sinks or a grid's prefix tokens, whose K is 0, the table counts less its
+    value at the start (`level`), so that they keep their share of the attention.
     """
 
     level: Tensor | None
 
-    def __init__(self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None) -> None:
+    def __init__(self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None, sinks: int = 0) -> None:
         super().__init__()
-        self.prior, self.ssmax, self.grid = prior, ssmax, grid
+        self.prior, self.ssmax, self.grid, self.sinks = prior, ssmax, grid, sinks
         self._moved: object = None  # the parameters' versions at which K was found not to be uniform
         level = None
-        if grid is not None:  # (H,) the table's value at a patch's own place
-            one = Positions.grid(1, 1)
+        if grid is not None or sinks:  # (H,) the table's value at a token's own place
+            one = Positions.line(1) if grid is None else Positions.grid(1, 1)
             with torch.no_grad():
-                table = prior(one, one, causal=False).table
+                table = prior(one, one, causal=grid is None).table
             level = None if table is None else table.table[:, table.center].float()
         self.register_buffer("level", level)
 
     def terms(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
         terms = self.prior(q_pos, k_pos, causal=causal)
-        if self.level is None or terms.table is None or not k_pos.num_prefix:
+        if self.level is None or terms.table is None or not (k_pos.num_prefix or self.sinks):
             return terms
         lowered = terms.table.table - self.level.to(terms.table.table.dtype)[:, None]
         # The Jacobian of a table does not change with a constant.
@@ -171,8 +171,10 @@ class LayerPrior(nn.Module):
                 terms,
                 causal=causal and mask is None,
                 query_scale=scales,
+                segments=None if not self.sinks or k_pos.within is None else (k_pos.within == 0).cumsum(1),
                 mask=mask,
                 dropout=dropout,
+                sinks=self.sinks,
                 kernel=kernel,
             )
             return own().detach() + (out - out.detach()) if uniform and not dropout else out
@@ -188,14 +190,14 @@ class LayerPrior(nn.Module):
         if any(p.is_inference() for p in parameters):
             return False
         state = tuple((p.data_ptr(), p._version) for p in parameters)
-        if state == self._moved or not _uniform(terms, k_pos.num_prefix > 0):
+        if state == self._moved or not _uniform(terms, k_pos.num_prefix > 0 or self.sinks > 0):
             self._moved = state
             return False
         return True
 
 
 def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
-    """Whether no row of K varies by more than rounding; with prefix tokens, whether K is 0."""
+    """Whether no row of K varies by more than rounding; with prefix tokens or sinks, whether K is 0."""
     spread = torch.zeros(())
     with torch.no_grad():
         if terms.q_lanes is not None and terms.k_lanes is not None:
@@ -256,7 +258,7 @@ def create_layer(
                 f"position {position!r} depends on the layer's input; attention backends receive only q, k, v"
             )
         ssmax = SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
-        layer = LayerPrior(parts.prior, ssmax=ssmax, grid=grid)
+        layer = LayerPrior(parts.prior, ssmax=ssmax, grid=grid, sinks=parts.sinks)
     if request.alone and not any(p.requires_grad for p in layer.parameters()):
         raise ValueError(f"train='priors': position {position!r} has no parameters: nothing would be trained")
     return layer

@@ -74,6 +74,7 @@ class AttentionCall:
     window: int | None = None
     mask: Tensor | None = None
     dropout: float = 0.0
+    sinks: int = 0
 
     @property
     def num_queries(self) -> int:
@@ -98,8 +99,30 @@ class AttentionCall:
 
     @property
     def keys(self) -> Tensor:
-        """(B, Gk, S, R+d_c): keys with their lanes folded in."""
-        return self.k if self.terms.k_lanes is None else fold_lanes(self.k, self.terms.k_lanes)
+        """(B, Gk, S, R+d_c): keys with their lanes folded in, which are 0 for sinks (see `level`)."""
+        keys = self.k if self.terms.k_lanes is None else fold_lanes(self.k, self.terms.k_lanes)
+        if not self.sinks or self.terms.q_lanes is None:
+            return keys
+        column = torch.arange(keys.shape[-1], device=keys.device) < self.terms.q_lanes.shape[-1]
+        return keys.masked_fill(self.exempt[:, None, :, None] & column, 0.0)
+
+    @property
+    def exempt(self) -> Tensor:
+        """(1 or B, S) bool: the sinks, which no prior and no window hides."""
+        positions = Positions.line(self.num_keys) if self.segments is None else Positions.documents(self.segments)
+        return positions.index(self.q.device) < self.sinks
+
+    @property
+    def level(self) -> Tensor:
+        """(1 or B, 1 or H, T, 1) K of sinks, in float32 or wider. Lanes are K but for a constant of each row, and 0 of it is
+        what they are for the row's own key."""
+        q_lanes, k_lanes = self.terms.q_lanes, self.terms.k_lanes
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        if q_lanes is None:
+            return torch.zeros(1, 1, self.num_queries, 1, dtype=wide, device=self.q.device)
+        if k_lanes is None:
+            k_lanes = repeat_heads(self.k[..., : q_lanes.shape[-1]], self.q.shape[1])
+        return (q_lanes.to(wide) * k_lanes[:, :, self.offset :].to(wide)).sum(-1, keepdim=True)
 
     @property
     def queries(self) -> Tensor:
@@ -239,7 +262,9 @@ def single_documents(segments: Tensor) -> Tensor:
 def needs_mask(call: AttentionCall) -> bool:
     """Whether torch's attention needs a T × S mask for the call."""
     parts = (call.table, call.terms.bias, call.mask, call.segments, call.window)
-    return any(x is not None for x in parts) or (call.causal and call.num_queries not in (call.num_keys, 1))
+    if call.sinks or any(x is not None for x in parts):
+        return True
+    return call.causal and call.num_queries not in (call.num_keys, 1)
 
 
 def refuses_mask_and_dropout(call: AttentionCall) -> str | None:
@@ -260,11 +285,13 @@ def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_k
     j = torch.arange(last_key, device=call.q.device)
     distance = i[:, None] - j[None, :]
     mask = torch.ones_like(distance, dtype=torch.bool)
-    if call.causal:
-        mask &= distance >= 0
     if call.window is not None:
         mask &= distance.abs() < call.window
     mask = mask[None, None]
+    if call.window is not None and call.sinks:
+        mask = mask | call.exempt[:, None, None, :last_key]
+    if call.causal:
+        mask = mask & (distance >= 0)
     if call.segments is not None:
         rows = call.segments[:, call.offset + start : call.offset + stop]
         mask = mask & (rows[:, None, :, None] == call.segments[:, None, None, :last_key])

@@ -59,6 +59,11 @@ def check_call(call: AttentionCall) -> None:
         _check("segments", call.segments, (batch, keys), device, dtypes=IDS)
         if queries > keys:
             raise ValueError(f"documents need a key for every query, got {queries} queries, {keys} keys")
+    check_whole("sinks", call.sinks, 0)
+    if call.sinks and call.table is not None and call.table.origin is None:
+        raise ValueError(f"sinks={call.sinks}: they are of a line; prefix tokens of a grid have no prior as it is")
+    if call.sinks and queries > keys:
+        raise ValueError(f"sinks need a key for every query, got {queries} queries, {keys} keys")
     if call.mask is not None:
         _check("mask", call.mask, (batch, heads, queries, keys), device, free=2, dtypes=(torch.bool,))
     if not 0 <= call.dropout < 1:

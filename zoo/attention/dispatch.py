@@ -28,6 +28,7 @@ from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.attention.triton import TRITON
 from zoo.errors import did_you_mean
+from zoo.positions import document_starts
 from zoo.priors.base import PriorTerms
 
 __all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
@@ -69,7 +70,7 @@ def choose_kernel(
         return _choose_on_cuda(call, kernels, warned)
     if torch.compiler.is_compiling() or not has_values(call.q) or not (needs_mask(call) or TOEPLITZ.may_skip(call)):
         return "sdpa"
-    if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
+    if call.table is None and not call.sinks and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
     return "sdpa" if kernels["toeplitz"].refuses(call) else "toeplitz"
 
@@ -90,6 +91,7 @@ def skipping(enabled: bool) -> Iterator[Tally]:
 
 def skipped_share(call: AttentionCall) -> float:
     """The share of a call's visible logits that `kernel="auto"` leaves out: of tiles on CUDA, of blocks on the CPU."""
+    call = replace(call, sinks=0)
     if call.on_cuda:
         return 0.0 if call.mask is not None or call.dropout else triton.skipped_share(call)
     return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
@@ -149,6 +151,7 @@ def prior_attention(
     window: int | None = None,
     mask: Tensor | None = None,
     dropout: float = 0.0,
+    sinks: int = 0,
     kernel: str | Kernel = "auto",
 ) -> Tensor:
     """Attention with a log-prior K on its logits (GOAT eq. 5).
@@ -167,6 +170,8 @@ def prior_attention(
         mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen; causality, documents and window hide more. It takes
             T × S memory and no fused kernel serves it: prefer those three where they can say the same.
         dropout: p in [0, 1): each weight is set to 0 with probability p, or divided by 1 − p; pass 0 outside training.
+        sinks: the first so many tokens of each document, a run of ids, have K = 0 and are in every window; K in lanes, which
+            is one but for a constant of each row, is that of the row's own key.
         kernel: "auto" (see `choose_kernel`), a name of `KERNELS`, or a `Kernel`.
 
     Returns:
@@ -179,10 +184,14 @@ def prior_attention(
     if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
         query_scale = query_scale[None]
     terms = PriorTerms() if terms is None else terms
-    call = AttentionCall(q, k, v, terms, causal, query_scale, segments, window, mask, dropout)
+    call = AttentionCall(q, k, v, terms, causal, query_scale, segments, window, mask, dropout, sinks)
     check_call(call)
     if segments is not None and _hides_nothing(segments):
         call = replace(call, segments=None)
+    if sinks and terms == PriorTerms() and window is None:
+        call = replace(call, sinks=0)
+    if call.sinks and call.segments is not None:
+        call = replace(call, segments=document_starts(call.segments).cumsum(1))
     if isinstance(kernel, str):
         name = choose_kernel(call) if kernel == "auto" else kernel
         if name not in KERNELS:

@@ -32,13 +32,15 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     width, lanes = call.q.shape[-1], call.terms.q_lanes
     keys = repeat_heads(call.k, num_heads).to(wide)
     logits = call.q.to(wide) @ keys[..., -width:].transpose(-1, -2) / math.sqrt(width)
+    prior = torch.zeros_like(logits)
     if lanes is not None:
         k_lanes = keys[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.to(wide)
-        logits = logits + lanes.to(wide) @ k_lanes.transpose(-1, -2)
+        prior = prior + lanes.to(wide) @ k_lanes.transpose(-1, -2)
     if call.table is not None:
-        logits = logits + call.table.dense().to(wide)
+        prior = prior + call.table.dense().to(wide)
     if call.terms.bias is not None:
-        logits = logits + whole_bias(call.terms.bias).to(wide)
+        prior = prior + whole_bias(call.terms.bias).to(wide)
+    logits = logits + (torch.where(call.exempt[:, None, None], call.level, prior) if call.sinks else prior)
     if call.query_scale is not None:
         logits = logits * call.query_scale.to(wide)[..., None]
     mask = visible(call)

@@ -99,7 +99,7 @@ class SdpaKernel:
         bad: (B, H, S) bool, keys that make the logits of rows that see them NaN, as in `bad_keys`.
         """
         dtype = wide = q.dtype
-        if call.table is not None or call.terms.bias is not None:
+        if call.sinks or call.table is not None or call.terms.bias is not None:
             # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
             wide = torch.promote_types(dtype, torch.float32)
         values = None if call.table is None else call.table.table
@@ -184,6 +184,10 @@ def _mask(
     if call.terms.bias is not None:
         dense = bias_block(call.terms.bias, heads, block, last)
         bias = dense if bias is None else bias + dense
+    if call.sinks and (bias is not None or call.terms.q_lanes is not None):
+        level = call.level if call.level.shape[1] == 1 else call.level[:, heads]
+        rest = torch.zeros_like(level[:, :, block]) if bias is None else bias
+        bias = torch.where(call.exempt[:, None, None, :last], level[:, :, block], rest)
     if bias is None and bad is None:
         return shown
     if bias is not None and call.query_scale is not None:

@@ -64,6 +64,7 @@ class Case:
     biased: bool = False
     documents: int = 0
     gradients: bool = True
+    sinks: int = 0
 
 
 CASES = {
@@ -71,6 +72,7 @@ CASES = {
     "lanes": Case("alibi"),  # in bfloat16 the rounding of a slope's gradient is as large as itself
     "table": Case("t5", trained=True, queries=133, groups=2),
     "parametric table": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77),
+    "sinks": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77, sinks=3),
     "grid": Case("ggd2d", {"init": "alibi"}, shape=(12, 16), queries=193, keys=193),
     "dense bias": Case(queries=133, groups=2, biased=True),
     "decoding": Case("ggd", {"init": "alibi"}, queries=1, gradients=False, groups=2),
@@ -179,7 +181,7 @@ def _run(
             terms = prior(q_pos, k_pos, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
         scale = None if scale is None else scale[None]
-        call = AttentionCall(q, leaves["k"], leaves["v"], terms, causal, scale, segments)
+        call = AttentionCall(q, leaves["k"], leaves["v"], terms, causal, scale, segments, sinks=case.sinks)
         if kernel.refuses(call):
             return None
         output = kernel.run(call)

@@ -35,6 +35,7 @@ from zoo.attention.base import (
     single_documents,
 )
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
+from zoo.attention.sinks import attend_with_sinks
 from zoo.positions import document_starts
 
 __all__ = ["ToeplitzKernel"]
@@ -80,14 +81,23 @@ class ToeplitzKernel:
             return "the table is over a grid, where K is not a function of i − j"
         if call.window is not None and -call.offset >= call.window:
             return "no key is in the window of the first queries, and it needs one in each row"
+        if call.sinks and call.segments is not None and not call.causal:
+            return "sinks of several documents need causal attention"
         return refuses_mask_and_dropout(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
-        call, own = aligned(call)
-        return self._attend(call)[:, :, own]
+        if call.sinks:
+            return attend_with_sinks(call, self.attend)
+        return self.attend(call, wants_lse=False)[0]
 
-    def _attend(self, call: AttentionCall) -> Tensor:
+    def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
+        """The output, and the log-sum-exp of the logits (B, H, T), or no numbers where it is not wanted."""
+        call, own = aligned(call)
+        out, lse = self._attend(call, wants_lse)
+        return out[:, :, own], lse[..., own]
+
+    def _attend(self, call: AttentionCall, wants_lse: bool) -> tuple[Tensor, Tensor]:
         num_heads, width = call.q.shape[1], call.v.shape[-1]
         queries, keys, values = call.queries, call.keys, call.v
         if keys.shape[-1] != width:  # the fused kernel has one width for all three
@@ -99,17 +109,20 @@ class ToeplitzKernel:
             scale = scale.to(table.dtype)
         grouped = keys.shape[1] == values.shape[1] != num_heads
         if call.num_queries == 1 and grouped and not needs_grad(queries, keys, values, table, scale):
-            return _decode_grouped(call, self.one_block, queries, keys, values, table, scale)[..., :width]
+            out, lse = _decode_grouped(call, self.one_block, queries, keys, values, table, scale)
+            return out[..., :width], lse
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
         reach, left_out, _ = self.find_reach(call, queries, keys, table, scale)
         if (tally := TALLY.get()) is not None:
             tally.left_out += left_out
-        if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:  # torch's own causal attention
+        if reach is None and not (wants_lse or needs_mask(call)) and call.num_keys >= self.least_keys:
             queries, keys, values = pad_heads(queries, keys, values)
             causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone
-            return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=1.0)[..., :width]
-        job = _Job(call, self, reach)
-        return _ToeplitzAttention.apply(queries, keys, values, table, scale, job)[..., :width]
+            out = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=1.0)
+            return out[..., :width], out.new_empty(0)
+        job = _Job(call, self, reach, wants_lse)
+        out, lse = _ToeplitzAttention.apply(queries, keys, values, table, scale, job)
+        return out[..., :width], lse
 
     def kept_rows(self, call: AttentionCall) -> int:
         """Rows of a block whose P is kept: two blocks leave out a quarter of the causal square; more save no time."""
@@ -346,7 +359,7 @@ def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
 
 def _decode_grouped(
     call: AttentionCall, one_block: int, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """One query per head: the heads of a group are the rows of one call that shares their keys, which are not copied."""
     groups = k.shape[1]
     bias = _Bias(call, table, scale)
@@ -356,9 +369,11 @@ def _decode_grouped(
         mask = mask.expand(-1, q.shape[1], -1, -1).unflatten(1, (groups, -1)).squeeze(3)
         rows = q[block.batch].unflatten(1, (groups, -1)).squeeze(3)
         k_block, v_block = k[block.batch, :, block.keys], v[block.batch, :, block.keys]
-        part = _fused(rows, k_block, v_block, 0.0, False, attn_mask=mask, scale=1.0)
-        parts.append(part[0].flatten(1, 2)[:, :, None])
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+        part, lse = _fused(rows, k_block, v_block, 0.0, False, attn_mask=mask, scale=1.0)
+        parts.append((part.flatten(1, 2)[:, :, None], lse.flatten(1, 2)[:, :, None]))
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
 class _ToeplitzAttention(torch.autograd.Function):
@@ -368,22 +383,26 @@ class _ToeplitzAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, table, scale, job):
         bias = _Bias(job.call, table, scale)
-        short = q.shape[2] > 1 and k.shape[2] <= job.sizes.keep_keys * k.shape[3]
-        out, weights = job.forward_short(bias, q, k, v) if short else (job.forward(bias, q, k, v), [])
+        short = q.shape[2] > 1 and k.shape[2] <= job.sizes.keep_keys * k.shape[3] and not job.wants_lse
+        lse = bias.table.new_empty(q.shape[:3] if job.wants_lse else 0)
+        out, weights = job.forward_short(bias, q, k, v) if short else (job.forward(bias, q, k, v, lse), [])
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(q, k, v, table, scale, out, *weights)
             ctx.job = job
-        return out
+        if not job.wants_lse:
+            ctx.mark_non_differentiable(lse)
+        return out, lse
 
     @staticmethod
-    def backward(ctx, grad_out):
+    def backward(ctx, grad_out, grad_lse):
         if torch.is_grad_enabled():  # under create_graph; autograd's own guard silently accepts a constant grad_out
             raise RuntimeError(
                 "kernel 'toeplitz' has no second derivative; use kernel='reference' with create_graph=True"
             )
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
         job, bias = ctx.job, _Bias(ctx.job.call, table, scale)
-        return *job.backward(bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights), None
+        grads = grad_out, grad_lse if job.wants_lse else None
+        return *job.backward(bias, q, k, v, table, out, grads, ctx.needs_input_grad, weights), None
 
 
 @dataclass(frozen=True)
@@ -393,9 +412,10 @@ class _Job:
     call: AttentionCall
     sizes: ToeplitzKernel
     reach: Reach | None
+    wants_lse: bool
 
-    def forward(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Output, from the fused kernel, a block of queries at a time."""
+    def forward(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> Tensor:
+        """Output, from the fused kernel, a block of queries at a time; `lse` is written where it is wanted."""
         sizes, out, space = self.sizes, torch.empty_like(q), Workspace(bias.table.dtype)
         blocks = plan_blocks(self.call, sizes.forward_rows, sizes.one_block, self.reach)
         written = bias.scale is not None or any(block.mixed for block in blocks)
@@ -407,7 +427,10 @@ class _Job:
                 buffer = space.view(lead, *block.shape[1:])
             mask = bias.block(block, buffer)
             inputs = q[here, heads, rows].flip(2), k[here, heads, keys], v[here, heads, keys]
-            out[here, heads, rows] = _fused(*inputs, 0.0, False, attn_mask=mask, scale=1.0)[0].flip(2)
+            part, part_lse = _fused(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
+            out[here, heads, rows] = part.flip(2)
+            if self.wants_lse:
+                lse[here, heads, rows] = part_lse.flip(2)
         return out
 
     def forward_short(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -434,12 +457,13 @@ class _Job:
         v: Tensor,
         table: Tensor,
         out: Tensor,
-        grad_out: Tensor,
+        grads: tuple[Tensor, Tensor | None],
         needs: tuple[bool, ...],
         weights: list[Tensor],
     ) -> tuple[Tensor | None, ...]:
         """Gradients of q, k, v, table and scale, block by block in float32 or float64."""
         call, sizes, wide, scale = self.call, self.sizes, table.dtype, bias.scale
+        grad_out, grad_lse = grads
         keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
         # dS has no sum in its row, but for the rounding of δ. The gradient of a row scale is the sum of dS times logits, to
         # which that adds what they have in common, large where a prior has grown. δ = Σ P ∘ dP rounds as its own terms do;
@@ -471,6 +495,8 @@ class _Job:
             ds = torch.mul(dp, p, out=buffer[..., :width])
             if delta is None:
                 ds.addcmul_(p, ds.sum(-1, keepdim=True), value=-1)
+            if grad_lse is not None:
+                ds.addcmul_(p, grad_lse[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
             grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
             grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
             grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)

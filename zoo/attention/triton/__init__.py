@@ -12,8 +12,10 @@ On the CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), fo
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from zoo.attention.base import (
     traced_as_constant,
 )  # fmt: skip
 from zoo.attention.reach import SKIPS
+from zoo.attention.sinks import attend_with_sinks
 from zoo.priors import alibi
 from zoo.priors.tables import BlockedBias, FusedTable
 
@@ -113,10 +116,16 @@ class TritonKernel:
             return "its table is neither over a line nor over a grid"
         if call.segments is not None and call.offset < 0:
             return "documents need a key for every query"
+        if call.sinks and call.segments is not None and not call.causal:
+            return "sinks of several documents need causal attention"
         return refuses_mask_and_dropout(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""
+        return attend_with_sinks(call, self.attend) if call.sinks else self.attend(call, wants_lse=False)[0]
+
+    def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
+        """The output, and the log-sum-exp of the logits (B, H, T), no numbers where it is not wanted."""
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
         table, bias, scalars, terms = call.table, call.terms.bias, _scalars(call), call.terms
@@ -126,18 +135,22 @@ class TritonKernel:
         if few and not needs_grad(*leaves, None if table is None else table.table):
             q, k, v, row_scale, segments = _operands(call)
             decode = decode_op if torch.compiler.is_compiling() or not has_values(q) else fused_decode
-            return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
+            values = None if table is None else table.table.float()
+            out, lse2 = decode(q, k, v, values, row_scale, segments, *scalars, wants_lse)
+            return out, lse2 * math.log(2.0)
         values = params = jacobian = values2 = None
         if table is not None:
-            fused = FusedTable.of(table, causal=call.causal)
+            # A log-sum-exp is of the table itself, and not of one that is less a constant.
+            fused = FusedTable.of(replace(table, origin=None) if wants_lse else table, causal=call.causal)
             values, params, jacobian, values2 = fused.values, fused.params, fused.jacobian, fused.values2
         q, k, v, row_scale, segments = _operands(call, apart=True)
         least = self.least_keys if segments is None else self.least_keys // 4
         skip = _skips() and call.num_keys >= least and _may_skip(call)
-        return fused_attention(
+        out, lse2 = fused_attention(
             q, k, v, values, row_scale, segments, bias, params, jacobian, values2, terms.q_lanes, terms.k_lanes,
-            *scalars, _constant_from(call), skip,
+            *scalars, 0 if wants_lse else _constant_from(call), skip,
         )  # fmt: skip
+        return out, lse2 * math.log(2.0) if wants_lse else lse2
 
 
 TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs

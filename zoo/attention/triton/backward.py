@@ -85,14 +85,18 @@ def _delta(
 
 
 class OutputGradient(NamedTuple):
-    """What gives ds of a call: dO (B,H,T,Dv), its last axis contiguous; lse2 and δ (B,H,T) float32."""
+    """What gives ds of a call: dO (B,H,T,Dv), its last axis contiguous; lse2 and δ (B,H,T) float32; the gradient of the
+    log-sum-exp, which δ is less, or None."""
 
     grad_out: Tensor
     lse2: Tensor
     delta: Tensor
+    grad_lse: Tensor | None = None
 
 
-def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geometry) -> OutputGradient:
+def output_gradient(
+    grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geometry, grad_lse2: Tensor | None = None
+) -> OutputGradient:
     """dO with δ = Σ_d dO·O, the softmax term of every ds of a row; `out` (B,H,T,Dv) and lse2 are of the forward pass."""
     g = geometry
     grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
@@ -103,7 +107,10 @@ def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geome
             grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
             WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
         )  # fmt: skip
-    return OutputGradient(grad_out, lse2, delta)
+    if grad_lse2 is None:
+        return OutputGradient(grad_out, lse2, delta)
+    grad_lse = (grad_lse2 * LOG2E.value).contiguous()
+    return OutputGradient(grad_out, lse2, delta - grad_lse, grad_lse)
 
 
 # Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would specialise them: a tensor comes
@@ -234,7 +241,7 @@ def _dkdv(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params, jacobian_p,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, d_lse, plan, jacobian, dq, d_scale, d_params, jacobian_p,
     scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
@@ -362,7 +369,9 @@ def _dq(
     store_tile(dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, opaque_zero)
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
-        # δ of a rounded output leaves Σ_j ds ≠ 0, by which what the row's logits have in common would enter.
+        # δ of a rounded output leaves Σ_j ds off its value, by which what the row's logits have in common would enter.
+        if d_lse is not None:
+            residue -= tl.load(d_lse + row * queries + tokens, mask=tokens < queries, other=0.0)
         tl.store(d_scale + row * queries + tokens, (scale_sum - residue * mean) / LOG2E, mask=tokens < queries)
     for param in tl.static_range(PARAMS):
         sum_rows = param_sums[param][:, None] * scale / LOG2E
@@ -450,7 +459,7 @@ def attention_backward(
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
     row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
     jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
-    grad_out, lse2, delta = upstream
+    grad_out, lse2, delta, grad_lse = upstream
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     shape = shape_arguments(call)
     options = shape_options(g) | {"TILE": common.TILE, "PARTS": loops(q, segments)}
@@ -481,8 +490,8 @@ def attention_backward(
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,
-            strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
+            *given, table2, call.pairs, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows,
+            jacobian2, strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
             BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     d_params = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()

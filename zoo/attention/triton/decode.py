@@ -148,7 +148,7 @@ def _partial(
 
 @triton.jit(do_not_specialize=["queries", "splits"])
 def _combine(
-    part_ptr, lse_ptr, out_ptr, sob, soh, sot, groups, group, queries, splits,
+    part_ptr, lse_ptr, out_ptr, total_ptr, sob, soh, sot, groups, group, queries, splits,
     WV: tl.constexpr, DV: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
     """out = Σ_s 2^(lse_s − max lse)·part_s / Σ_s 2^(lse_s − max lse) of one row, splits in ascending order."""
@@ -162,6 +162,9 @@ def _combine(
     top = tl.max(lse, 0)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2(lse - top), 0)
+    h = bg % groups * group + row % group
+    if total_ptr is not None:
+        tl.store(total_ptr + ((bg // groups) * (groups * group) + h) * queries + row // group, top + tl.log2(total))
     acc = tl.zeros([DV], tl.float32)
     for s in range(0, splits, CHUNK):
         some = s + tl.arange(0, CHUNK)
@@ -171,7 +174,7 @@ def _combine(
         values = tl.load(part_ptr + part[:, None] * WV + dv[None, :], mask=valid, other=0.0)
         acc += tl.sum(tl.exp2(logs - top)[:, None] * values, 0)
     out = narrow(acc / tl.where(total > 0.0, total, 1.0), out_ptr.dtype.element_ty)
-    out_at = bg // groups * sob + (bg % groups * group + row % group) * soh + (row // group).to(tl.int64) * sot
+    out_at = bg // groups * sob + h * soh + (row // group).to(tl.int64) * sot
     tl.store(out_ptr + out_at + dv, out, mask=dv < WV)
 
 
@@ -200,7 +203,7 @@ def _slots_of(device: torch.device, warps: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * (2 if warps == 4 else 1)
 
 
-def decode(call: Operands, *, splits: int | None = None) -> Tensor:
+def decode(call: Operands, *, splits: int | None = None, wants_lse: bool = False) -> tuple[Tensor, Tensor]:
     """Attention of few queries,  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, origin + i − j]),  on a line.
 
     Keys are read once per 64 rows of T·H/G, in float32 per 32. No gradient. The result is the same from run to run.
@@ -210,7 +213,7 @@ def decode(call: Operands, *, splits: int | None = None) -> Tensor:
         splits: number of splits of the keys; None chooses for the device.
 
     Returns:
-        (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv).
+        (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); log2-sum-exp (B,H,T) float32, empty unless it is wanted.
 
     Raises:
         ValueError: on a grid; for other shapes, dtypes or strides; for a table that is too short.
@@ -221,10 +224,10 @@ def decode(call: Operands, *, splits: int | None = None) -> Tensor:
         _expect(f"{name}'s shape", tuple(x.shape), (g.batch, g.groups, g.keys, width))
         _expect(f"{name}'s dtype", x.dtype, call.q.dtype)
         _expect(f"{name}'s last stride", x.stride(-1), 1)
-    return _launch(call, splits)
+    return _launch(call, splits, wants_lse)
 
 
-def _launch(call: Operands, splits: int | None) -> Tensor:
+def _launch(call: Operands, splits: int | None, wants_lse: bool) -> tuple[Tensor, Tensor]:
     """Both kernels, or only the first for one split."""
     q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
     q, k, v = common.last_axis_contiguous(q), call.k, call.v
@@ -242,7 +245,8 @@ def _launch(call: Operands, splits: int | None) -> Tensor:
         fewest = FEWEST_KEYS
     unit = math.gcd(16 // q.element_size(), *k_strides, *v_strides)
     part, lse = out, None
-    if splits > 1:
+    total = torch.empty(out.shape[:3] if wants_lse else 0, dtype=torch.float32, device=q.device)
+    if splits > 1 or wants_lse:
         part = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)
         lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
     with on_device(q):
@@ -256,12 +260,12 @@ def _launch(call: Operands, splits: int | None) -> Tensor:
             WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, CAUSAL=g.causal,
             num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
-        if splits > 1:
+        if lse is not None:
             _combine[g.batch * g.groups * rows,](
-                part, lse, out, *out.stride()[:3], g.groups, group, g.queries, splits,
+                part, lse, out, total if wants_lse else None, *out.stride()[:3], g.groups, group, g.queries, splits,
                 WV=g.width_v, DV=dv, SPLITS=power_of_two(splits), num_warps=4,
             )  # fmt: skip
-    return out
+    return out, total
 
 
 def _expect(what: str, found: object, wanted: object) -> None:

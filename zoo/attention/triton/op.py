@@ -118,6 +118,7 @@ def _attention(
 @torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
 def _backward_op(
     grad_out: Tensor,
+    grad_lse2: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -143,7 +144,7 @@ def _backward_op(
     """Gradients of q, k, v, table, row_scale, bias and params; empty tensors for absent ones."""
     call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
     plan = Plan(rows, call.geometry) if rows.numel() else None
-    upstream = output_gradient(grad_out, out, lse2, call.geometry)
+    upstream = output_gradient(grad_out, out, lse2, call.geometry, grad_lse2)
     log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
     dq, dk, dv, d_scale, d_params = attention_backward(call, upstream, plan, jacobian, log_factor)
     d_table = None
@@ -178,7 +179,7 @@ def _(q, k, v, table, row_scale, segments, bias, params, jacobian, table2, q_lan
 
 
 @_backward_op.register_fake
-def _(grad_out, q, k, v, table, row_scale, segments, bias, params, jacobian, *rest):
+def _(grad_out, grad_lse2, q, k, v, table, row_scale, segments, bias, params, jacobian, *rest):
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
 
@@ -195,13 +196,13 @@ def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(q_saved, k_saved, *others, *outputs)
     ctx.scalars = (causal, window, origin, grid, lanes, softmax_scale, constant_from)
     ctx.groups, ctx.apart = k.shape[1], [None if x is None else (x.shape, x.dtype) for x in (q_lanes, k_lanes)]
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, grad_out, *_):
+def _gradients(ctx, grad_out, grad_lse2, *_):
     needs, lanes = ctx.needs_input_grad, ctx.scalars[4]
-    dq, dk, dv, *grads = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3], needs[6])
+    dq, dk, dv, *grads = _backward_op(grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs[3], needs[6])
     of = (needs[3], needs[4], needs[6], needs[7])
     d_table, d_scale, d_bias, d_params = (g if need else None for g, need in zip(grads, of, strict=True))
     lane_grads: list[Tensor | None] = [None, None]
@@ -236,11 +237,11 @@ class _Attention(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-def fused_attention(q: Tensor, *others: object) -> Tensor:
-    """The attention of `attention_op`, with its arguments; differentiable."""
+def fused_attention(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    """The attention of `attention_op`, with its arguments, and the log2-sum-exp; both differentiable."""
     by_torch = torch.compiler.is_compiling() or not has_values(q)  # which propagates shapes by the operator
     attend = attention_op if by_torch else _Attention.apply
-    return attend(q, *others)[0]
+    return attend(q, *others)[:2]
 
 
 def fused_decode(
@@ -256,11 +257,13 @@ def fused_decode(
     grid: list[int],
     lanes: int,
     softmax_scale: float,
-) -> Tensor:
-    """`attention_op` of few queries on a line, without gradients; arguments as there."""
+    wants_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """`attention_op` of few queries on a line, without gradients: its output and log2-sum-exp, empty if not wanted."""
     table = None if table is None else last_axis_contiguous(table)
     return decode(
-        operands(q, k, v, table, row_scale, segments, None, causal, window, origin, grid, lanes, softmax_scale)
+        operands(q, k, v, table, row_scale, segments, None, causal, window, origin, grid, lanes, softmax_scale),
+        wants_lse=wants_lse,
     )
 
 
@@ -270,4 +273,5 @@ decode_op = torch.library.custom_op("priorzoo::attention_decode", mutates_args=(
 
 @decode_op.register_fake
 def _(q, k, v, *rest):
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    return out, q.new_empty(q.shape[:3] if rest[-1] else 0, dtype=torch.float32)

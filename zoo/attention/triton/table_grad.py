@@ -228,7 +228,7 @@ def table_gradient(
     assert table2 is not None
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
     row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
-    grad_out, lse2, delta = upstream
+    grad_out, lse2, delta, _ = upstream
     grid = g.grid_width > 0
     line_q, line_k, lines = (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
     options = shape_options(g)

@@ -1,0 +1,269 @@
+"""Sinks: the first n tokens of a document are exempt from the prior and the window, in every kernel, cache and model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import zoo
+from tests.device import DEVICE, some
+from tests.zoo.test_attention import CASES, HEADS, REALISED, build, evaluate, of_small_blocks, terms_of
+from tests.zoo.test_reach import SKIPPING, WHOLE, decaying
+from zoo import Positions, create_model, create_prior, prior_attention
+from zoo.attention import KERNELS, skipping, triton
+from zoo.attention.base import AttentionCall
+from zoo.attention.triton import TritonKernel
+from zoo.layers import Attention
+from zoo.methods import create_grid_position, create_position
+from zoo.nn import PriorMultiheadAttention
+from zoo.priors.base import PriorTerms
+from zoo.priors.tables import whole_bias
+
+LINES = [name for name, case in CASES.items() if case.grid is None]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "realised", "sinks"),
+    [
+        (
+            ("sdpa", "toeplitz")[n // len(LINES)],
+            name,
+            REALISED[(n % len(LINES) + n // len(LINES)) % 4],
+            (1, 4, 50)[n % 3],
+        )
+        for n, name in enumerate(2 * [name for name in LINES if name != "more-queries"])
+    ],
+)
+def test_kernel_equals_the_oracle_with_every_gradient(kernel: str, name: str, realised: str, sinks: int) -> None:
+    case = CASES[name]
+    leaves, options = build(case, realised)
+    options |= {"sinks": sinks}
+    call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), **options)
+    attend = of_small_blocks("sdpa" if zoo.attention.KERNELS[kernel].refuses(call) else kernel, case)
+    expected, got = evaluate(leaves, options, "reference"), evaluate(leaves, options, attend)
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-11, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("name", "realised"), [("everything", "both"), ("window-bidirectional", "table"), ("documents", "lanes")]
+)
+def test_the_oracle_is_attention_with_the_prior_taken_out(name: str, realised: str) -> None:
+    """By a bias with zeros in the columns of sinks, and a mask, document by document."""
+    case, sinks = CASES[name], 3
+    leaves, options = build(case, realised)
+    got = evaluate(leaves, options | {"sinks": sinks}, "reference")["out"]
+    prior, shown = terms_of(leaves).dense().expand(2, -1, -1, -1).clone(), torch.zeros(2, 1, case.queries, case.keys)
+    lanes = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes")).dense().expand(1, HEADS, case.queries, case.keys)
+    level = lanes[..., case.keys - case.queries :].diagonal(dim1=2, dim2=3)
+    for b in range(2):
+        documents = [0] * case.keys if options["segments"] is None else options["segments"][b].tolist()
+        for j in range(case.keys):
+            exempt = j - documents.index(documents[j]) < sinks
+            if exempt:
+                prior[b, :, :, j] = level[0]
+            for i in range(case.queries):
+                at = i + case.keys - case.queries
+                near = case.window is None or abs(at - j) < case.window or exempt
+                shown[b, 0, i, j] = near and documents[at] == documents[j] and not (case.causal and j > at)
+    plain = {"causal": False, "mask": shown.bool()}
+    torch.testing.assert_close(got, evaluate(leaves, plain, "reference", terms=PriorTerms(bias=prior))["out"])
+
+
+def test_biases_that_are_made_by_blocks_and_half_precision() -> None:
+    prior, line = create_prior("fire", num_heads=2, train_context=9), Positions.line(300)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
+    terms = prior(line, line, causal=True)
+    bias = whole_bias(terms.bias).index_fill(3, torch.arange(2), 0.0)
+    expected = prior_attention(q, k, v, PriorTerms(bias=bias), causal=True)
+    torch.testing.assert_close(prior_attention(q, k, v, terms, causal=True, sinks=2), expected)
+    table = decaying("ggd")(line, line, causal=True)
+    truth = prior_attention(q.double(), k.double(), v.double(), table, causal=True, sinks=2, kernel="reference")
+    half = prior_attention(*(x.bfloat16() for x in (q, k, v)), table, causal=True, sinks=2, kernel="toeplitz")
+    assert (half.double() - truth).abs().max() < 8 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("name", ["ggd", "alibi", "goat"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_the_work_stays_that_of_the_reach(name: str, documents: bool) -> None:
+    """As many logits are left out as without sinks, and outputs and gradients are those of all logits."""
+    prior, line = decaying(name).float(), Positions.line(900)
+    segments = (torch.arange(900) >= 400).long()[None] if documents else None
+    torch.manual_seed(0)
+    q, k, v = (0.3 * torch.randn(1, 2, 900, 16) for _ in range(3))
+    leaves = [x.requires_grad_() for x in (q, k, v)] + [p for p in prior.parameters() if p.requires_grad]
+    results, left_out = [], []
+    for kernel, sinks in ((WHOLE, 4), (SKIPPING, 4), (SKIPPING, 0)):
+        with skipping(True) as tally:
+            terms = prior(line, line, causal=True)
+            out = prior_attention(q, k, v, terms, causal=True, segments=segments, sinks=sinks, kernel=kernel)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
+        left_out.append(tally.left_out)
+    assert left_out[0] == 0 and left_out[1] > 0.9 * left_out[2] > 0.1 * 2 * 900 * 450
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short calls of the fused kernel get several tiles, and a plan."""
+    from zoo.attention.triton import common
+
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(common, "TILE", 16)
+    monkeypatch.setitem(KERNELS, "triton", TritonKernel(least_keys=1))
+
+
+TRITON = [
+    ("everything", "both"),
+    ("offset", "table"),
+    ("grouped", "lanes"),
+    ("decode-documents", "both"),
+    ("scale", "both"),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "realised"), some(TRITON, 4))
+def test_the_fused_kernel_equals_the_oracle(name: str, realised: str, small_tiles: None) -> None:
+    case = CASES[name]
+    leaves, options = build(case, realised)
+    low = {key: leaf.detach().to(DEVICE).float().requires_grad_() for key, leaf in leaves.items()}
+    exact = {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
+    truth = evaluate(exact, options | {"sinks": 3}, "reference")
+    options = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in options.items()}
+    for key, value in evaluate(low, options | {"sinks": 3}, "triton").items():
+        error = float((value.cpu().double() - truth[key]).detach().abs().max())
+        assert error <= 400 * 2**-24 * max(1.0, float(truth[key].detach().abs().max())), key
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_fused_kernel_leaves_out_and_trains_laws_and_scales(small_tiles: None) -> None:
+    """A law that decays, whose constant no log-sum-exp may lose; decoding, whose splits are joined."""
+    prior, line = decaying("ggd").float().to(DEVICE), Positions.line(90)
+    torch.manual_seed(0)
+    q, k, v = (0.3 * torch.randn(1, 2, 90, 16, device=DEVICE).requires_grad_() for _ in range(3))
+    scale = torch.linspace(0.5, 2, 90, device=DEVICE).expand(2, 90).clone().requires_grad_()
+    leaves, results = [q, k, v, scale, *(p for p in prior.parameters() if p.requires_grad)], []
+    for kernel in ("reference", "triton"):
+        terms = prior(line, line, causal=True)
+        out = prior_attention(q, k, v, terms, causal=True, query_scale=scale, sinks=3, kernel=kernel)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
+    call = AttentionCall(q, k, v, terms, True, scale[None], sinks=3)
+    assert triton.skipped_share(call) > 0.05
+    for truth, got in zip(*results, strict=True):
+        if truth is not None:
+            torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5 * max(1.0, float(truth.detach().abs().max())))
+    with torch.no_grad():
+        terms = prior(line.tail(1), line, causal=True)
+        last = [
+            prior_attention(q[:, :, -1:], k, v, terms, causal=True, sinks=3, kernel=x) for x in ("reference", "triton")
+        ]
+    torch.testing.assert_close(last[1], last[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["ggd", "ggd_goat", "local", "cable", ["alibi", "local"]])
+@torch.no_grad()
+def test_a_cache_goes_on_where_the_sinks_were(position: str | list[str]) -> None:
+    """Chunks and single tokens of packed and padded rows, on whole texts, whose last rows would differ without sinks."""
+    torch.manual_seed(0)
+    names = [position] if isinstance(position, str) else position
+    options: dict[str, Any] = {"sinks": 3} if isinstance(position, str) else {name: {"sinks": 3} for name in names}
+    sizes = dict(num_layers=2, dim=64, num_heads=2, num_kv_heads=1, hidden_dim=64, train_context=16)
+    make = dict(position=position, ssmax=True, **sizes)
+    model = create_model("text_ggd_tiny", position_options=options, **make).eval()
+    without = create_model("text_ggd_tiny", position_options={}, **make).eval()
+    for parameter in (p for layer in model.layers for p in layer.attention.prior.parameters()):
+        parameter.add_(0.5 * torch.rand_like(parameter))
+    without.load_state_dict(model.state_dict())
+    ids = torch.randint(0, 256, (2, 60))
+    segments = (torch.arange(60) >= torch.tensor([[25], [7]])).long() - 1
+    for documents in (None, segments):
+        whole, cache = model(ids, segments=documents), model.new_cache()
+        assert (whole - without(ids, segments=documents))[:, 55:].abs().max() > 1e-3
+        for part in (slice(2), slice(2, 3), slice(3, 30), *(slice(n, n + 1) for n in range(30, 60))):
+            given = None if documents is None else documents[:, part]
+            torch.testing.assert_close(
+                model(ids[:, part], segments=given, cache=cache), whole[:, part], atol=1e-4, rtol=1e-4
+            )
+
+
+def test_a_saved_model_has_them_and_a_row_scale_counts_them(tmp_path) -> None:
+    model = create_model("text_local_ssmax_tiny", train_context=16, position_options={"sinks": 4}).eval()
+    model.save_pretrained(tmp_path)
+    again = zoo.load_model(tmp_path)
+    layer = again.layers[0].attention
+    assert again.config.position_options == {"sinks": 4} and (layer.sinks, layer.window, layer.ssmax.window) == (
+        4,
+        16,
+        20,
+    )
+    ids = torch.arange(40)[None]
+    torch.testing.assert_close(again(ids), model(ids))
+
+
+def test_torch_modules_take_them_in_both_directions() -> None:
+    module = PriorMultiheadAttention(16, 2, batch_first=True, position="alibi", position_options={"sinks": 2})
+    x = torch.randn(2, 12, 16)
+    for causal in (True, False):
+        out, weights = module(x, x, x, is_causal=causal, average_attn_weights=False)
+        torch.testing.assert_close(module(x, x, x, is_causal=causal, need_weights=False)[0], out)
+        again = copy.copy(module)
+        again.sinks = 0
+        less = again(x, x, x, is_causal=causal, average_attn_weights=False)[1]
+        assert (weights[..., 8:, :2].sum(-1) > less[..., 8:, :2].sum(-1)).all()
+
+
+def test_an_adapted_model_has_them_with_padding_and_a_cache(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, vocab_size=60, max_position_embeddings=64)
+    ).eval()
+    ids, before = torch.randint(3, 60, (1, 40)), None
+    before = model(ids).logits
+    uniform = zoo.adapt(copy.deepcopy(model), "ggd_goat", options={"sinks": 4})
+    assert torch.equal(uniform(ids).logits, before)
+    zoo.adapt(model, "ggd", options={"init": "alibi", "sinks": 4})
+    plain = zoo.adapt(transformers.LlamaForCausalLM(model.config.__class__(**sizes, vocab_size=60)), "ggd")
+    whole = model(ids).logits.detach()
+    padded, mask = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids], 1), (torch.arange(45) >= 5).long()[None]
+    both = model(torch.cat([padded, padded.flip(1)]), attention_mask=torch.cat([mask, torch.ones_like(mask)])).logits
+    torch.testing.assert_close(both[:1, 5:], whole, atol=1e-4, rtol=1e-4)
+    options = dict(do_sample=False, pad_token_id=0, eos_token_id=None, max_new_tokens=5)
+    cached, fresh = (model.generate(padded, attention_mask=mask, use_cache=c, **options) for c in (True, False))
+    assert torch.equal(cached, fresh)
+    zoo.save_adapted(model, tmp_path)
+    torch.testing.assert_close(zoo.load_adapted(tmp_path)(ids).logits, whole)
+    assert plain.model.layers[0].self_attn.position_bias.sinks == 0
+
+
+@pytest.mark.parametrize("sinks", [-1, 1.5, True, "4"])
+def test_what_are_no_sinks(sinks: Any) -> None:
+    q = torch.randn(1, 2, 4, 8)
+    for call in (
+        lambda: prior_attention(q, q, q, causal=True, sinks=sinks),
+        lambda: create_position("ggd", dim=16, num_heads=2, train_context=8, options={"sinks": sinks}),
+        lambda: Attention(16, 2, prior=create_prior("ggd", num_heads=2), sinks=sinks),
+    ):
+        with pytest.raises(ValueError, match=r"sinks.* must be a whole number of 0 or more"):
+            call()
+
+
+def test_where_there_are_no_sinks() -> None:
+    with pytest.raises(ValueError, match="of a line"):
+        create_grid_position("ggd2d", dim=16, num_heads=2, train_grid=(3, 3), options={"sinks": 2})
+    grid, q = Positions.grid(2, 2), torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="of a line"):
+        prior_attention(q, q, q, create_prior("ggd2d", num_heads=2)(grid, grid, causal=False), causal=False, sinks=1)
+    with pytest.raises(ValueError, match="neither a prior nor a window"):
+        create_position("rope", dim=16, num_heads=2, train_context=8, options={"sinks": 2})

@@ -1,0 +1,94 @@
+"""Sinks: the first n tokens of a document, exempt from the prior and the window, for kernels that leave out what those hide.
+
+Attention over the other keys and attention over the sinks are two calls, joined by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from zoo.attention.base import AttentionCall
+from zoo.positions import Positions
+from zoo.priors.base import PriorTerms
+from zoo.priors.tables import BlockedBias
+
+__all__ = ["attend_with_sinks"]
+
+
+def attend_with_sinks(call: AttentionCall, attend: Callable[[AttentionCall], tuple[Tensor, Tensor]]) -> Tensor:
+    """(B, H, T, D) of a call with sinks, whose documents are alone in their rows or causal.
+
+    attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows, with both gradients.
+    """
+    if call.segments is None and call.num_keys <= call.sinks:
+        width = call.q.shape[-1]
+        return attend(replace(call, k=call.k[..., -width:], terms=PriorTerms(), window=None, sinks=0))[0]
+    near, near_lse = _attend_sinks(call)
+    if call.segments is None:
+        rows = max(call.sinks - call.offset, 0) if call.causal else 0  # the first rows see sinks alone
+        out, lse = attend(_cut(call, rows, call.sinks))
+    else:
+        # Sinks are documents of their own: no other row sees them, and what their own rows give is not used.
+        within = Positions.documents(call.segments).index()
+        rows, later = 0, within >= call.sinks
+        out, lse = attend(replace(call, segments=2 * call.segments + later, sinks=0))
+    share = (near_lse[..., rows:] - lse).sigmoid()[..., None]
+    joined = (out + (near[:, :, rows:] - out) * share).to(out.dtype)
+    if call.segments is not None:
+        return torch.where(later[:, None, call.offset :, None], joined, near.to(out.dtype))
+    return torch.cat([near[:, :, :rows].to(out.dtype), joined], dim=2) if rows else joined
+
+
+def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
+    """The call without its first queries and keys."""
+    terms, table = call.terms, call.table
+    assert not isinstance(terms.bias, BlockedBias)
+    if table is not None:
+        assert table.origin is not None
+        origin = table.origin + rows - keys
+        table = replace(table, q_code=table.q_code[rows:], k_code=table.k_code[keys:], origin=origin)
+    terms = replace(
+        terms,
+        q_lanes=None if terms.q_lanes is None else terms.q_lanes[:, :, rows:],
+        k_lanes=None if terms.k_lanes is None else terms.k_lanes[:, :, keys:],
+        table=table,
+        bias=None if terms.bias is None else terms.bias[:, :, rows:, keys:],
+    )
+    scale = None if call.query_scale is None else call.query_scale[..., rows:]
+    q, k, v = call.q[:, :, rows:], call.k[:, :, keys:], call.v[:, :, keys:]
+    return replace(call, q=q, k=k, v=v, terms=terms, query_scale=scale, sinks=0)
+
+
+def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Of the sinks alone: the output (B, H, T, D) and the log-sum-exp (B, H, T), float32 or wider."""
+    wide, width = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[-1]
+    q = call.q.to(wide) / math.sqrt(width)
+    row = torch.arange(call.offset, call.num_keys, device=q.device)[:, None]
+    place = torch.arange(call.sinks, device=q.device)
+    # k, v as (B, G, T or 1, sinks, columns).
+    if call.segments is None:
+        k, v = (x[:, :, None, : call.sinks] for x in (call.k[..., -width:], call.v))
+    else:
+        place = (row - Positions.documents(call.segments).index()[:, call.offset :, None]) + place  # (B, T, sinks)
+        batch = torch.arange(len(q), device=q.device)[:, None, None]
+        at = place.clamp(max=call.num_keys - 1)
+        k, v = (x.transpose(1, 2)[batch, at].permute(0, 3, 1, 2, 4) for x in (call.k[..., -width:], call.v))
+    logits = _by_group(q, k.to(wide).transpose(-1, -2)) + call.level
+    if call.query_scale is not None:
+        logits = logits * call.query_scale[..., None].to(wide)
+    if call.causal:
+        logits = logits.masked_fill((place > row).view(-1, 1, *logits.shape[2:]), -math.inf)
+    return _by_group(logits.softmax(-1), v.to(wide)), logits.logsumexp(-1)
+
+
+def _by_group(rows: Tensor, matrices: Tensor) -> Tensor:
+    """(B, H, T, m) of rows (B, H, T, n) and matrices (B, G, T or 1, n, m): each group of heads shares its own."""
+    grouped = rows.unflatten(1, (matrices.shape[1], -1))
+    if matrices.shape[2] == 1:
+        return (grouped @ matrices[:, :, 0, None]).flatten(1, 2)
+    return (grouped[..., None, :] @ matrices[:, :, None]).squeeze(-2).flatten(1, 2)

@@ -107,6 +107,9 @@ class SSMax(nn.Module):
 
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
         """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the length; raises ValueError for packed documents."""
+        if causal and positions.within is None and positions.length == 1:  # a token after a cache's
+            seen = positions.offset + 1 if self.window is None else min(positions.offset + 1, self.window)
+            return self.s.to(torch.promote_types(self.s.dtype, torch.float32))[None, :, None] * math.log(seen)
         if causal:
             seen = positions.index(self.s.device).double() + 1
         elif positions.within is not None:

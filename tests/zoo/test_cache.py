@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo import KVCache, Positions, create_model
+from tests.zoo.priors_table import LINE, WIDTH, make
+from tests.zoo.test_reach import decaying
+from zoo import KVCache, Positions, create_model, create_prior, prior_attention
+from zoo.attention import skipping
+from zoo.decoding.cache import LayerCache
+from zoo.priors import Prior
 
 
 def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
@@ -43,3 +48,76 @@ def test_cropped_and_with_other_rows(name: str) -> None:
             cache.crop(wrong)
     cache.crop(0)
     torch.testing.assert_close(model(ids[rows], cache=cache), model(ids[rows]), atol=1e-4, rtol=1e-4)
+
+
+def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = False, window: int | None = None):
+    """A cache's outputs for the three tokens after `length`, those of the oracle, and the logits that were left out."""
+    torch.manual_seed(0)
+    heads, total = prior.num_heads, length + 3
+    q, k, v = (0.3 * torch.randn(2, n, total, 16, dtype=torch.float64) for n in (heads, groups, groups))
+    x, line = torch.randn(2, total, WIDTH, dtype=torch.float64), Positions.line(total)
+    scale = torch.linspace(0.5, 2, total, dtype=torch.float64).repeat(1, heads, 1) if scaled else None
+    cache, got = KVCache(1), []
+    with skipping(True) as tally:
+        for part in (slice(0, length), *(slice(n, n + 1) for n in range(length, total))):
+            cache.reserve(part.stop - part.start)
+            positions, last = cache.positions(part.stop - part.start, None)[0], slice(part.stop - 1, part.stop)
+            options = dict(query_scale=None if scale is None else scale[..., last], window=window)
+            inputs = x[:, part], q[:, :, last], k[:, :, part], v[:, :, part]
+            got.append(cache.layers[0].attend(prior, *inputs, positions, **options))
+            cache.advance(part.stop - part.start)
+    terms = prior(line.tail(4), line, causal=True, x=x)
+    options = dict(
+        causal=True, query_scale=None if scale is None else scale[..., -4:], window=window, kernel="reference"
+    )
+    return torch.cat(got, dim=2), prior_attention(q[:, :, -4:], k, v, terms, **options), tally.left_out
+
+
+@pytest.mark.parametrize("name", LINE)
+@torch.no_grad()
+def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prior = make(name, num_heads=4)
+    calls: list[bool] = []
+    attend = LayerCache._attend_next
+    monkeypatch.setattr(
+        LayerCache, "_attend_next", lambda *a, **b: calls.append((out := attend(*a, **b)) is not None) or out
+    )
+    for options in ({}, {"scaled": True}, {"window": 7, "groups": 4}):
+        got, expected, _ = next_tokens(prior, 40, **options)
+        torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
+    assert calls == [name not in ("cable", "fire", "matrix")] * 9
+
+
+@pytest.mark.parametrize(("name", "scaled"), [("ggd", True), ("alibi", False), ("goat", False)])
+@torch.no_grad()
+def test_keys_beyond_the_reach_are_not_read(name: str, scaled: bool) -> None:
+    prior = decaying(name)
+    got, expected, left_out = next_tokens(prior, 5000, scaled=scaled)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    assert left_out > 0.3 * 3 * 2 * 2 * 5000
+    assert next_tokens(create_prior("ggd", num_heads=2, init="uniform"), 5000)[2] == 0
+
+
+@torch.no_grad()
+def test_a_key_that_takes_the_place_of_a_dropped_one_is_read() -> None:
+    """One huge key, at the place of one that the bound on norms had counted."""
+    torch.manual_seed(0)
+    prior, cache = decaying("alibi"), KVCache(1)
+    q, k, v = (0.1 * torch.randn(1, 2, 5002, 16) for _ in range(3))
+
+    def attend(part: slice) -> torch.Tensor:
+        cache.reserve(part.stop - part.start)
+        positions = Positions.line(part.stop - part.start, offset=part.start)
+        inputs = torch.zeros(1, 1, 1), q[:, :, part.stop - 1 : part.stop], k[:, :, part], v[:, :, part]
+        out = cache.layers[0].attend(prior.float(), *inputs, positions)
+        cache.advance(part.stop - part.start)
+        return out
+
+    attend(slice(0, 5000)), attend(slice(5000, 5001)), cache.crop(0)
+    k[:, :, 5] = 4000.0 * q[:, :, 5001]
+    attend(slice(0, 5001))
+    line = Positions.line(5002)
+    expected = prior_attention(
+        q[:, :, 5001:], k, v, prior(line.tail(1), line, causal=True), causal=True, kernel="reference"
+    )
+    torch.testing.assert_close(attend(slice(5001, 5002)), expected, rtol=1e-4, atol=1e-5)

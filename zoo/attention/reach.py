@@ -27,7 +27,7 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads
 from zoo.positions import slices
 
-__all__ = ["SKIPS", "TALLY", "Reach", "Tally", "find_reach"]
+__all__ = ["SKIPS", "TALLY", "Reach", "Tally", "find_reach", "norms"]
 
 LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side
 NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
@@ -78,7 +78,7 @@ def find_reach(
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
     size = max(KEYS, 2 ** math.ceil(math.log2(num_keys / MOST_TILES)))
     keys = repeat_heads(keys, queries.shape[1])
-    q_norms, k_norms = _norms(queries[..., lanes:]), _norms(keys[..., lanes:])
+    q_norms, k_norms = norms(queries[..., lanes:]), norms(keys[..., lanes:])
     floor = _tiled(_floors(call, queries, keys, (q_norms, k_norms), table, scale, lanes), rows, math.inf).amin(-1)
     q_norm, k_norm = (_tiled(x, n, 0.0).amax(-1) for x, n in ((q_norms, rows), (k_norms, size)))
     q_lanes, k_lanes = _extremes(queries[..., :lanes], rows), _extremes(keys[..., :lanes], size)
@@ -157,7 +157,7 @@ def _largest_product(a_low: Tensor, a_high: Tensor, b_low: Tensor, b_high: Tenso
     return torch.maximum(*products).nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 
-def _norms(x: Tensor) -> Tensor:
+def norms(x: Tensor) -> Tensor:
     """(B, H, L) float64, rounded up."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.linalg.vector_norm(x, dim=-1, dtype=wide).double() * (1 + 1e-5) + 1e-30

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import fold_lanes
 from zoo.attention.dispatch import prior_attention
+from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, norms
+from zoo.attention.sdpa import FEWEST_KEYS
 from zoo.errors import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
 __all__ = ["KVCache", "LayerCache"]
+
+
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+# From this many keys on, those that a prior hides from the next token are left out, in steps of so many.
+LONG, STEP = 4096, 512
 
 
 @dataclass
@@ -23,6 +33,60 @@ class Extent:
 
     length: int = 0
     capacity: int = 0
+
+
+@dataclass(frozen=True)
+class NextRow:
+    """K of the next token along a line, whatever tokens there are before it: that of a distance and that of a key.
+
+    Attributes:
+        by_distance, by_key: (H, length), the farthest and the first key first; None: zeros.
+        highest: (H, length) float64: minus the largest K at so many tokens or more, ascending, plus that of distance 0, less
+            the range of what depends on the key.
+        lanes: (1, 1 or H, length, R) of keys, which a cache holds.
+        serves: whether K is such a sum, and finite.
+    """
+
+    length: int
+    by_distance: Tensor | None
+    by_key: Tensor | None
+    highest: Tensor
+    lanes: Tensor
+    serves: bool
+
+    @staticmethod
+    def of(prior: Prior, length: int, dtype: torch.dtype) -> NextRow:
+        rows = None if prior.depends_on_content else prior.next_row(length)
+        none = torch.empty(0)
+        if rows is None or not all(bool(row.isfinite().all()) for row in rows):
+            return NextRow(length, None, None, none, none, False)
+        line, (by_distance, by_key) = Positions.line(length), rows
+        lanes = prior(line.tail(1), line, causal=True).k_lanes
+        highest = by_distance[:, :1] - by_distance.flip(-1).cummax(-1).values.flip(-1)
+        spread = by_key.amax(-1, keepdim=True) - by_key.amin(-1, keepdim=True)
+        return NextRow(
+            length,
+            by_distance.flip(-1).to(dtype) if by_distance.any() else None,
+            by_key.to(dtype) if by_key.any() else None,
+            highest - spread,
+            none if lanes is None else lanes,
+            True,
+        )
+
+    def bias(self, heads: slice, stop: int, reach: int, scale: Tensor | None) -> Tensor | None:
+        """(1 or B, h, reach) for the last keys of `stop`, times the row scale (1 or B, H, 1)."""
+        if self.by_distance is None and self.by_key is None:
+            return None
+        bias = None if self.by_distance is None else self.by_distance[None, heads, self.length - reach :]
+        if self.by_key is not None:
+            keyed = self.by_key[None, heads, stop - reach : stop]
+            bias = keyed if bias is None else bias + keyed
+        assert bias is not None
+        return bias if scale is None else bias * scale[:, heads]
+
+    def reach(self, margin: Tensor) -> Tensor:
+        """(H,) the distance from which on K is below that of the own key by `margin` (H,)."""
+        return torch.searchsorted(self.highest, margin.to(self.highest)[:, None])[:, 0]
 
 
 class LayerCache:
@@ -39,6 +103,10 @@ class LayerCache:
         self.values: Tensor | None = None
         self.carries: Tensor | None = None
         self._table: RelativeTable | None = None
+        self._row: NextRow | None = None
+        self._norms: tuple[Tensor, int] | None = (
+            None  # of the content of the first so many keys, the largest of each head
+        )
 
     def select(self, rows: Tensor) -> None:
         """As `KVCache.select`."""
@@ -89,6 +157,10 @@ class LayerCache:
             positions: of the new tokens.
             segments: (B, S) document ids of all tokens.
         """
+        if q.shape[2] == k.shape[2] == 1 and segments is None and positions.within is None:
+            out = self._attend_next(prior, q, k, v, **options)
+            if out is not None:
+                return out
         queries = positions.tail(q.shape[2])
         terms, k = self.terms(prior, x, k, queries, positions)
         k, v = self.append(k, v)
@@ -101,9 +173,73 @@ class LayerCache:
         terms = replace(terms, table=table, bias=bias)
         return prior_attention(q, k, v, terms, causal=True, segments=segments, **options)
 
+    def _attend_next(
+        self,
+        prior: Prior,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query_scale: Tensor | None = None,
+        window: int | None = None,
+        sinks: int = 0,
+        kernel: object = "auto",
+    ) -> Tensor | None:
+        """`attend` of one token of a line on the CPU, without gradients: a row of K is a slice of one kept with the cache. None
+        where that does not serve."""
+        plain = kernel == "auto" and not sinks and type(q) is Tensor and q.device.type == "cpu"
+        if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or not q.dtype == k.dtype == v.dtype:
+            return None
+        stop, width = self.extent.length + 1, q.shape[-1]
+        if self._row is None or self._row.length < stop:
+            self._row = NextRow.of(prior, max(self.extent.capacity, stop), torch.promote_types(q.dtype, torch.float32))
+        row = self._row
+        if stop < FEWEST_KEYS or row.serves is False or v.shape[-1] not in (width, width + row.lanes.shape[-1]):
+            return None
+        if row.lanes.shape[-1]:
+            k = fold_lanes(k, row.lanes[:, :, stop - 1 : stop])
+        keys, values = self.append(k, v)
+        groups = values.shape[1]
+        keys = keys[:, :: keys.shape[1] // groups, :, keys.shape[-1] - v.shape[-1] :]
+        shape = len(q), groups, q.shape[1] // groups
+        scale = 1.0 / math.sqrt(width)
+        reaches = [stop if window is None else min(window, stop)] * groups
+        if stop >= LONG and window is None and SKIPS.get():
+            reaches = self._reaches(row, q, keys[..., v.shape[-1] - width :], query_scale)
+        if query_scale is not None:
+            q, scale = (q * (query_scale[..., None] * scale)).to(q.dtype), 1.0
+        q = F.pad(q, (v.shape[-1] - width, 0)).view(*shape, -1) if v.shape[-1] > width else q.reshape(*shape, width)
+        parts, start = [], 0
+        for reach, run in groupby(reaches):
+            heads = slice(start, start := start + len(list(run)))
+            some = slice(heads.start * shape[2], heads.stop * shape[2])
+            bias = row.bias(some, stop, reach, query_scale)
+            bias = None if bias is None else bias.unflatten(1, (-1, shape[2]))
+            k_part, v_part = keys[:, heads, stop - reach :], values[:, heads, stop - reach :]
+            parts.append(FUSED(q[:, heads], k_part, v_part, 0.0, False, attn_mask=bias, scale=scale)[0])
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).reshape(len(q), -1, 1, v.shape[-1])
+
+    def _reaches(self, row: NextRow, q: Tensor, keys: Tensor, query_scale: Tensor | None) -> list[int]:
+        """Of each key head how many of the last keys may weigh something: all others together weigh less than 2^−24."""
+        largest, counted = self._norms or (torch.zeros(keys.shape[1], dtype=torch.float64), 0)
+        self._norms = torch.maximum(largest, norms(keys[:, :, counted:]).amax((0, 2))), keys.shape[2]
+        of_query = norms(q).amax((0, 2)).unflatten(0, (keys.shape[1], -1))
+        content = 2.0 / math.sqrt(q.shape[-1]) * of_query * self._norms[0][:, None]
+        margin = torch.full_like(content, math.log(keys.shape[2] / LEFT_OUT)).flatten()
+        if query_scale is not None:
+            least = query_scale.amin((0, 2)).double()
+            margin = torch.where(least > 0, margin / least, math.inf)
+        reach = row.reach(content.flatten() + margin).unflatten(0, content.shape).amax(1)
+        tally, reaches = TALLY.get(), [min(-(-n // STEP) * STEP, keys.shape[2]) for n in reach.tolist()]
+        if tally is not None:
+            tally.left_out += sum(keys.shape[2] - n for n in reaches) * len(q) * (q.shape[1] // len(reaches))
+        return reaches
+
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S tokens."""
         stop = self.extent.length + keys.shape[2]
+        if self._norms is not None and self._norms[1] > self.extent.length:  # of keys that are replaced now
+            self._norms = self._norms[0], self.extent.length
         self.keys, self.values = _store(self.keys, keys, self.extent), _store(self.values, values, self.extent)
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 

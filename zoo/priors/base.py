@@ -272,6 +272,19 @@ class Prior(nn.Module):
         """The bias of `forward` alone, for a KV cache as well."""
         return None if self._only_lanes() else self(q_pos, k_pos, causal=causal).bias
 
+    def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
+        """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but for a constant of each row.
+        None where it is no such sum."""
+        if self.is_relative:
+            line = Positions.line(length)
+            row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
+            return row, torch.zeros_like(row)
+        rows = [row for part in self.parts() if (row := part.next_row(length)) is not None]
+        if not rows or len(rows) < len(self.parts()):
+            return None
+        by_distance, by_key = zip(*rows, strict=True)
+        return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
+
     def _only_lanes(self) -> bool:
         """Whether K depends on the layer's input, so that a cache has all of it in the keys' lanes.
 

@@ -99,6 +99,10 @@ class KeyBias(_Sink):
         bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)
         return bias[:, :, None].expand(-1, -1, q_pos.length, -1)
 
+    def next_row(self, length: int) -> tuple[Tensor, Tensor]:
+        at = torch.arange(length, device=self.gain.device)
+        return -self.slopes()[:, None] * at, self.bias(at[None], False, prior_dtype(self))[0]
+
     def head_parameters(self) -> dict[str, Tensor]:
         return {"slope": self.slopes(), "bump at key 0": self.bump}
 

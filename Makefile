@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
-demo: setup  ## train two methods, measure them beyond the training length
+demo: setup  ## train two methods, measure them beyond the training length, draw the plot
 	$(BIN)/python tools/demo.py
 
 test: setup  ## the whole suite

@@ -18,12 +18,15 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
+from modalities.evaluation import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
 from recipes import train_seeds
 from recipes.commands import Console, call
 from recipes.report import load_results
+from zoo.catalog import manifest
 
 METHODS = ("ggd_ssmax", "rope")
+SHIPPED = ("text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts", "text_alibi_tiny.facts")
 # Speeches alone: both methods learn these in the time. Facts to be found again take the whole recipe.
 SETTINGS = ["data.facts_fraction=0", "data.copies_fraction=0", "optim.warmup=40", "evaluate.every=100"]
 MEASURED = "perplexity --lengths 256,512,1024,2048,4096,8192 --samples 1"
@@ -32,8 +35,8 @@ MEASURED = "perplexity --lengths 256,512,1024,2048,4096,8192 --samples 1"
 def main(
     out: Annotated[Path, typer.Option(help="folder of the runs, tables and plots")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(help="training steps of each")] = 500,
-) -> int | None:
-    """Train, evaluate, and say in three sentences what was measured and what to type next."""
+) -> int:
+    """Train, evaluate, draw."""
     started, console = time.perf_counter(), Console()
     words = [f"text.{method}_tiny" for method in METHODS] + ["--seeds", "0", "--jobs", "2", "--out", str(out)]
     for setting in (*SETTINGS, f"train.steps={steps}"):
@@ -42,17 +45,46 @@ def main(
     console.print(f"$ priorzoo train-seeds {shlex.join(words)}", style="dim", soft_wrap=True)
     if code := train_seeds.main(words):
         return code
-    rows = {result.method: result.rows for result in load_results(Perplexity, out / "results")}
-    (ggd, *_, ggd_far), (rope, *_, rope_far) = (rows[method] for method in METHODS)
+    results = load_results(Perplexity, out / "results")
+    draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
-    return console.print(
+    console.print(f"{summary(results)}\nThe picture: {out / 'demo.png'}", soft_wrap=True)
+    return 0
+
+
+def draw(results: list[ModelResult], path: Path) -> None:
+    """Bits per byte over the length of the window: the two models as thick lines, shipped ones as thin lines behind them."""
+    from modalities.figures import curves, panels
+    from zoo.files import save_figure
+
+    shipped = []
+    for name in SHIPPED:
+        card = manifest()[name]
+        rows = [row for row in card["measured"] if "bits_per_byte" in row]
+        method = name.removeprefix("text_").partition("_tiny")[0]
+        shipped.append(ModelResult(f"{name} (shipped)", card["train_context"], rows, method=method))
+    figure, (axis,) = panels(1, 1, width=8.0, height=4.8)
+    curves(axis, [*shipped, *results], Perplexity.overview)
+    names = {result.label: f"{result.method}, trained just now" for result in results}
+    for line in axis.lines:
+        if (name := str(line.get_label())) in names:
+            line.set(linewidth=3.2, markersize=7, zorder=4, linestyle="-", label=names[name])
+        elif name.endswith("(shipped)"):
+            line.set(linewidth=1.0, markersize=3.5, alpha=0.6)
+    axis.legend(frameon=False, fontsize=9)
+    save_figure(figure, path)
+
+
+def summary(results: list[ModelResult]) -> str:
+    """Three sentences: what is seen, from the measured rows, and what to type next."""
+    rows = {result.method: result.rows for result in results}
+    (ggd, *_, ggd_far), (rope, *_, rope_far) = (rows[method] for method in METHODS)
+    return (
         f"Inside the training length of {ggd['length']} tokens, GGD with SSMax reads at {ggd['bits_per_byte']:.2f} bits "
         f"per byte and RoPE at {rope['bits_per_byte']:.2f}.\n"
         f"In windows of {ggd_far['length']:,} tokens, which neither has seen, it is {ggd_far['bits_per_byte']:.2f} and "
         f"{rope_far['bits_per_byte']:.2f}.\n"
-        "Next: `priorzoo evaluate text_ggd_ssmax_tiny.facts passkey` finds a key in 16 times the training length.\n"
-        f"The picture: {out / 'results' / 'perplexity.png'}",
-        soft_wrap=True,
+        "Next: `priorzoo evaluate text_ggd_ssmax_tiny.facts passkey` finds a key in 16 times the training length."
     )
 
 

@@ -50,8 +50,6 @@ Import = Annotated[
     list[str],
     typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
 ]
-
-
 HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
@@ -120,28 +118,24 @@ def list_command(
 
 
 def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """(title, columns, rows) for the weights of each kind of data.
-
-    Scores are those of the card, at the first place that was measured (at or near the training length) and at the last.
-    """
+    """(title, columns, rows) for the weights of each kind of data, with scores of the cards at the first and last place."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         groups.setdefault((name.partition("_")[0], name.rpartition(".")[2]), []).append(name)
     tables = []
     for (modality, tag), members in groups.items():
-        cards = {name: manifest()[name] for name in members}
-        first = cards[members[0]]
-        measured = first.get("measured") or [{}]
-        axis = next(iter(measured[0]), "")
-        score = next((name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5), "")
-        ends = [row[axis] for row in measured if score in row]
-        ends = list(dict.fromkeys(ends[:1] + ends[-1:]))
-        trained = {card.get("train_context", card.get("image_size")) for card in cards.values()}
-        title = f"{modality}, {tag}: {first['data'].partition(';')[0].partition(' (')[0]}"
-        title += f"\ntrained at {axis} {', '.join(map(str, trained))}; {score} at {axis} {' and '.join(map(str, ends))}"
+        cards = [manifest()[name] for name in members]
+        measured = cards[0]["measured"]
+        axis = next(iter(measured[0]))
+        score = next(name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5)
+        places = [row[axis] for row in measured if score in row]
+        ends = list(dict.fromkeys([places[0], places[-1]]))
+        trained = dict.fromkeys(str(card.get("train_context", card.get("image_size"))) for card in cards)
+        title = f"{modality}, {tag}: {cards[0]['data'].partition(';')[0].partition(' (')[0]}"
+        title += f"\ntrained at {axis} {', '.join(trained)}; {score} at {axis} {' and '.join(map(str, ends))}"
         rows = []
-        for name, card in cards.items():
-            scores = {row[axis]: f"{row[score]:.3f}" for row in card.get("measured", ()) if score in row}
+        for name, card in zip(members, cards, strict=True):
+            scores = {row[axis]: f"{row[score]:.3f}" for row in card["measured"] if score in row}
             size = [f"{card['parameters'] / 1e6:.2f}M", f"{card['bytes'] / 1e6:.1f}"]
             rows.append([name, *size, *(scores.get(end, "–") for end in ends)])
         tables.append((title, ["name", "params", "MB", *map(str, ends)], rows))
@@ -220,10 +214,9 @@ def plot_prior(
     else:
         model, title = create_model(name), name if "." in name else f"{name} (untrained)"
     path, grid = out or Path(f"{Path(name).name}.prior.png"), model.train_positions().is_grid
-    if length is not None and grid:
-        raise ValueError("--length does not apply to a model of images; use --size, in pixels")
-    if size is not None and not grid:
-        raise ValueError("--size does not apply to a model along a line; use --length, in tokens")
+    if (length if grid else size) is not None:
+        wrong, right = ("length", "size, in pixels") if grid else ("size", "length, in tokens")
+        raise ValueError(f"--{wrong} does not apply to this model; use --{right}")
     if grid:
         prior_plot.draw_grid_priors(model, title, path, size=size)
     else:

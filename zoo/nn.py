@@ -68,8 +68,10 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
         # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
         self._qkv_same_embed_dim = False
-        sizes: Options = dict(dim=embed_dim, num_heads=num_heads, train_context=train_context)
-        parts = create_position(position, options=dict(position_options or {}), lanes="beside", **sizes)
+        parts = create_position(
+            position, dim=embed_dim, num_heads=num_heads, train_context=train_context, options=dict(position_options or {}),
+            lanes="beside",
+        )  # fmt: skip
         if parts.embedding is not None:
             raise ValueError(
                 f"position {position!r} is added to the embedding: add it there and use position='nope' here"
@@ -109,11 +111,8 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
 
         Key j is at position j and query i at position i; causal attention is aligned to the end. `is_causal` needs no
         `attn_mask`, where torch's wants one. Float masks are added to the logits before SSMax's scale; a −∞ in them hides its
-        key. Weights take T × S memory, do not use `kernel`, and are those before dropout.
-
-        Raises:
-            ValueError: for shapes that do not fit, masks that are neither bool nor float, and a method that reads the layer's
-                input (`cable`) where keys are not the queries' own input, or not causal.
+        key. Weights take T × S memory, do not use `kernel`, and are those before dropout. A method that reads the layer's input
+        (`cable`) needs query and key to be the same tensor.
         """
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         if query.is_nested or not query.ndim == key.ndim == value.ndim == 3:
@@ -164,12 +163,11 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         else:
             options: Options = dict(causal=is_causal, window=self.window, mask=shown, sinks=self.sinks, kernel=kernel)
             heads = prior_attention(q, k, v, terms, query_scale=scale, dropout=dropout, **options)
+        if weights is not None:
+            weights = weights.to(q.dtype)
+            weights = weights.mean(1) if average_attn_weights else weights
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
-        out = out if self.batch_first else out.transpose(0, 1)
-        if weights is None:
-            return out, None
-        weights = weights.to(q.dtype)
-        return out, weights.mean(1) if average_attn_weights else weights
+        return out if self.batch_first else out.transpose(0, 1), weights
 
     def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """(B, H, T, D) of queries, keys and values from inputs with the batch first."""

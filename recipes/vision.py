@@ -3,8 +3,8 @@
 `vision.<method>_tiny`, `_photos`, `_solar`, `_scenes`, `_scenes_shapes` and `_count` exist for every method in the registry
 (`priorzoo train --list`); the other functions are the papers' set-ups.
 
-tiny needs the glyph data (`priorzoo fetch-data vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
-letters of 23 fonts that ship. ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset
+tiny reads the letters of 23 fonts that ship; the weights `*.glyphs` are of 791 fonts (`--set data.source=glyphs`, data that
+version 0.5.0 draws). ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset
 shards (`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from the hub.
 """
 
@@ -25,15 +25,15 @@ TINY: dict[str, Any] = {"lr": 2e-3, "weight_decay": 0.05, "prior_lr_scale": 10.0
 
 
 def tiny(method: str) -> Recipe:
-    """0.5M parameters, 48 pixels: the 26 capitals of 791 fonts, in scenes. Hardware: two CPU cores."""
+    """0.5M parameters, 48 pixels: the 26 capitals, in scenes. Hardware: two CPU cores."""
     return Recipe(
         name=f"vision.{method}_tiny",
         modality="vision",
         model=Model(f"vision_{method}_tiny_patch8"),
-        data=VisionDataConfig("glyphs", image_size=48, num_classes=26, augment="light"),
+        data=VisionDataConfig("glyphs-builtin", image_size=48, num_classes=26, augment="light"),
         optim=Optim(**TINY),
         train=Train(steps=1500, batch=64, save_every=500),
-        evaluate=Evaluate(every=500, samples=1040),
+        evaluate=Evaluate(every=500, samples=416),
     )
 
 

@@ -7,7 +7,6 @@ below or a model, and registers them with timm; so does `import modalities.visio
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from modalities.vision.architectures import FAMILY, VisionConfig
 from zoo.catalog import register_family
@@ -22,7 +21,7 @@ __all__ = ["VisionConfig", *_HOMES]
 register_family(FAMILY)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import_module("modalities.vision.modality")

@@ -12,11 +12,12 @@ from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters,
 from zoo.methods import check_grid_position, list_grid_positions
 from zoo.model import ZooModel
 
+Options = dict[str, Any]  # entries of a `VisionConfig`, or of a method
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")
 # tiny reads the 26 capitals of the glyph data at 48 pixels, scene those of the scenes at 96; small and base are the usual
 # ones, at 224.
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Options] = {
     "tiny_patch8": dict(
         img_size=48, patch_size=8, num_classes=26, dim=96, num_layers=4, num_heads=3, hidden_dim=256, class_token=False,
         global_pool="avg",
@@ -29,7 +30,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an axis; a separable prior
 # with a learned centre tells left from right, as GOAT's sines do.
-OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+OPTIONS: dict[tuple[str, str], Options] = {
     ("tiny_patch8", "goat"): {"rank": 2},
     ("tiny_patch8", "spectral2d"): {"rank": 2},
     ("scene_patch8", "goat"): {"rank": 2},
@@ -68,7 +69,7 @@ class VisionConfig:
     hidden_dim: int = bounded(1024, 1, 2**20)
     mlp: str = "swiglu"
     position: str | list[str] = "ggd2d_separable"
-    position_options: dict[str, Any] = field(default_factory=dict)
+    position_options: Options = field(default_factory=dict)
     ssmax: bool = True
     scale_prior: bool = True
     ssmax_start: float | None = None
@@ -83,16 +84,13 @@ class VisionConfig:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     activation_checkpointing: bool = False
     lanes: str = "inside"
-    logit_options: dict[str, Any] = field(default_factory=dict)
+    logit_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.pad:
-            raise ValueError("pad=True went with version 0.6: pad images to a multiple of the patch")
-        if self.logit_options:
-            raise ValueError(
-                f"logit_options={self.logit_options}: gates and temperatures of logits went with version 0.6"
-            )
+        for name in ("pad", "logit_options"):
+            if value := getattr(self, name):
+                raise ValueError(f"{name}={value!r} went with version 0.6: expected {type(value)()!r}")
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -131,18 +129,13 @@ def not_multiples(sides: Sequence[int], patch: int) -> str:
     return "; ".join(dict.fromkeys(wrong))
 
 
-def vision_config(position: str, size: str, ssmax: bool) -> VisionConfig:
-    """The configuration of a registered architecture."""
+def _config(position: str, size: str, ssmax: bool) -> Options:
     options = OPTIONS.get((size, position)) or OPTIONS.get(("*", position), {})
-    return VisionConfig(**SIZES[size], position=position, position_options=options, ssmax=ssmax)
-
-
-def _config(position: str, size: str, ssmax: bool) -> dict[str, Any]:
-    return asdict(vision_config(position, size, ssmax))
+    return asdict(VisionConfig(**SIZES[size], position=position, position_options=options, ssmax=ssmax))
 
 
 def _build(**config: Any) -> ZooModel:
-    """A vision transformer from the entries of a `VisionConfig`. ImportError names the extra where timm is missing."""
+    """ImportError names the extra where timm is missing."""
     return load_modality("vision").model(VisionConfig(**config))
 
 

@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass, replace
 
 from modalities.loading import MOST_WORKERS
-from modalities.vision.images import MAX_PIXELS
+from modalities.vision.images import IMAGENET_MEAN, IMAGENET_STD, MAX_PIXELS, rand_augment
 from modalities.vision.objects import OBJECT_TARGETS
-from modalities.vision.transforms import IMAGENET_MEAN, IMAGENET_STD, rand_augment
 from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest
 
 # What each way of augmenting leaves unused, which is an error to set.

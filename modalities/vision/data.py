@@ -1,9 +1,9 @@
 """Vision data, read from here outwards: a config in, a resumable loader of batches out; and held-out images for evaluation.
 
     config.py   the data section of a recipe            sources.py     images by spec string, and the held-out split
-    samples.py  order, bad images, exact resume         shards.py      WebDataset          hf.py   Hugging Face
-    batches.py  augmentation of training batches        transforms.py  evaluation at exact sizes
-    images.py   decoding, and what bad images become    ../loading.py  the loaders: ranks, workers, resume
+    samples.py  order, bad images, exact resume         shards.py      WebDataset
+    batches.py  augmentation of training batches        ../loading.py  the loaders: ranks, workers, resume
+    images.py   decoding, exact sizes, and what bad images become
     objects.py  boxes, masks, windows, and what is asked of them
 
 A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,)}, with boxes also "maps" (B, H, W); in training
@@ -13,34 +13,27 @@ does not count is −1.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, Literal, overload
 
 import numpy as np
 from PIL import Image
 
 from modalities.loading import Heldout, IndexedLoader, StreamLoader
+from modalities.vision.architectures import Options
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, ImageSet, checked_image, upright_size
+from modalities.vision.images import BadImage, ImageSet, Shape, checked_image, upright_size
+from modalities.vision.objects import Objects
 from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.sources import open_images, open_shard_source
-from modalities.vision.transforms import Shape
 
-DEFAULT_SOURCE = "glyphs"
+DEFAULT_SOURCE = "glyphs-builtin"
+DECIDING = ("source", "heldout_source", "num_classes", "target")  # settings on which held-out images depend
 EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
 
 
-@overload
-def build_loader(
-    config: VisionDataConfig, *, split: Literal["heldout"], micro_batch: int, **share: int
-) -> IndexedLoader: ...
-@overload
-def build_loader(
-    config: VisionDataConfig, *, split: str = "train", micro_batch: int, **share: int
-) -> IndexedLoader | StreamLoader: ...
 def build_loader(
     config: VisionDataConfig, *, split: str = "train", micro_batch: int, **share: int
 ) -> IndexedLoader | StreamLoader:
@@ -49,47 +42,52 @@ def build_loader(
     "train" is endless, shuffled and augmented; shards are streamed, everything else is read by index. "heldout" is one pass
     without augmentation in a shuffled order, the same for every seed, with equally many batches on every rank.
 
-    Raises ValueError for a split or micro_batch that cannot work, where the source's list of classes is not as long as
-    num_classes, and where training and held-out images list different classes; and what the sources raise.
+    Raises ValueError for a micro_batch that cannot work, where the source's list of classes is not as long as num_classes,
+    and where training and held-out images list different classes; and what the sources raise.
     """
-    if split not in ("train", "heldout"):
-        raise ValueError(f"split {split!r}: expected 'train' or 'heldout'")
-    share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
-    size = round(config.image_size * 4 / 3)
     if split == "heldout":
-        return IndexedLoader(ImageSamples(_heldout(config, size=size), config, train=False), micro_batch, **share)
+        return build_heldout(config, split=split, micro_batch=micro_batch, **share)
+    share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
     if (config.mixup > 0 or config.cutmix > 0) and micro_batch % 2:
         raise ValueError(f"micro_batch {micro_batch} must be even: mixup and cutmix mix images in pairs")
     shards = open_shard_source(config.source, "train")
     if shards is not None:
         _check_classes(config, shards.classes)
         return StreamLoader(ShardStream(shards, config, micro_batch), micro_batch, **share)
-    images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=size)
+    images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=_stored_size(config))
     _check_classes(config, images.classes)
     return IndexedLoader(ImageSamples(images, config, train=True), micro_batch, **share)
 
 
+def build_heldout(config: VisionDataConfig, *, split: str = "heldout", micro_batch: int, **share: int) -> IndexedLoader:
+    share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
+    images = _heldout(config, size=_stored_size(config))
+    return IndexedLoader(ImageSamples(images, config, train=False), micro_batch, **share)
+
+
+def _stored_size(config: VisionDataConfig) -> int:
+    """Pixels that "glyphs-builtin" should have: room for random crops."""
+    return round(config.image_size * 4 / 3)
+
+
 def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     """The held-out images of a config; a held-out folder takes its classes from the training folder."""
+    classes = None
     if config.heldout_source is None:
         images = open_images(config.source, "heldout", size=size)
-    elif config.target != "label":
-        images = open_images(config.heldout_source, "all")
     else:
-        try:
-            shards = open_shard_source(config.source, "train")
-        except FileNotFoundError:  # on another machine
-            classes = None
-        else:
-            classes = (shards or open_images(config.source, "train", hold_out=False)).classes
+        if config.target == "label":
+            with contextlib.suppress(FileNotFoundError):  # on another machine
+                shards = open_shard_source(config.source, "train")
+                classes = (shards or open_images(config.source, "train", hold_out=False)).classes
         images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
-        if classes and images.classes and classes != images.classes:
-            pairs = enumerate(zip_longest(classes, images.classes))
-            label, (one, other) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
-            raise ValueError(
-                f"source {config.source!r} and heldout_source {config.heldout_source!r} must list the same classes in one "
-                f"order: label {label} is {one!r} in training and {other!r} in held-out images"
-            )
+    if classes and images.classes and classes != images.classes:
+        pairs = zip_longest(classes, images.classes)
+        one, other = next((one, other) for one, other in pairs if one != other)
+        sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
+        raise ValueError(
+            f"{sources} must list the same classes in one order: {one!r} in training is {other!r} held out"
+        )
     _check_classes(config, images.classes)
     return images
 
@@ -120,18 +118,17 @@ class HeldoutImages:
         self.images, self.objects = images, objects
         self.classes = list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
         self.order = np.random.default_rng(0).permutation(len(images))
-        self._sizes: dict[int, tuple[int, int] | None] = {}
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def __getitem__(self, place: int) -> tuple[Image.Image, Any]:
+    def __getitem__(self, place: int) -> tuple[Image.Image, int | Objects]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         payload, label = self._stored(place)
         listed, classes = self.images.classes is not None, len(self.classes) or None
         return checked_image(payload, label, self.name(place), num_classes=classes, listed=listed), label
 
-    def _stored(self, place: int) -> tuple[bytes | Image.Image, Any]:
+    def _stored(self, place: int) -> tuple[bytes | Image.Image, int | Objects]:
         index = int(self.order[place])
         return self.images.read_objects(index) if self.objects else self.images.read(index)
 
@@ -144,43 +141,21 @@ class HeldoutImages:
         """The file or row of an image."""
         return self.images.name(int(self.order[place]))
 
-    def too_small(self, places: Iterable[int], shape: Shape) -> set[int]:
-        """The places whose image has fewer pixels than `shape`. One without a readable header fails when decoded."""
-        sizes = ((place, self._size(place)) for place in places)
-        return {place for place, size in sizes if size and shorter_side(size, shape) < min(shape)}
-
-    def largest(self, shape: Shape, *, count: int, share: float = 0) -> int:
-        """The largest shorter side, at the aspect of `shape`, that this share of the first `count` images reaches; share=0 is
-        that of the largest image. Raises ValueError where no header can be read."""
-        sizes = [size for place in range(min(count, len(self))) if (size := self._size(place))]
-        if not sizes:
-            none = f"none of its held-out images can be read, such as {self.name(0)}"
-            raise ValueError(f"source {self.images.spec!r}: {none}")
-        sides = sorted((shorter_side(size, shape) for size in sizes), reverse=True)
-        return sides[max(0, math.ceil(share * len(sides)) - 1)]
-
-    def _size(self, place: int) -> tuple[int, int] | None:
-        """(width, height) of the upright image from its header alone, None where that cannot be read."""
-        if place not in self._sizes:
-            try:
-                self._sizes[place] = upright_size(self._stored(place)[0])
-            except BadImage:
-                self._sizes[place] = None
-        return self._sizes[place]
+    def side(self, place: int, shape: Shape) -> int:
+        """Shorter side of the largest central window, at the aspect of `shape`, on an image; 0 where its header is broken."""
+        try:
+            width, height = upright_size(self._stored(place)[0])
+        except BadImage:
+            return 0
+        return max(1, min(height, round(width * shape[0] / shape[1]), width, round(height * shape[1] / shape[0])))
 
 
-def shorter_side(size: tuple[int, int], shape: Shape) -> int:
-    """Of the largest central window, at the aspect of `shape`, on an image of (width, height)."""
-    (width, height), aspect = size, shape[0] / shape[1]
-    return min(height, round(width * aspect), width, round(height / aspect))
-
-
-def heldout_by(data: Mapping[str, Any]) -> VisionDataConfig:
+def heldout_by(data: Mapping[str, object]) -> VisionDataConfig:
     """What a training held out, from its recipe's data section; equal for runs that held out the same.
 
     Raises ValueError for shards without `heldout_source`, which hold nothing out.
     """
-    deciding = {name: data[name] for name in ("source", "heldout_source", "num_classes", "target") if name in data}
+    deciding: Options = {name: data[name] for name in DECIDING if name in data}
     config = VisionDataConfig(**deciding, augment="light" if deciding.get("target", "label") == "label" else "window")
     if config.heldout_source is None and config.source.startswith("wds:"):
         raise ValueError(f"training on {config.source!r} held out nothing: name the held-out images with --source")
@@ -207,5 +182,5 @@ def open_heldout(source: str | VisionDataConfig, *, objects: bool = False) -> He
     else:
         split, classes = "all" if source.startswith("wds:") else "heldout", 0
         images = open_images(source, split, size=EVALUATION_SIZE)
-    held = HeldoutImages(images, 0 if objects else classes, objects=objects)
-    return Heldout(heldout_name(source), images.fingerprint, held)
+    items = HeldoutImages(images, 0 if objects else classes, objects=objects)
+    return Heldout(heldout_name(source), images.fingerprint, items)

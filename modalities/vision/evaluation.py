@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from modalities.evaluation import Axis, Evaluator, ModelResult, Settings, counts, option
+from modalities.evaluation import Axis, CellValue, Evaluator, ModelResult, Settings, counts, option
 from modalities.loading import Heldout
-from modalities.results import write_table
+from modalities.results import Row, write_table
 from modalities.vision.architectures import not_multiples
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout
-from modalities.vision.images import MAX_PIXELS
+from modalities.vision.images import MAX_PIXELS, Shape
 from modalities.vision.model import VisionTransformer
 from modalities.vision.sources import HELD_OUT
-from modalities.vision.transforms import Shape
 
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 ENOUGH, PROBED = 0.9, 256  # share of the first so many pictures that reach a default size
@@ -58,9 +58,10 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
 
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
     enlarges: bool = False  # whether pictures may be smaller than a size
+    main: ClassVar[str] = "top1"  # the score that `controls` of rows are compared by
     way_out: ClassVar[str] = ""  # of an error for sizes that no picture reaches
 
-    def __init__(self, settings: Sizes | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: Sizes | None = None, trained_on: Mapping[str, object] | None = None) -> None:
         super().__init__(settings, trained_on)
         self.source: str | VisionDataConfig = self.settings.source or (
             heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE
@@ -84,22 +85,31 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     @property
     def note(self) -> str:
         """Says that a source which was named is read in part only, and how to read it as a whole."""
-        source = self.settings.source
-        if source is None or not (images := self.heldout.items.images).among:
+        source, images = self.settings.source, self.heldout.items.images
+        if source is None or not images.among:
             return ""
         whole = f"{source}{'&' if '?' in source else '?'}{HELD_OUT}"
-        part = f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out"
-        return f"{part}; '{whole}' is all of them"
+        return f"{len(images):,} of the {images.among:,} pictures of {source} are held out; '{whole}' is all of them"
 
     def measured(self, results: list[ModelResult]) -> str:
         row = max((row for result in results for row in result.rows), key=lambda row: row["skipped"])
         if not row["skipped"]:
             return ""
-        count = row.get("images", row.get("canvases"))
-        largest = max(row["size"] for result in results for row in result.rows)
-        because = row["skipped_because"].replace("too small", f"smaller than {largest} pixels")
-        hint = self.way_out.replace("or ", "") if because != row["skipped_because"] else ""
-        return f"{self.name}: {count} of {count + row['skipped']} pictures measured; left out: {because}{hint}"
+        count = row[self.unit]
+        hint = self.way_out if "too small" in row["skipped_because"] else ""
+        left_out = f"left out: {row['skipped_because']}{hint}"
+        return f"{self.name}: {count} of {count + row['skipped']} pictures measured; {left_out}"
+
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        """EVAL.controls.csv: the main score less that of each control; no file where no row has `controls`."""
+        rows = [
+            {"model": result.label, "size": row["size"], "score": self.main} | control | {"groups": row["groups"]}
+            for result in results
+            for row in result.rows
+            for control in row.get("controls", ())  # earlier versions have none
+        ]
+        if rows:
+            write_table(out / f"{self.name}.controls.csv", rows)
 
     def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)
@@ -124,26 +134,38 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
         sizes = set(self.settings.sizes or (max(1, round(factor * min(trained) / step)) * step for factor in factors))
         if self.settings.sizes is None and not self.enlarges:
-            most = self.heldout.items.largest(trained, share=ENOUGH, count=PROBED)
-            sizes = {size for size in sizes if size <= most}
+            sides = sorted(self.sides(model, PROBED).values(), reverse=True)
+            sizes = {size for size in sizes if size <= sides[math.ceil(ENOUGH * len(sides)) - 1]}
         return [shape_at(size, trained) for size in sorted(sizes | {min(trained)})]
 
-    def check_reach(self, model: VisionTransformer, shape: Shape, count: int) -> None:
-        """ValueError for a size that none of the first `count` pictures reaches; it names the largest."""
-        most = self.heldout.items.largest(shape, count=count)
-        if min(shape) > most:
+    def sides(self, model: VisionTransformer, count: int) -> dict[int, int]:
+        """By place, the shorter side that each of the first `count` pictures reaches; without those whose header is broken."""
+        items = self.heldout.items
+        sides = {place: items.side(place, model.config.train_size) for place in range(min(count, len(items)))}
+        if not any(sides.values()):
+            raise ValueError(f"source {self.heldout.name!r}: none of its held-out images can be read: {items.name(0)}")
+        return {place: side for place, side in sides.items() if side}
+
+    def check_reach(self, model: VisionTransformer, size: int, sides: Mapping[int, int]) -> None:
+        """ValueError for a size that no picture reaches; it names the largest."""
+        if size > (most := max(sides.values())):
             step, pictures = self.step(model), f"held-out pictures of {self.heldout.name!r} have"
             largest = f"the largest size is {most // step * step}" if most >= step else "they reach no valid size"
-            raise ValueError(f"size {min(shape)} has more pixels than {pictures}: {largest}{self.way_out}")
+            raise ValueError(f"size {size} has more pixels than {pictures}: {largest}{self.way_out}")
 
 
-def write_controls(path: Path, results: Sequence[ModelResult], score: str) -> None:
-    """The score less that of each control, a row for each model, size and control; no file where no row has `controls`."""
-    rows = [
-        {"model": result.label, "size": row["size"], "score": score} | control | {"groups": row["groups"]}
-        for result in results
-        for row in result.rows
-        for control in row.get("controls", ())  # earlier versions have none
-    ]
-    if rows:
-        write_table(path, rows)
+def by_shape(cells: Iterable[CellValue]) -> dict[Shape, list[CellValue]]:
+    shapes: dict[Shape, list[CellValue]] = {}
+    for cell in cells:
+        shapes.setdefault((cell["height"], cell["width"]), []).append(cell)
+    return shapes
+
+
+def counted(cells: Sequence[CellValue], **counts: int) -> Row:
+    """The first columns of the row of one shape: its sides, what was measured, and what was skipped."""
+    skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+    because = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
+    if not all(counts.values()):
+        raise ValueError(f"none of the held-out pictures can be measured at {cells[0]['size']} pixels: {because}")
+    row: Row = {name: cells[0][name] for name in ("size", "height", "width")}
+    return row | counts | {"skipped": skipped.total(), "skipped_because": because}

@@ -1,4 +1,4 @@
-"""From stored bytes to an upright 8-bit RGB image, sets of images, and the report of what was skipped.
+"""From stored bytes to an upright 8-bit RGB image of a size, sets of images, and the report of what was skipped.
 
     8-bit RGB                                       taken as it is
     grey, 1-bit, palette, CMYK, YCbCr, HSV          converted by Pillow, without colour profiles
@@ -19,11 +19,15 @@ import hashlib
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from timm.data.auto_augment import rand_augment_transform
+from torch import Tensor
+from torchvision.transforms import v2
 
 if TYPE_CHECKING:
     from modalities.vision.objects import Objects
@@ -32,15 +36,6 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
 MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
 HELDOUT_NAMES = ("heldout", "val", "validation", "test")  # what a held-out folder or split may be called
 HELDOUT_FRACTION = 0.1
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}  # that make an image of an EXIF orientation upright
 Event = tuple[str, str]  # why something was skipped, and its name
 _log = logging.getLogger(__name__)
 
@@ -56,8 +51,6 @@ class BadImage(ValueError):
 class ImageReport:
     """Counts of what was skipped, by reason, and the first name of each, which is logged."""
 
-    SHOWN = 60  # characters of a name in the line
-
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
         self.names: dict[str, str] = {}
@@ -67,7 +60,7 @@ class ImageReport:
         for reason, name in events:
             self.skipped[reason] += 1
             if self.skipped[reason] == 1:
-                self.names[reason] = name if len(name) <= self.SHOWN else "…" + name[1 - self.SHOWN :]
+                self.names[reason] = name if len(name) <= 60 else "…" + name[-59:]
                 _log.warning("image skipped (%s): %s; more of these are only counted", reason, name)
 
     def __str__(self) -> str:
@@ -102,19 +95,16 @@ def decode_image(data: bytes) -> Image.Image:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow cannot convert."""
-    turn = TURNS.get(orientation(image))
-    if turn is not None:
-        transparency = image.info.get("transparency")
-        image = image.transpose(turn)
-        image.info = {} if transparency is None else {"transparency": transparency}  # upright now: never turned again
+    if orientation(image) > 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     mode, keyed = image.mode, "transparency" in image.info  # a transparent colour, as PNG and GIF have it
     if mode == "RGB" and not keyed:
         return image
     try:
-        if mode in ("RGBA", "LA", "PA", "La", "RGBa") or (keyed and mode in ("RGB", "L", "1", "P")):
-            image = (image.convert("LA") if mode == "La" else image).convert("RGBA")
+        if mode in ("RGBA", "LA", "PA") or (keyed and mode in ("RGB", "L", "1", "P")):
+            image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         elif mode not in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
             raise BadImage("unsupported mode", mode)
@@ -124,15 +114,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits in 8; a transparent colour is looked for before, and becomes alpha."""
+    """Grey of 16 bits in 8."""
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise BadImage("unsupported mode", f"{image.mode} with values {values.min()}…{values.max()}")
-    grey = Image.fromarray((values // 257).astype(np.uint8))
-    transparent = image.info.get("transparency")
-    if transparent is None:
-        return grey
-    return Image.merge("LA", (grey, Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))))
+    return Image.fromarray((values // 257).astype(np.uint8))
 
 
 def orientation(image: Image.Image) -> int:
@@ -140,7 +126,8 @@ def orientation(image: Image.Image) -> int:
     if "exif" not in image.info and image.format == "JPEG":
         return 1
     try:
-        return int(image.getexif().get(0x0112, 1))
+        turn = int(image.getexif().get(0x0112, 1))
+        return turn if 1 <= turn <= 8 else 1
     except Exception:  # Pillow's EXIF reader raises many things; a broken note does not make the picture bad
         return 1
 
@@ -153,6 +140,56 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
         raise BadImage("unknown format") from error
     on_its_side = image.format != "TIFF" and orientation(image) in (5, 6, 7, 8)  # Pillow turns a TIFF by itself
     return (image.height, image.width) if on_its_side else image.size
+
+
+# ------------------------------------------------------------------------------------------------ sizes, all by bicubic
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BICUBIC = v2.InterpolationMode.BICUBIC
+MAX_ASPECT = 8
+Shape = tuple[int, int]  # (height, width)
+
+
+def limit_aspect(image: Image.Image) -> Image.Image:
+    """An image centre-cropped to an aspect of at most MAX_ASPECT : 1: else 60000 × 2 pixels would be resized to a shorter side
+    of S by a longer one of S·30000. The central square that is cut afterwards is the same."""
+    longest = MAX_ASPECT * min(image.size)
+    return image if max(image.size) <= longest else _centre(image, longest, longest)
+
+
+def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
+    """The central window of at most this size."""
+    height, width = max(1, min(image.height, height)), max(1, min(image.width, width))
+    top, left = (image.height - height) // 2, (image.width - width) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def rand_augment(spec: str, size: int, mean: Sequence[float]) -> Callable[[Image.Image], Image.Image]:
+    """timm's RandAugment from a string such as "rand-m9-n2-mstd0.5"; uncovered areas are filled with the mean colour."""
+    hparams = {"translate_const": int(0.45 * size), "img_mean": tuple(min(255, round(255 * m)) for m in mean)}
+    try:
+        return rand_augment_transform(spec, hparams)
+    except (AssertionError, ValueError, KeyError) as error:
+        raise ValueError(f"rand_augment {spec!r}: expected timm's form, such as 'rand-m9-n2-mstd0.5'") from error
+
+
+def preprocess(
+    image: Image.Image, height: int, width: int, *, via: int = 0, mean: Sequence[float], std: Sequence[float]
+) -> Tensor:
+    """The largest central window of an image, at a given size: float32 (3, height, width), normalised. via: the shorter side is
+    reduced to so many pixels first, and enlarged again: the control without new detail."""
+    image = to_rgb(image)
+    image = _centre(image, round(image.width * height / width), round(image.height * width / height))
+    image = (reduced(image, via) if via else image).resize((width, height), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    return v2.functional.normalize(pixels.to(torch.float32) / 255, list(mean), list(std))
+
+
+def reduced(image: Image.Image, side: int) -> Image.Image:
+    """The image with a shorter side of so many pixels."""
+    scale = side / min(image.size)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(size, Image.Resampling.BICUBIC)
 
 
 # ------------------------------------------------------------------------------------------------ sets of images
@@ -210,7 +247,7 @@ def checked_image(
     image = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
     if not isinstance(label, int):
         stored = Image.open(io.BytesIO(payload)) if isinstance(payload, bytes) else payload
-        if orientation(stored) in TURNS:
+        if orientation(stored) > 1:
             raise BadImage("rotated objects")
     return image
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +15,9 @@ from torch import Tensor
 import modalities.vision.registry  # noqa: F401  registers the models with timm
 from modalities.contract import Cost, Evaluators, Modality
 from modalities.loading import first_heldout
+from modalities.vision.architectures import Options
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.data import build_loader
+from modalities.vision.data import build_heldout, build_loader
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import at_patches
 from modalities.vision.outside import OUTSIDE
@@ -28,10 +28,9 @@ from zoo.model import ZooModel
 MAP_WEIGHT = 4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
 
 
-def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
+def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> ZooModel:
     """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
-    facts: dict[str, Any] = {"img_size": data.image_size, "num_classes": data.num_classes}
-    facts |= {"mean": data.mean, "std": data.std}
+    facts: Options = {"img_size": data.image_size, "num_classes": data.num_classes, "mean": data.mean, "std": data.std}
     model = create_model(name, **facts | dict(options))
     names = class_names(data.source)
     if data.target == "count+map":  # a class is a count to the class token, a category to a patch
@@ -104,7 +103,7 @@ MODALITY = Modality(
     config=VisionDataConfig,
     build=build,
     loader=build_loader,
-    heldout=partial(first_heldout, build_loader),
+    heldout=partial(first_heldout, build_heldout),
     loss=loss,
     weight=weight,
     cost=cost,

@@ -6,11 +6,12 @@ nothing is resized.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from PIL import Image
@@ -18,9 +19,8 @@ from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_po
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modalities.vision.architectures import VisionConfig, not_multiples
-from modalities.vision.images import BadImage, decode_image
-from modalities.vision.transforms import preprocess
+from modalities.vision.architectures import Options, VisionConfig, not_multiples
+from modalities.vision.images import BadImage, decode_image, preprocess
 from zoo.attention.base import Kernel
 from zoo.layers import Attention, SSMax, init_linear, is_offloaded, loaded, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
@@ -36,28 +36,19 @@ class VisionBlock(nn.Module):
 
     def __init__(self, config: VisionConfig, position: Position, drop_path: float) -> None:
         super().__init__()
-        dim, prefix = config.dim, config.class_token + config.reg_tokens
-        tokens = prefix + config.train_grid[0] * config.train_grid[1]
+        dim, tokens = config.dim, config.class_token + config.reg_tokens + math.prod(config.train_grid)
         ssmax = None
         if config.ssmax:
             ssmax = SSMax(config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start)
-        prior, rotary = position.prior, position.rotary
         attention = Attention(
-            dim,
-            config.num_heads,
-            prior=prior,
-            rotary=rotary,
-            ssmax=ssmax,
-            lanes=config.lanes,
-            causal=False,
-            scale_prior=config.scale_prior,
-        )
-        mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
+            dim, config.num_heads, prior=position.prior, rotary=position.rotary, ssmax=ssmax, lanes=config.lanes,
+            causal=False, scale_prior=config.scale_prior,
+        )  # fmt: skip
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
         self.attention = attention
         self.attention_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
         self.mlp_norm = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = mlp(dim, hidden_features=config.hidden_dim)
+        self.mlp = (SwiGLU if config.mlp == "swiglu" else Mlp)(dim, hidden_features=config.hidden_dim)
         self.mlp_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
@@ -123,10 +114,10 @@ class VisionTransformer(ZooModel):
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
 
-    def pixels(self, image: Image.Image, height: int, width: int, *, mode: str = "resized") -> Tensor:
-        """(3, H, W): the image at this shape, normalised as in training; `mode` and errors as in `preprocess`."""
-        config, trained = self.config, min(self.config.train_size)
-        return preprocess(image, height, width, mode=mode, train_size=trained, mean=config.mean, std=config.std)
+    def pixels(self, image: Image.Image, height: int, width: int, *, enlarged: bool = False) -> Tensor:
+        """(3, H, W): the image at this shape, normalised as in training. enlarged: from the training size."""
+        via = min(self.config.train_size) if enlarged else 0
+        return preprocess(image, height, width, via=via, mean=self.config.mean, std=self.config.std)
 
     def read(self, path: str, *, size: int | None = None) -> Tensor:
         """(1, 3, H, W) pixels of the image at a path: its largest central window, at the training size or `size` pixels square.
@@ -244,7 +235,7 @@ class VisionTransformer(ZooModel):
         return {"stem": r"^prefix_tokens|^position_embedding|^patch_embed", "blocks": blocks}
 
 
-def timm_cfg(config: VisionConfig) -> dict[str, Any]:
+def timm_cfg(config: VisionConfig) -> dict[str, object]:
     """timm's description of a model's images, classes and layers."""
     return {
         "input_size": (config.in_chans, *config.train_size),
@@ -260,7 +251,7 @@ def timm_cfg(config: VisionConfig) -> dict[str, Any]:
     }
 
 
-def _position(config: VisionConfig, method: str, options: dict[str, Any], layer: int) -> Position:
+def _position(config: VisionConfig, method: str, options: Options, layer: int) -> Position:
     depth, grid = None if config.share_prior else (layer, config.num_layers), config.train_grid
-    shape: dict[str, Any] = {"dim": config.dim, "num_heads": config.num_heads, "train_grid": grid}
-    return create_grid_position(method, **shape, options=options, lanes=config.lanes, depth=depth)
+    size = {"dim": config.dim, "num_heads": config.num_heads}
+    return create_grid_position(method, **size, train_grid=grid, options=options, lanes=config.lanes, depth=depth)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -51,11 +51,6 @@ class Objects:
         seen = (boxes[:, :2] < [width, height]).all(1) & (boxes[:, :2] + boxes[:, 2:] > 0).all(1)
         return Objects(boxes[seen], self.categories[seen], self.marked[seen], self.group)
 
-    def resized(self, before: tuple[int, int], after: tuple[int, int]) -> Objects:
-        """The objects of a picture of `before` (height, width) that is resized to `after`."""
-        down, across = (new / old for old, new in zip(before, after, strict=True))
-        return replace(self, boxes=self.boxes * [across, down, across, down])
-
 
 NO_OBJECTS = Objects(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool))
 
@@ -64,23 +59,20 @@ def parse_objects(fields: object, group: object = "") -> Objects:
     """The objects of a mapping as above. Raises BadImage "no objects", "bad objects"."""
     if not isinstance(fields, Mapping) or not {"bbox", "category"} <= fields.keys():
         raise BadImage("no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}")
+    expected = (
+        "expected equally many boxes of four numbers, whole categories from 0 on, and marks that are true or false"
+    )
     try:
         boxes = np.array(fields["bbox"], np.float64).reshape(-1, 4)
         categories = np.array(fields["category"]).reshape(-1)
         marked = np.array(fields.get("marked", [True] * len(boxes))).reshape(-1)
-        counts = len(fields["bbox"]), len(boxes), len(categories), len(marked)
+        counts = {len(fields["bbox"]), len(boxes), len(categories), len(marked)}
     except (TypeError, ValueError) as error:
-        raise BadImage("bad objects", f"bbox, category or marked are no lists of numbers ({error})") from None
-    if len(set(counts)) > 1:
-        what = f"{counts[0]} boxes, {counts[2]} categories, {counts[3]} marks; expected equally many"
-    elif len(boxes) and (categories.dtype.kind not in "iu" or marked.dtype.kind != "b" or categories.min() < 0):
-        got = f"{categories[:3].tolist()} and {marked[:3].tolist()}"
-        what = f"expected whole categories from 0 on, and marks that are true or false, got {got}"
-    elif not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
-        what = "expected boxes of a width and height above 0"
-    else:
-        return Objects(boxes, categories.astype(np.int64), marked.astype(bool), str(group or ""))
-    raise BadImage("bad objects", what)
+        raise BadImage("bad objects", f"{expected} ({error})") from None
+    typed = not len(boxes) or (categories.dtype.kind in "iu" and marked.dtype.kind == "b" and categories.min() >= 0)
+    if len(counts) > 1 or not typed or not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
+        raise BadImage("bad objects", f"{expected}; boxes with a width and height above 0")
+    return Objects(boxes, categories.astype(np.int64), marked.astype(bool), str(group or ""))
 
 
 def check_objects(
@@ -94,10 +86,10 @@ def check_objects(
     parts = target.split("+")
     if "marked" in parts:
         target_of(objects, "marked", (0, 0))
-    inside = objects.in_window((0, 0, *size)).boxes.tolist()
+    inside = objects.in_window((0, 0, *size)).boxes
     if len(inside) < len(objects.boxes):
-        outside = next(box for box in objects.boxes.tolist() if box not in inside)
-        raise BadImage("bad objects", f"box {outside} lies outside of an image of {size[0]}×{size[1]}")
+        count = f"{len(objects.boxes) - len(inside)} of {len(objects.boxes)} boxes lie"
+        raise BadImage("bad objects", f"{count} outside of an image of {size[0]}×{size[1]}")
     answers = {
         "count": objects.marked.sum(initial=0),
         "marked": objects.categories[objects.marked].max(initial=0) + ("map" in parts),

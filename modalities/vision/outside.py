@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from timm.models import load_checkpoint, load_state_dict
 from torch import Tensor, nn
 
 from modalities.contract import Outside
-from modalities.vision.images import to_rgb
+from modalities.vision.architectures import Options
+from modalities.vision.images import reduced, to_rgb
 from modalities.vision.model import VisionTransformer
-from modalities.vision.transforms import reduced
 from zoo.errors import nearest
 
 
 @dataclass(frozen=True)
 class OutsideImageConfig:
-    """What evaluators ask of a model's configuration.
-
-    name, position: timm's name.  train_size: (height, width) of timm's data configuration.  patch_size: what sides are
-    multiples of.  fixed: whether it takes images of the training size alone.
-    """
+    """What evaluators ask of a configuration. train_size: timm's (height, width). patch_size: what sides are multiples of.
+    fixed: whether it takes images of the training size alone."""
 
     name: str
     position: str
@@ -46,8 +41,7 @@ class OutsideClassifier(nn.Module):
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
         classifier: Any = model.eval()
-        self.model = classifier
-        self.data, cfg = resolve_model_data_config(classifier), classifier.pretrained_cfg
+        self.model, self.data, cfg = classifier, resolve_model_data_config(classifier), classifier.pretrained_cfg
         if not classifier.num_classes:
             raise ValueError(f"timm:{name} has no classifier")
         self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
@@ -60,11 +54,11 @@ class OutsideClassifier(nn.Module):
             fixed=not getattr(model, "dynamic_img_size", False) and bool(cfg.get("fixed_input_size", False)),
         )
 
-    def pixels(self, image: Image.Image, height: int, width: int, *, mode: str = "resized") -> Tensor:
-        """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and cuts out the centre: "native"
-        may enlarge by that much. "upsampled" first reduces the shorter side to the training size."""
+    def pixels(self, image: Image.Image, height: int, width: int, *, enlarged: bool = False) -> Tensor:
+        """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and cuts out the centre.
+        enlarged: after the shorter side is reduced to the training size."""
         image = to_rgb(image)
-        if mode == "upsampled":
+        if enlarged:
             image = reduced(image, min(self.config.train_size))
         names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
         return create_transform((3, height, width), **{name: self.data[name] for name in names})(image)
@@ -84,39 +78,22 @@ def _load(word: str) -> tuple[nn.Module, bool]:
     name, at, checkpoint = word.partition("@")
     if name.partition(".")[0] not in timm.list_models():
         raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}")
-    if at and not Path(checkpoint).is_file():
-        raise ValueError(f"timm:{word}: no such file; expected a checkpoint, such as model.safetensors")
-    options: dict[str, Any] = {"num_classes": _classes(name, checkpoint)} if at else {}
+    options: Options = {}
     try:
-        model = timm.create_model(name, dynamic_img_size=True, **options)  # positions are resampled at every call
-    except TypeError:  # no such option
-        model = timm.create_model(name, **options)
-    if at:
+        if at:
+            classifier = getattr(timm.get_pretrained_cfg(name), "classifier", None)
+            layer = classifier[0] if isinstance(classifier, tuple) else classifier
+            options["num_classes"] = len(load_state_dict(checkpoint)[f"{layer}.weight"])
         try:
+            model = timm.create_model(name, dynamic_img_size=True, **options)  # positions are resampled at every call
+        except TypeError:  # no such option
+            model = timm.create_model(name, **options)
+        if at:
             load_checkpoint(model, checkpoint)
-        except (RuntimeError, KeyError) as error:
-            raise ValueError(f"timm:{word}: the checkpoint does not fit: {_line(error)}") from error
-    return (model if isinstance(model, VisionTransformer) else OutsideClassifier(model, name)), bool(at)
-
-
-def _classes(name: str, checkpoint: str) -> int:
-    """How many classes a checkpoint's classifier has."""
-    classifier: Any = getattr(timm.get_pretrained_cfg(name), "classifier", None)
-    if not classifier:
-        raise ValueError(f"timm:{name} has no classifier")
-    layer = classifier if isinstance(classifier, str) else classifier[0]
-    try:
-        state = load_state_dict(checkpoint)
     except Exception as error:  # torch and safetensors raise many things for a file that is none of theirs
-        raise ValueError(f"timm:{name}@{checkpoint}: no checkpoint: {_line(error)}") from error
-    if not isinstance(weight := state.get(f"{layer}.weight"), torch.Tensor):
-        raise ValueError(f"timm:{name}@{checkpoint}: the checkpoint has no {layer}.weight, the classifier of {name}")
-    return len(weight)
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:200] + "…" * (len(text) > 200)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"timm:{word} cannot be loaded: {reason}") from error
+    return (model if isinstance(model, VisionTransformer) else OutsideClassifier(model, name)), bool(at)
 
 
 OUTSIDE = Outside(_load)

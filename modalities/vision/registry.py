@@ -2,66 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._builder import resolve_pretrained_cfg
 from torch import nn
 
-from modalities.vision.architectures import FAMILY, VisionConfig
+from modalities.vision.architectures import FAMILY, Options, VisionConfig
 from modalities.vision.model import ANY, VisionTransformer, timm_cfg
 from zoo import catalog as weights
 from zoo.catalog import model_entry
 
-# timm's scripts pass these to every model.
-DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
-ALWAYS = {"dynamic_img_size": True, "strict_img_size": False}  # what timm calls that models of any size have
+# What timm's scripts pass to every model, and what it is here.
+_DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
+FIXED = dict.fromkeys(_DROPOUTS, 0.0) | {"dynamic_img_size": True, "strict_img_size": False, "features_only": False}
 default_cfgs: dict[str, object] = {}  # timm looks for this name
 
 
 def _register_with_timm() -> None:
-    """Register the architectures that are listed now with timm."""
-    cfgs: dict[str, Any] = {}
+    """Register the architectures that are listed now with timm, and each set of weights that ships for them."""
+    cfgs: Options = {ANY: timm_cfg(VisionConfig())}
     for name in FAMILY.names():
-        cfgs |= _timm_cfgs(name, VisionConfig(**model_entry(name).config))
-    cfgs[ANY] = timm_cfg(VisionConfig())
+        cfg = timm_cfg(VisionConfig(**model_entry(name).config)) | {"license": "apache-2.0"}
+        ours = {full: entry for full, entry in weights.manifest().items() if full.partition(".")[0] == name}
+        for full, entry in ours.items():
+            cfgs[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
+            if names := entry.get("class_names"):
+                cfgs[full]["label_names"] = tuple(names)
+        if not ours:
+            cfgs[name] = cfg
     default_cfgs.update(generate_default_cfgs(cfgs))
     for name in dict.fromkeys(key.partition(".")[0] for key in cfgs):
         register_model(_entry_point(name))
-
-
-def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, Any]:
-    """timm's description of an architecture, and of each set of weights that ships for it."""
-    cfg, by_weights = timm_cfg(config) | {"license": "apache-2.0"}, {}
-    for full, entry in weights.manifest().items():
-        if full.partition(".")[0] == name:
-            by_weights[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
-            if names := entry.get("class_names"):
-                by_weights[full]["label_names"] = tuple(names)
-    return by_weights or {name: cfg}
-
-
-def _known(name: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords without those that are not set, and without those of timm's scripts that change nothing here.
-
-    Raises ValueError for those that would.
-    """
-    options = {key: value for key, value in keywords.items() if value is not None}
-    if options.pop("features_only", False):
-        raise ValueError(f"{name} has no features_only: forward_features gives (B, T, C)")
-    for key in list(options):
-        if key in DROPOUTS and options.pop(key):
-            raise ValueError(f"{name} has no {key}: of timm's dropouts it has drop_path_rate")
-        if key in ALWAYS and bool(options.pop(key)) != ALWAYS[key]:
-            raise ValueError(f"{key}={not ALWAYS[key]}: {name} takes images of any size at every call")
-    return options
-
-
-def _build(**config: Any) -> VisionTransformer:
-    return VisionTransformer(VisionConfig(**config))
 
 
 def _entry_point(name: str) -> Callable[..., nn.Module]:
@@ -79,14 +54,19 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
                     overlay = kwargs.get("pretrained_cfg_overlay") or {}
                     kwargs["pretrained_cfg_overlay"] = {**overlay, "file": str(weights.verified_file(full))}
         config = asdict(VisionConfig()) if name == ANY else model_entry(name).config
-        options = {**config, **_known(name, kwargs)}
+        options: Options = config | {key: value for key, value in kwargs.items() if value is not None}
+        for key in FIXED.keys() & options.keys():
+            if options.pop(key) != FIXED[key]:
+                raise ValueError(f"{name} has {key}={FIXED[key]}; it reads any size, and its dropout is drop_path_rate")
         saved = options.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
         names = options.pop("class_names", ())
         if pretrained or saved:
             options["img_size"] = saved or config["img_size"]
-        model = build_model_with_cfg(_build, name, pretrained, **options)
-        names = names or model.pretrained_cfg.get("label_names") or ()
-        model.class_names = tuple(names) if len(names) == model.num_classes else ()
+        model = build_model_with_cfg(
+            lambda **args: VisionTransformer(VisionConfig(**args)), name, pretrained, **options
+        )
+        names = tuple(names or cast(Sequence[str], model.pretrained_cfg.get("label_names") or ()))
+        model.class_names = names if len(names) == model.num_classes else ()
         shown = {"input_size": (model.in_chans, *model.config.train_size)}
         model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | shown
         return model

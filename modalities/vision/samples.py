@@ -8,7 +8,8 @@ and CutMix's λ, and which images are paired, follow from its batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count, islice
 
 import numpy as np
@@ -25,6 +26,7 @@ from modalities.vision.shards import Members, Shards, read_label, read_objects, 
 _ORDER, _SHARDS, _BLOCK = 0, 1, 2
 Batch = dict[str, Tensor]
 Sample = tuple[Image.Image, int | Objects]
+Read = Callable[[], tuple[bytes | Image.Image, int | Objects]]
 Block = list[tuple[int, str, Members]]  # (number, name, sample)
 
 
@@ -62,17 +64,14 @@ class ImageSamples:
 
     def _good(self, number: int, events: list[Event]) -> Sample:
         epoch, position = divmod(number, len(self.images))
-        order, config, images = self._order(epoch if self.train else 0), self.make.config, self.images
-        for step in range(len(order)):
-            index = int(order[(position + step) % len(order)])
-            try:
-                payload, label = images.read(index) if config.target == "label" else images.read_objects(index)
-                image = _checked(payload, label, config, images.name(index), images.classes is not None)
-                again = not self.train and (epoch or step)  # beyond the end, or in place of a skipped one
-                return image, -1 if again else label
-            except BadImage as error:
-                events.append((error.reason, images.name(index)))
-        raise ValueError(f"source {images.spec!r}: all {len(order)} images were skipped: {_reasons(events)}")
+        order, images = self._order(epoch if self.train else 0), self.images
+        read = images.read if self.make.config.target == "label" else images.read_objects
+        indexes = (int(order[(position + step) % len(order)]) for step in range(len(order)))
+        before = len(events)
+        candidates = ((images.name(index), partial(read, index)) for index in indexes)
+        image, label = _first_good(candidates, self.make.config, images.classes is not None, events, images.spec)
+        again = not self.train and (epoch or len(events) > before)  # beyond the end, or in place of a skipped one
+        return image, -1 if again else label
 
 
 class ShardStream:
@@ -143,29 +142,29 @@ class ShardStream:
             at += self.shards.counts[shard]
 
     def _good(self, block: Block, place: int, events: list[Event]) -> Sample:
-        """The first good image of a block from `place` on, wrapping around. Raises ValueError where there is none."""
-        config, listed = self.config, self.shards.classes is not None
-        for step in range(len(block)):
-            _, name, sample = block[(place + step) % len(block)]
-            try:
-                label = read_label(sample) if config.target == "label" else read_objects(sample)
-                return _checked(sample_image(sample), label, config, name, listed), label
-            except BadImage as error:
-                events.append((error.reason, name))
-        raise ValueError(f"source {self.shards.spec!r}: all of {len(block)} images were skipped: {_reasons(events)}")
+        """The first good image of a block from `place` on, wrapping around."""
+        label_of = read_label if self.config.target == "label" else read_objects
+        candidates = (
+            (name, lambda members=members: (sample_image(members), label_of(members)))
+            for _, name, members in (block[(place + step) % len(block)] for step in range(len(block)))
+        )
+        return _first_good(candidates, self.config, self.shards.classes is not None, events, self.shards.spec)
 
 
-def _checked(
-    payload: bytes | Image.Image, label: int | Objects, config: VisionDataConfig, name: str, listed: bool
-) -> Image.Image:
-    """The RGB image of a sample that training can ask for. Raises BadImage, and ValueError as `checked_image`."""
-    image = checked_image(payload, label, name, num_classes=config.num_classes, listed=listed)
-    if isinstance(label, Objects):
-        check_objects(label, image.size, config.target, config.train_shapes, config.num_classes)
-    return image
-
-
-def _reasons(events: list[Event]) -> str:
+def _first_good(
+    candidates: Iterable[tuple[str, Read]], config: VisionDataConfig, listed: bool, events: list[Event], spec: str
+) -> Sample:
+    """The first of named images that training can ask for; `events` gets the others. ValueError where there is none."""
+    before = len(events)
+    for name, read in candidates:
+        try:
+            payload, label = read()
+            image = checked_image(payload, label, name, num_classes=config.num_classes, listed=listed)
+            if isinstance(label, Objects):
+                check_objects(label, image.size, config.target, config.train_shapes, config.num_classes)
+            return image, label
+        except BadImage as error:
+            events.append((error.reason, name))
     report = ImageReport()
-    report.extend(events)
-    return str(report)
+    report.extend(events[before:])
+    raise ValueError(f"source {spec!r}: all {len(events) - before} images were skipped: {report}")

@@ -1,8 +1,8 @@
 """WebDataset shards: tars in which the members of a sample follow one another under one name, 00017.jpg, 00017.cls.
 
 A label is a `.cls` member (a whole number as text) or the field "label" of a `.json` member. Ranks and workers share an epoch
-by samples, so every shard's number of samples must be known: from `index.json` beside the shards, which `write_index` writes,
-{"classes", "samples", "shards": [{"file", "samples", "sha256"}]}, or from their headers.
+by samples, so every shard's number of samples must be known: from `index.json` beside the shards, {"classes": [NAME, …],
+"shards": [{"file", "samples", "sha256"}, …]}, where only "file" and "samples" are needed, or from the headers of all.
 
 `tarfile` reads headers alone. It takes a damaged one for the end of an archive; here that is an error. webdataset's decoders,
 some of which unpickle, are not used.
@@ -10,6 +10,7 @@ some of which unpickle, are not used.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ from webdataset.tariterators import base_plus_ext
 
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
 from modalities.vision.objects import Objects, parse_objects
-from zoo.files import file_sha256, parse_json, read_json, write_json
+from zoo.files import parse_json, read_json
 
 MOST_SAMPLES = 1 << 30  # of a shard
 _META = re.compile(r"__[^/]*__($|/)")  # members that webdataset leaves out
@@ -191,20 +192,15 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_index(folder: str | Path, classes: Sequence[str] = ()) -> None:
-    """Count and hash the *.tar of a folder into its index.json."""
-    paths = sorted(Path(folder).glob("*.tar"))
-    shards = [Entry(path.name, len(scan(path)), file_sha256(path))._asdict() for path in paths]
-    count = sum(entry["samples"] for entry in shards)
-    write_json(Path(folder) / "index.json", {"classes": list(classes), "samples": count, "shards": shards})
-
-
 # ------------------------------------------------------------------------------------------------ samples
 
 
 def _fields(members: Members) -> Mapping[str, object]:
-    """The fields of the `.json` member; {} without. Raises ValueError."""
-    fields = parse_json(members.get("json", b"{}"), "the member json")
+    """The fields of the `.json` member; {} without. Raises BadImage "bad json"."""
+    try:
+        fields = parse_json(members.get("json", b"{}"), "the member json")
+    except ValueError as error:
+        raise BadImage("bad json", str(error)) from None
     return fields if isinstance(fields, dict) else {}
 
 
@@ -217,22 +213,16 @@ def sample_image(members: Members) -> bytes:
 
 
 def read_label(members: Members) -> int:
-    """The label of a sample. Raises BadImage "no label", "bad label"."""
-    try:
-        label = int(members["cls"]) if "cls" in members else _fields(members).get("label")
-    except ValueError as error:
-        raise BadImage("bad label", str(error)) from None
-    if label is None:
-        raise BadImage("no label")
+    """The label of a sample. Raises BadImage "no label", "bad label", "bad json"."""
+    label: object = members["cls"] if "cls" in members else _fields(members).get("label")
+    with contextlib.suppress(ValueError):
+        label = int(label) if isinstance(label, bytes) else label
     if type(label) is not int:  # True is an int to isinstance
-        raise BadImage("bad label", f"label {label!r} is not a whole number")
+        raise BadImage("no label" if label is None else "bad label", f"{label!r} is not a whole number")
     return label
 
 
 def read_objects(members: Members) -> Objects:
     """The objects of a sample: "objects" and "group" of its `.json` member. Raises BadImage."""
-    try:
-        fields = _fields(members)
-    except ValueError as error:
-        raise BadImage("bad objects", str(error)) from None
+    fields = _fields(members)
     return parse_objects(fields.get("objects"), fields.get("group"))

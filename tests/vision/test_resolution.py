@@ -1,25 +1,29 @@
-"""The resolution evaluator against direct computation, and against models whose answers are known beforehand."""
+"""The resolution evaluator on models whose answers are known beforehand, and on timm's, against a loop of timm's own."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from modalities.loading import Heldout
 from modalities.paired import t_quantile
 from modalities.results import ModelResult
-from modalities.vision import VisionConfig, VisionTransformer, evaluation
+from modalities.vision import MODALITY, VisionTransformer, evaluation
 from modalities.vision.data import HeldoutImages
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, ImageSet
-from modalities.vision.transforms import preprocess
+from modalities.vision.outside import OutsideClassifier
+
+import timm  # isort: skip  (after the project: on a CPU build of torchvision it does not load before)
+from timm.data import create_transform, resolve_model_data_config  # isort: skip
 
 CLASSES = 8
 
@@ -57,15 +61,6 @@ def images(monkeypatch):
     return use
 
 
-@dataclass
-class Config:
-    train_size: tuple[int, int] = (16, 16)
-    patch_size: int = 8
-    num_classes: int = CLASSES
-    mean: tuple = (0.0, 0.0, 0.0)
-    std: tuple = (1.0, 1.0, 1.0)
-
-
 class Reader(nn.Module):
     """Reads the class off the grey; `wrong(true classes, images)` says where it names the next one."""
 
@@ -74,11 +69,11 @@ class Reader(nn.Module):
 
     def __init__(self, wrong=lambda true, images: true < 0, **config):
         super().__init__()
-        self.config, self.wrong, self.batches = Config(**config), wrong, []
+        facts = {"train_size": (16, 16), "patch_size": 8, "num_classes": CLASSES, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+        self.config, self.wrong = SimpleNamespace(**facts | config), wrong
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, images):
-        self.batches.append(tuple(images.shape))
         true = (images.mean((1, 2, 3)) * CLASSES).long()
         return F.one_hot(torch.where(self.wrong(true, images), (true + 1) % CLASSES, true), CLASSES).float()
 
@@ -103,27 +98,6 @@ def rows(model, **settings):
 
 
 # ---- scores ----
-
-
-def test_scores_are_the_direct_computation(images):
-    held_out = images(count=37)
-    torch.manual_seed(0)
-    sizes = {"img_size": 16, "patch_size": 8, "dim": 16, "num_layers": 1, "num_heads": 2, "hidden_dim": 16}
-    config = VisionConfig(**sizes, num_classes=CLASSES, position="goat", position_options={"rank": 1})
-    model = VisionTransformer(config).eval()
-    measured = rows(model, sizes=(16, 32), batch_tokens=50)
-    for size in (16, 32):
-        pixels = [
-            preprocess(held_out[n][0], size, size, train_size=16, mean=config.mean, std=config.std) for n in range(37)
-        ]
-        labels = torch.tensor([held_out[n][1] for n in range(37)])
-        with torch.no_grad():
-            logits = model(torch.stack(pixels))
-        row = measured[size]
-        assert (row["images"], row["skipped"]) == (37, 0)
-        assert row["top1"] == pytest.approx(float((logits.argmax(-1) == labels).float().mean()))
-        assert row["top5"] == pytest.approx(float((logits.topk(5).indices == labels[:, None]).any(1).float().mean()))
-        assert row["nll"] == pytest.approx(float(F.cross_entropy(logits, labels)), abs=1e-5)
 
 
 def test_errors_and_paired_differences_are_over_groups(images):
@@ -187,15 +161,6 @@ def test_what_cannot_be_measured_is_known_before(images):
     assert ResolutionSettings(sizes=(32, 16, 32)) == ResolutionSettings(sizes=(16, 32))
 
 
-def test_a_recipe_decides_what_is_held_out_unless_a_source_does():
-    data = {"source": "folder:a", "num_classes": 3}
-    assert Resolution(None, data).source_name == "folder:a" and Resolution().source_name == "glyphs"
-    assert Resolution(None, {**data, "heldout_source": "hf:b"}).source_name == "all of hf:b"
-    assert Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name == "glyphs-builtin"
-    several = Resolution(None, {**data, "shapes": ["64x64", "128x128", "64x144"]})
-    assert several.trained_range == (64, 128) and Resolution(None, data).trained_range == ()
-
-
 def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
     items = images(count=300)
     few, every = (resolution(sizes=(16,), samples=n).cells(Reader()) for n in (128, None))
@@ -222,11 +187,6 @@ def test_a_larger_size_stands_beside_its_controls(images):
     apart = {row["control"]: (row["low"], row["high"]) for row in large["controls"]}
     assert list(apart) == ["reduced", "multi_scale", "enlarged"]
     assert apart["multi_scale"][0] < -0.5 < apart["multi_scale"][1] < 0
-    for name, cell in cells.items():
-        if name.startswith("16x16"):  # one image less: other images than at 32, so no control
-            one_less = {column: cell[column][1:] for column in ("labels", "said", "groups", "logits")}
-            cells[name] = cell | one_less
-    assert not {"gain", "multi_scale_gain"} & evaluator.rows(cells)[1].keys()
     images(count=64, groups=8)  # each of all eight classes, so all alike
     grouped = evaluator.rows(dict(evaluator.run(Unsure())))[1]
     assert grouped["groups"] == 8 and all(math.isnan(row["low"]) for row in grouped["controls"])
@@ -242,3 +202,71 @@ def test_logits_that_are_no_numbers_are_wrong(images):
     images(count=64)
     small, large = rows(Infinite(), sizes=(16, 32)).values()
     assert small["top1"] == 1.0 and large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0
+
+
+# ---- classifiers of timm ----
+
+VIT = "vit_tiny_patch16_224"
+OUTSIDE = MODALITY.outside["timm"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Pictures of three classes, larger than what is read, and a checkpoint of a ViT of three classes."""
+    folder = tmp_path_factory.mktemp("timm")
+    rng = np.random.default_rng(0)
+    for label in "abc":
+        for n in range(3):
+            path = folder / "images" / ("val" if n else "train") / label / f"{n}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+            small.resize((320, 300), Image.Resampling.BICUBIC).save(path)
+    torch.manual_seed(1)
+    model = timm.create_model(VIT, num_classes=3)
+    torch.nn.init.normal_(model.head.weight)
+    save_file(model.state_dict(), folder / "vit.safetensors")
+    torch.save(model.state_dict(), folder / "vit.pth")
+    (folder / "broken.pth").write_bytes(b"nothing")
+    return folder
+
+
+def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
+    model, trained = OUTSIDE.load(f"{VIT}@{files}/vit.safetensors")
+    settings = ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized")
+    evaluator = Resolution(settings)
+    rows = {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+    ours = timm.create_model(VIT, num_classes=3, checkpoint_path=f"{files}/vit.pth", dynamic_img_size=True).eval()
+    data = resolve_model_data_config(ours)
+    assert trained and data["crop_pct"] == 0.9
+    for size in (160, 224):
+        transform = create_transform(**{**data, "input_size": (3, size, size)})
+        right, nats = 0, 0.0
+        for label, name in enumerate("abc"):
+            for path in sorted((files / "images" / "val" / name).iterdir()):
+                with torch.inference_mode():
+                    logits = ours(transform(Image.open(path).convert("RGB"))[None])[0].log_softmax(-1)
+                right, nats = right + int(logits.argmax() == label), nats - float(logits[label])
+        assert rows[size]["images"] == 6 and rows[size]["top1"] == right / 6
+        assert rows[size]["nll"] == pytest.approx(nats / 6, rel=1e-4)
+
+
+def test_a_model_of_one_size_refuses_another():
+    model = OutsideClassifier(timm.create_model("mixer_s32_224", num_classes=4), "mixer_s32_224")
+    with torch.inference_mode():
+        assert model(torch.rand(1, 3, 224, 224)).shape == (1, 4) and model.config.fixed
+        with pytest.raises(ValueError, match="takes images of 224×224 alone, not 96×96"):
+            model(torch.rand(2, 3, 96, 96))
+
+
+def test_what_cannot_be_loaded_is_one_line(files):
+    for word, message in (
+        ("vit_tiny_patch16_22", "did you mean 'vit_tiny_patch16_224'"),
+        (VIT + "@{}/none.pth", "none.pth cannot be loaded"),
+        (VIT + "@{}/broken.pth", "broken.pth cannot be loaded"),
+        ("resnet10t@{}/vit.pth", "cannot be loaded: KeyError: 'fc.weight'"),
+        ("vit_small_patch16_224@{}/vit.pth", "cannot be loaded: .*size mismatch"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            OUTSIDE.load(word.format(files))
+        assert "\n" not in str(error.value)
+    assert isinstance(OUTSIDE.load("vision_goat_tiny_patch8")[0], VisionTransformer)  # registered with timm by the zoo

@@ -10,21 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, check_choice, clustered_error, option
+from modalities.evaluation import Cell, CellValue, Observed, Score, check_choice, clustered_error, option
 from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import Row
-from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_controls
-from modalities.vision.images import BadImage
+from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
+from modalities.vision.images import BadImage, Shape
 from modalities.vision.model import VisionTransformer
-from modalities.vision.transforms import Shape
 from zoo.positions import slices
 
 __all__ = ["Resolution", "ResolutionSettings"]
@@ -85,7 +82,9 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
     unit = "images"
     way_out = "; or --mode resized"
 
-    def __init__(self, settings: ResolutionSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, settings: ResolutionSettings | None = None, trained_on: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(settings, trained_on)
         self.enlarges = self.settings.mode != "native"
 
@@ -107,8 +106,9 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         count = min(settings.samples or len(images), len(images))
         small: set[int] = set()
         if not self.enlarges:
-            self.check_reach(model, shapes[-1], count)
-            small = images.too_small(range(count), shapes[-1])
+            sides, largest = self.sides(model, count), min(shapes[-1])
+            self.check_reach(model, largest, sides)
+            small = {place for place, side in sides.items() if side < largest}
         needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
         cells = []
         for role, (height, width) in roles:
@@ -117,24 +117,32 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 without = small.intersection(places)
                 name = f"{role}{height}x{width}/images={part.start}-{part.stop}"
                 name += f"/of {needed}" if without else ""  # here the numbers depend on the other sizes
-                mode = "upsampled" if role == ENLARGED else settings.mode
-                data = {"shape": (height, width), "places": places, "small": without, "mode": mode}
+                data = {"shape": (height, width), "places": places, "small": without, "enlarged": role == ENLARGED}
                 cells.append(Cell(name, cost=len(places), data=data))
         return cells
 
     @torch.inference_mode()
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         height, width = shape = cell.data["shape"]
-        patch, classes = model.config.patch_size, model.config.num_classes
+        patch, classes, like = model.config.patch_size, model.config.num_classes, next(model.parameters())
         tokens = model.num_prefix_tokens + (height // patch) * (width // patch)
-        batch = min(self.settings.batch_size(tokens), CHUNK)
         skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
         ranks = (1, 5) if classes > 5 else (1,)
         sums: dict[str, float] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in ranks}
         columns = ("labels", "said", "groups", *(("logits",) if classes <= MOST_SCORED else ()))
         answers: dict[str, list[object]] = {name: [] for name in columns}
-        for images, labels, groups in self._batches(model, cell, batch, skipped):
-            logits = model(images).float().cpu()
+        places = [place for place in cell.data["places"] if place not in cell.data["small"]]
+        for part in slices(len(places), min(self.settings.batch_size(tokens), CHUNK)):
+            rows: list[tuple[Tensor, int, str]] = []
+            for place in places[part.start : part.stop]:
+                try:
+                    rows.append(self._read(model, place, shape, enlarged=cell.data["enlarged"]))
+                except BadImage as error:
+                    skipped[error.reason] += 1
+            if not rows:
+                continue
+            pixels, said, groups = zip(*rows, strict=True)
+            labels, logits = torch.tensor(said), model(torch.stack(pixels).to(like)).float().cpu()
             self.advance(len(labels))
             sums["images"] += len(labels)
             sums["nll_sum"] += float(F.cross_entropy(logits, labels, reduction="sum"))
@@ -148,45 +156,31 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             if "logits" in answers:
                 answers["logits"] += np.round(logits.double().numpy(), 4).tolist()
         facts = {"size": min(shape), "height": height, "width": width}
-        facts |= {"trained": shape == tuple(model.config.train_size), "skipped": dict(skipped)}
-        return facts | sums | answers
+        return facts | {"trained": shape == model.config.train_size, "skipped": dict(skipped)} | sums | answers
 
-    def _batches(
-        self, model: VisionTransformer, cell: Cell, batch: int, skipped: Counter[str]
-    ) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
-        """Images (B, 3, height, width) on the model's device, labels (B,) and groups; what cannot be decoded is counted."""
-        like, classes, items = next(model.parameters()), model.config.num_classes, self.heldout.items
-        places = [place for place in cell.data["places"] if place not in cell.data["small"]]
-        ready: list[tuple[Tensor, int, str]] = []
-        for n, place in enumerate(places):
-            try:
-                image, label = items[place]
-                if not 0 <= label < classes:
-                    what = f"{self.heldout.name!r} has an image of class {label}"
-                    raise ValueError(f"{what}; the model has {classes} classes")
-                pixels = model.pixels(image, *cell.data["shape"], mode=cell.data["mode"])
-                ready.append((pixels, label, items.group(place)))
-            except BadImage as error:
-                skipped[error.reason] += 1
-            if ready and (len(ready) == batch or n + 1 == len(places)):
-                images, labels, groups = zip(*ready, strict=True)
-                ready.clear()
-                yield torch.stack(images).to(like), torch.tensor(labels), list(groups)
+    def _read(self, model: VisionTransformer, place: int, shape: Shape, *, enlarged: bool) -> tuple[Tensor, int, str]:
+        """Pixels, label and group of an image. Raises BadImage; ValueError for a label that the model does not have."""
+        image, label = self.heldout.items[place]
+        if not isinstance(label, int) or not 0 <= label < model.config.num_classes:
+            what = f"{self.heldout.name!r} has an image of class {label}"
+            raise ValueError(f"{what}; the model has {model.config.num_classes} classes")
+        return model.pixels(image, *shape, enlarged=enlarged), label, self.heldout.items.group(place)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        trained = _row([cell for cell in cells.values() if cell["trained"]])["top1"]
-        points, enlarged = _by_shape(cells, ""), _by_shape(cells, ENLARGED)
+        points = by_shape(cell for name, cell in cells.items() if not name.startswith(ENLARGED))
+        enlarged = by_shape(cell for name, cell in cells.items() if name.startswith(ENLARGED))
+        trained = next(_row(measured)["top1"] for measured in points.values() if measured[0]["trained"])
         rows: list[Row] = []
         smaller: list[list[CellValue]] = []
         for shape, measured in points.items():
             row = _row(measured)
             row["ratio"] = row["top1"] / trained if trained else math.nan
-            controls: dict[str, np.ndarray | None] = {}
-            alike = [cells for cells in smaller if _same_images(cells, measured)]
-            if alike:
-                controls["reduced"] = max(map(_right, alike), key=np.mean)
-                controls["multi_scale"] = _mean_of_sizes([*smaller, measured]) if alike == smaller else None
-            if shape in enlarged and _same_images(enlarged[shape], measured):
+            controls: dict[str, np.ndarray] = {}
+            if smaller:
+                controls["reduced"] = max(map(_right, smaller), key=np.mean)
+                if all("logits" in cell for cell in measured):
+                    controls["multi_scale"] = _mean_of_sizes([*smaller, measured])
+            if shape in enlarged:
                 controls["enlarged"] = _right(enlarged[shape])
             rows.append(row | _gains(measured, controls))
             smaller.append(measured)
@@ -198,21 +192,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             for group, right in zip(cell["groups"], _right([cell]).tolist(), strict=True):
                 yield Observed(cell["size"], group, "top1", right, pooled="all")
 
-    def write(self, results: list[ModelResult], out: Path) -> None:
-        """EVAL.controls.csv: top-1 less each control."""
-        write_controls(out / f"{self.name}.controls.csv", results, "top1")
-
 
 # ------------------------------------------------------------------------------------------------ rows
-
-
-def _by_shape(cells: Mapping[str, CellValue], role: str) -> dict[Shape, list[CellValue]]:
-    """The cells whose name starts with a role, by shape; both in the order of `Resolution.cells`."""
-    groups: dict[Shape, list[CellValue]] = {}
-    for name, cell in cells.items():
-        if name.startswith(role) if role else name[0].isdigit():
-            groups.setdefault((cell["height"], cell["width"]), []).append(cell)
-    return groups
 
 
 def _column(cells: list[CellValue], name: str) -> np.ndarray:
@@ -230,19 +211,10 @@ def _units(cells: list[CellValue]) -> list[str]:
     return groups if len(set(groups)) > 1 else [str(n) for n in range(len(groups))]
 
 
-def _same_images(a: list[CellValue], b: list[CellValue]) -> bool:
-    return all(np.array_equal(_column(a, name), _column(b, name)) for name in ("labels", "groups"))
-
-
 def _row(cells: list[CellValue]) -> Row:
     """A table row from the cells of one shape, without the ratio and the controls."""
     count = sum(cell["images"] for cell in cells)
-    if not count:
-        raise ValueError("none of the held-out images could be decoded")
-    skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
-    row: Row = {name: cells[0][name] for name in ("size", "height", "width")}
-    row |= {"images": count, "skipped": skipped.total()}
-    row["skipped_because"] = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
+    row = counted(cells, images=count)
     row["top1"] = top1 = sum(cell["top1"] for cell in cells) / count
     units = _units(cells)
     by_image = math.sqrt(top1 * (1 - top1) / count)
@@ -252,17 +224,14 @@ def _row(cells: list[CellValue]) -> Row:
     return row | {"nll": sum(cell["nll_sum"] for cell in cells) / count, "ratio": math.nan}
 
 
-def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:
-    """(N,) as `_right`, of the mean of the probabilities at every size; None without logits. An image with a logit that is no
-    finite number, at any size, is wrong."""
-    if not all("logits" in cell for cells in sizes for cell in cells):
-        return None
+def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray:
+    """(N,) as `_right`, of the mean of the probabilities at every size; an image with a logit that is not finite is wrong."""
     logits = torch.stack([torch.from_numpy(_column(cells, "logits")) for cells in sizes])
     predicted = logits.softmax(-1).mean(0).argmax(-1).where(logits.isfinite().all(-1).all(0), -1)
     return (predicted.numpy() == _column(sizes[-1], "labels")).astype(float)
 
 
-def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) -> Row:
+def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray]) -> Row:
     """Columns of a row: top-1 by each control and what is gained over it; under `controls` with 95% intervals over units."""
     units, labels = _units(cells), _column(cells, "labels")
 
@@ -273,9 +242,8 @@ def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) ->
     columns: Row = {"chance_top1": float(np.bincount(labels).max() / len(labels)), "groups": len(set(units))}
     columns["controls"] = []
     for name, right in controls.items():
-        if right is not None:
-            (row,) = paired_rows([by_unit(_right(cells))], [by_unit(right)])
-            columns |= {f"{name}_top1": row["against_value"], GAINS[name]: row["difference"]}
-            control = {"control": name, "value": row["value"], "control_value": row["against_value"]}
-            columns["controls"].append(control | {column: row[column] for column in ("difference", "low", "high")})
+        (row,) = paired_rows([by_unit(_right(cells))], [by_unit(right)])
+        columns |= {f"{name}_top1": row["against_value"], GAINS[name]: row["difference"]}
+        control = {"control": name, "value": row["value"], "control_value": row["against_value"]}
+        columns["controls"].append(control | {column: row[column] for column in ("difference", "low", "high")})
     return columns

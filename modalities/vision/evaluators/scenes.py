@@ -19,9 +19,8 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,16 +28,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
+from modalities.evaluation import Cell, CellValue, Observed, Score
 from modalities.loading import Heldout
 from modalities.paired import t_quantile
 from modalities.results import Row
 from modalities.vision.data import HeldoutImages, open_heldout
-from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_controls
-from modalities.vision.images import BadImage
+from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
+from modalities.vision.images import BadImage, Shape
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
-from modalities.vision.transforms import Shape
 from zoo.positions import slices
 
 __all__ = ["READINGS", "Canvas", "Find", "Map", "SceneEvaluator"]
@@ -68,7 +66,8 @@ class Canvas:
         if self.shape == shape:
             return self
         image = self.image.resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
-        return Canvas(image, self.objects.resized(self.shape, shape))
+        down, across = (new / old for old, new in zip(self.shape, shape, strict=True))
+        return Canvas(image, replace(self.objects, boxes=self.objects.boxes * [across, down, across, down]))
 
 
 def scene_scores(main: Score, *others: Score) -> tuple[Score, ...]:
@@ -92,11 +91,10 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
     unit = "canvases"
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
-    main: ClassVar[str] = "top1"  # rows have it by reading, `<main>` of native and `<reading>_<main>`
 
-    def __init__(self, settings: SizeSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: SizeSettings | None = None, trained_on: Mapping[str, object] | None = None) -> None:
         super().__init__(settings, trained_on)
-        trained = self.trained_on.get("target", "label") if self.trained_on else ""
+        trained = str(self.trained_on.get("target", "label")) if self.trained_on else ""
         self.answers = self.target in trained.split("+")
         if not self.settings.source and not self.answers:
             self.source = "scenes"
@@ -143,7 +141,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
             raise ValueError(f"{self.name} asks for {self.target!r}; {trained}")
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
-        self.check_reach(model, shapes[-1], count)
+        self.check_reach(model, min(shapes[-1]), self.sides(model, count))
         cells = []
         for height, width in shapes:
             for part in slices(count, CHUNK):
@@ -161,6 +159,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         for place in cell.data["places"]:
             try:
                 image, objects = self.heldout.items[place]
+                assert isinstance(objects, Objects)
                 check_objects(objects, image.size, self.target, [trained], self._classes(model))
                 at = tuple(np.random.default_rng([place, 0]).random(2).tolist())  # the same for every size
                 corners = [window_on(image.size, objects, size, at)[:2] for size in (shape, trained)]
@@ -222,7 +221,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         answers: list[Tensor] = []
         for part in slices(len(canvases), self.settings.batch_size(size[0] * size[1])):
             some = canvases[part.start : part.stop]
-            pixels = [model.pixels(canvas.image, height, width, mode="resized") for canvas in some]
+            pixels = [model.pixels(canvas.image, height, width) for canvas in some]
             answers += self._probabilities(model, model(torch.stack(pixels).to(like)).double().cpu())
         return [answer.unflatten(0, size) for answer in answers] if self.target == "map" else answers
 
@@ -244,20 +243,14 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         return model.config.num_classes - (self.target == "marked" and getattr(model.config, "global_pool", None) == "")
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        by_shape: dict[Shape, list[CellValue]] = {}
-        for cell in cells.values():
-            by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
-        return [self._row(shape, by_shape[shape]) for shape in sorted(by_shape, key=min)]
+        return [
+            self._row(measured)
+            for _, measured in sorted(by_shape(cells.values()).items(), key=lambda pair: min(pair[0]))
+        ]
 
-    def _row(self, shape: Shape, cells: list[CellValue]) -> Row:
+    def _row(self, cells: list[CellValue]) -> Row:
         groups = [group for cell in cells for group in cell["groups"]]
-        skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
-        because = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
-        if not groups:
-            size = f"{shape[1]}×{shape[0]}"
-            raise ValueError(f"none of the held-out pictures can be asked for {self.target!r} at {size}: {because}")
-        row: Row = {"size": min(shape), "height": shape[0], "width": shape[1], "canvases": len(groups)}
-        row |= {"groups": len(set(groups)), "skipped": skipped.total(), "skipped_because": because}
+        row = counted(cells, canvases=len(groups), groups=len(set(groups)))
         left_out: dict[str, np.ndarray] = {}  # the main score without each group, by reading
         for reading in (*READINGS, "chance"):
             tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
@@ -278,9 +271,6 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
             gap = {"control": reading, "value": value, "control_value": control, "difference": value - control}
             row["controls"].append(gap | {"low": value - control - half, "high": value - control + half})
         return row
-
-    def write(self, results: list[ModelResult], out: Path) -> None:
-        write_controls(out / f"{self.name}.controls.csv", results, self.main)
 
 
 def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,6 @@ regions are counted. Held-out bases are never read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -22,10 +21,9 @@ from modalities.dna.scoring import BaselineConfig, Scores, WindowScorer
 from modalities.dna.splits import GenomeSplit, Region, joined, select
 from modalities.dna.tokenizers import UNKNOWN
 from modalities.loading import Heldout
-from zoo.errors import did_you_mean
 from zoo.positions import slices
 
-__all__ = ["BASELINES", "MarkovChain", "contexts", "create_baseline", "kmers"]
+__all__ = ["BASELINES", "MarkovChain", "contexts", "kmers"]
 
 ORDER = 12
 TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))  # 1 to 5 million
@@ -39,10 +37,9 @@ SCORED = 1 << 18  # bases scored at a time
 class MarkovChain(WindowScorer):
     """The chain of one order; one table serves all orders. Raises RuntimeError where it scores before `fit`."""
 
-    def __init__(self, config: BaselineConfig) -> None:
+    def __init__(self, order: int, train_context: int = 256) -> None:
         super().__init__()
-        self.config = config
-        self.order = int(config.position.removeprefix("markov-"))
+        self.config, self.order = BaselineConfig(f"markov-{order}", train_context), order
         self.data: Heldout[GenomeSplit] | None = None
 
     def fit(self, data: Heldout[GenomeSplit]) -> None:
@@ -67,18 +64,9 @@ class MarkovChain(WindowScorer):
         return Scores(next(values), known.long(), next(values))
 
 
-_NAMES = tuple(f"markov-{order}" for order in range(ORDER + 1))
-
-
-def create_baseline(name: str, train_context: int = 256) -> MarkovChain:
-    """A baseline by its name in BASELINES. ValueError for another name; it names the nearest."""
-    if name not in _NAMES:
-        beyond = f"orders go to {ORDER}; " if re.fullmatch(r"markov-\d+", name) else ""
-        raise ValueError(f"no baseline {name!r}; {beyond}{did_you_mean(name, _NAMES)}there are {', '.join(_NAMES)}")
-    return MarkovChain(BaselineConfig(name, train_context))
-
-
-BASELINES: dict[str, Callable[[int], MarkovChain]] = {name: partial(create_baseline, name) for name in _NAMES}
+BASELINES: dict[str, Callable[[int], MarkovChain]] = {
+    f"markov-{order}": partial(MarkovChain, order) for order in range(ORDER + 1)
+}
 
 
 @dataclass(frozen=True)

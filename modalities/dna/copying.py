@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +54,7 @@ class CopyExpert(nn.Module):
         nn.init.zeros_(self.gate_out.bias)
         self.register_buffer("memory", torch.zeros(-(-memory // PACKED), dtype=torch.uint8))
         self.register_buffer("held", torch.zeros((), dtype=torch.int64))
-        self._index: tuple[Any, Index] | None = None
+        self._index: tuple[tuple[int, torch.device], Index] | None = None
 
     def remember(self, tokens: Tensor, segments: Tensor) -> None:
         """Keep the bases of rows (B, L+1), if there is room for all. Ids above 3, as a row's start, and padding part them.
@@ -89,7 +88,7 @@ class CopyExpert(nn.Module):
             self._index = key, Index(digits - 1)
         return self._index[1]
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def _load_from_state_dict(self, *args: object) -> None:
         super()._load_from_state_dict(*args)
         self._index = None
 

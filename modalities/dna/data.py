@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from modalities.dna.genome import Genome, RunCounter, open_genome
 from modalities.dna.sources import DEFAULT_SOURCE, find_source
 from modalities.dna.splits import Region, between, joined, load_regions, select
-from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer, reverse_complement
+from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from modalities.loading import MOST_WORKERS, IndexedLoader, RowBatches, State, hash64, permuted
 from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
 
@@ -71,19 +71,9 @@ def build_loader(
     "train" is endless and shuffled; "heldout" one pass on the + strand, shuffled by one seed, so that the first batches
     represent all regions and runs compare.
     """
-    source, train = find_source(config.source, config.split), split == "train"
+    source = find_source(config.source, config.split)
     genome = open_genome(source, cache_dir=config.cache_dir)
-    rows = WindowDataset(
-        genome,
-        select(load_regions(source, genome), split),
-        config.context,
-        load_tokenizer(config.tokenizer),
-        seed=config.seed if train else 0,
-        reverse_complement=config.reverse_complement if train else 0.0,
-        soft_mask_weight=config.soft_mask_weight,
-        max_unknown=config.max_unknown,
-        one_pass=not train,
-    )
+    rows = WindowDataset(genome, select(load_regions(source, genome), split), config, one_pass=split != "train")
     return IndexedLoader(RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers)
 
 
@@ -104,8 +94,8 @@ class WindowDataset(Dataset):
     1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at o, o + w, …; where the
     last would cross the end, it is taken from the end, or from the start if more is uncovered there. A window with more than
     `max_unknown` unknown bases is skipped, and another one takes its place. Sample n is window π(n mod W) of epoch n div W,
-    with a permutation π for each epoch, on the other strand with probability `reverse_complement`. one_pass: one epoch, without
-    offsets, the last window of a stretch padded.
+    with a permutation π for each epoch, on the other strand with probability `reverse_complement`. one_pass: one epoch of
+    seed 0 on the + strand, without offsets, the last window of a stretch padded.
 
     A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
     soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, −1 in rows
@@ -113,22 +103,13 @@ class WindowDataset(Dataset):
     """
 
     def __init__(
-        self,
-        genome: Genome,
-        regions: Sequence[Region],
-        context: int,
-        tokenizer: DnaTokenizer,
-        *,
-        seed: int = 0,
-        reverse_complement: float = 0.0,
-        soft_mask_weight: float = 1.0,
-        max_unknown: float = 0.1,
-        one_pass: bool = False,
+        self, genome: Genome, regions: Sequence[Region], config: DnaDataConfig, *, one_pass: bool = False
     ) -> None:
-        self.genome, self.regions, self.context, self.tokenizer = genome, joined(regions), context, tokenizer
-        self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
-        self.max_unknown, self.one_pass = max_unknown, one_pass
-        self.window = max(1, round(context * tokenizer.bases_per_token))
+        self.genome, self.regions, self.one_pass = genome, joined(regions), one_pass
+        self.context, self.tokenizer = config.context, load_tokenizer(config.tokenizer)
+        self.seed, self.reverse_complement = (0, 0.0) if one_pass else (config.seed, config.reverse_complement)
+        self.soft_mask_weight, self.max_unknown = config.soft_mask_weight, config.max_unknown
+        self.window = max(1, round(self.context * self.tokenizer.bases_per_token))
         self._unknown = RunCounter(genome.unknown)
         self._lay_out()
         self.size = self.epoch_windows if one_pass else None
@@ -207,7 +188,7 @@ class WindowDataset(Dataset):
     def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(stretch, start, stop on its contig) of samples, each (N,) int64, bad windows replaced."""
         places = self._grid(numbers)
-        if self.one_pass or not self._unknown:
+        if self.one_pass or not len(self.genome.unknown):
             return places
         # A step coprime to W reaches every window; a long one replaces a bad window by a distant one.
         step = max(1, round(0.618 * self.epoch_windows))
@@ -266,7 +247,7 @@ class WindowDataset(Dataset):
         parts = [f"{self.epoch_windows:,} windows of {self.window} bases"]
         if left_out := sum(map(len, self.regions)) - int((self._stop - self._start).sum()):
             parts.append(f"{left_out:,} bases left out in long runs of unknown ones and between them")
-        if not self.one_pass and self._unknown:
+        if not self.one_pass:
             looked_at = min(self.epoch_windows, _LOOKED_AT)
             if skipped := int(self._too_unknown(*self._grid(np.arange(looked_at))).sum()):
                 why = f"for more than {self.max_unknown:.0%} unknown bases"

@@ -154,27 +154,17 @@ def whole_kmers(model: ZooModel, length: int) -> int:
     return max(1, length // step) * step
 
 
-def one_count(text: str) -> int:
-    """ "4k" to 4096."""
-    numbers = counts(text)
-    if len(numbers) != 1:
-        raise ValueError(f"expected one number of bases, such as 4096 or 4k, got {text!r}")
-    return numbers[0]
-
-
 @dataclass(frozen=True)
 class FileSettings(DnaSettings, StrandSettings):
     """A file of sequences; the source is that which baselines are fitted to."""
 
     fasta: str | None = option(None, "file of sequences (FASTA, also compressed)")
-    window: int | None = option(None, "bases read at once; default: the evaluator's own", parse=one_count)
+    window: int | None = option(None, "bases read at once; default: the evaluator's own")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.samples is not None:
             raise ValueError(f"every entry of a file is read; samples ({self.samples}) do not apply")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1, got {self.window}")
 
 
 F = TypeVar("F", bound=FileSettings, default=FileSettings)
@@ -199,7 +189,9 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
         """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError where that is 0."""
         tokenizer = load_tokenizer(model.config.tokenizer)
         step = tokenizer.step * self.window_step
-        window = self.settings.window or window_of(model, self.default_window * model.config.train_context)
+        window = self.settings.window
+        if window is None:
+            window = window_of(model, self.default_window * model.config.train_context)
         if window < step:
             raise ValueError(f"window {window}: tokenizer {tokenizer.name!r} needs at least {step} bases")
         return window // step * step
@@ -222,13 +214,11 @@ def print_table(
 ) -> None:
     """Rows of a table with columns named `left` and, aligned to the right, `right`."""
     from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", overflow="fold", min_width=6)
+    columns = [Column(name, overflow="fold") for name in left]
+    columns += [Column(name, justify="right", overflow="fold", min_width=6) for name in right]
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)

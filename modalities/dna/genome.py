@@ -1,9 +1,8 @@
 """Genomes: contigs with random access to their bases.
 
 A file is parsed once into a store of one byte a base (sources.py) with a table of contigs; a read is a slice of it, which is
-memory-mapped: all workers read the same pages. That of small files is gone with the process. Larger ones are stored under the
-cache folder, keyed by paths, link targets, sizes and times. A store is complete or absent, and verified by its digests when it
-is opened.
+memory-mapped: all workers read the same pages. That of small files is in memory. Larger ones are stored under the cache folder,
+keyed by paths, link targets, sizes and times. A store is complete or absent, and verified by its digests when it is opened.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from modalities.dna.sources import DnaSource, Start, read_codes
+from modalities.dna.sources import DnaSource, read_codes
 from modalities.dna.tokenizers import CODE, SOFT, UNKNOWN
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, new_folder, seal, sealed_damage
@@ -31,7 +29,7 @@ from zoo.files import data_folder, new_folder, seal, sealed_damage
 __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
 _FORMAT = 3  # raise when the store or the reading of files changes
-_SMALL = 8 * 2**20  # bytes of files whose store is temporary
+_SMALL = 8 * 2**20  # bytes of files that are held in memory
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
 _PIECE = 1 << 24  # bases in which unknown ones are looked for at once
 
@@ -66,9 +64,10 @@ class Genome:
     after the other.
     """
 
-    def __init__(self, table: Table, files: tuple[str, ...], store: Path, *, temporary: bool = False) -> None:
+    def __init__(self, table: Table, files: tuple[str, ...], store: Path | bytes) -> None:
         self.files, self.fingerprint = files, table["fingerprint"]
-        self._path, self._store = None if temporary else store, np.asarray(np.memmap(store, np.uint8, mode="r"))
+        self._path = store if isinstance(store, Path) else None
+        self._store = np.frombuffer(store, np.uint8) if isinstance(store, bytes) else _mapped(store)
         starts = np.cumsum([0, *(length for _, length, _ in table["contigs"])])
         self.unknown = _unknown_runs(self._store, starts)
         first = np.searchsorted(self.unknown[:, 0], starts)  # run of each contig
@@ -86,7 +85,7 @@ class Genome:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self._path is not None:
-            self._store = np.asarray(np.memmap(self._path, np.uint8, mode="r"))
+            self._store = _mapped(self._path)
 
     def __getitem__(self, name: str) -> Contig:
         """ValueError for an unknown name; it names the nearest."""
@@ -116,6 +115,10 @@ class Genome:
         return self._store[at + start : at + stop]
 
 
+def _mapped(path: Path) -> np.ndarray:
+    return np.asarray(np.memmap(path, np.uint8, mode="r"))
+
+
 def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """(n, 2) int64 runs of UNKNOWN of contigs that begin at `starts`, laid one after the other; looked for in pieces."""
     edges, before = [], np.zeros(1, bool)
@@ -136,9 +139,6 @@ class RunCounter:
         self.runs = np.concatenate([[[-1, -1]], runs])  # an empty run first: every place has one at or before it
         self.total = np.cumsum(self.runs[:, 1] - self.runs[:, 0])
 
-    def __bool__(self) -> bool:
-        return len(self.runs) > 1
-
     def count(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """(N,) int64 of N intervals."""
         return self._before(stop) - self._before(start)
@@ -150,9 +150,7 @@ class RunCounter:
 
 def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
     """The genome of a source; opened again, it costs nothing. ValueError with file, place and reason for malformed files.
-
-    cache_dir: folder of its store; None: a temporary one for files of 8 MiB or fewer, else <data folder>/cache.
-    """
+    cache_dir: folder of its store; None: memory for files of 8 MiB or fewer, else <data folder>/cache."""
     stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
     if cache_dir is None:
         if sum(size for _, (_, size, _) in stats) <= _SMALL:
@@ -173,24 +171,19 @@ def _digest(values: object) -> str:
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=8).hexdigest()
 
 
-def _folder(stats: _Files, cache_dir: str) -> Path:
-    """The store of these files as they are now."""
-    versions = _digest([_FORMAT, *(version for _, version in stats)])
-    return Path(cache_dir) / f"genome-{_digest([path for path, _ in stats])}-{versions}"
-
-
 @lru_cache(maxsize=4)
 def _open(stats: _Files, cache_dir: str | None) -> Genome:
     files = tuple(path for path, _ in stats)
     if cache_dir is None:
-        with tempfile.TemporaryDirectory(prefix="priorzoo-") as name:  # what is mapped stays readable without a name
-            store = Path(name) / "genome"
-            return Genome(_write_store(store, stats), files, store / "bases.u8", temporary=True)
-    folder = _folder(stats, cache_dir)
-    table = _stored(folder)
-    if table is None:
-        table = _write_store(folder, stats)
-        for old in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
+        pieces: list[bytes] = []
+        table = _parse(stats, pieces.append)
+        return Genome(table, files, b"".join(pieces))
+    versions = _digest([_FORMAT, *(version for _, version in stats)])
+    folder = Path(cache_dir) / f"genome-{_digest(files)}-{versions}"
+    stored = _stored(folder)
+    table = stored or _write_store(folder, stats)
+    if stored is None:
+        for old in folder.parent.glob(f"genome-{_digest(files)}-*"):
             if old != folder:  # of these files as they were
                 shutil.rmtree(old, ignore_errors=True)
     return Genome(table, files, folder / "bases.u8")
@@ -232,14 +225,14 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
     for number, (name, version) in enumerate(stats):
         count = len(names)
         for piece in read_codes(Path(name)):
-            if isinstance(piece, Start):
-                place = f"{name}, line {piece.line}"
-                if piece.name in places:
-                    raise ValueError(f"{place}: a second contig {piece.name!r}; the first is in {places[piece.name]}")
+            if not isinstance(piece, bytes):
+                contig, place = piece[0], f"{name}, line {piece[1]}"
+                if contig in places:
+                    raise ValueError(f"{place}: a second contig {contig!r}; the first is in {places[contig]}")
                 if len(names) == _MOST_CONTIGS:
                     raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
-                places[piece.name] = place
-                names.append(piece.name)
+                places[contig] = place
+                names.append(contig)
                 sizes.append((0, number))
             else:
                 sizes[-1] = sizes[-1][0] + len(piece), number

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from modalities.decoder.model import (
 from modalities.dna.copying import LONGEST, CopyExpert
 from modalities.dna.data import DnaDataConfig
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
+from modalities.loading import Batch
 from zoo.attention.base import Kernel
 from zoo.catalog import create_model
 from zoo.decoding import Cache
@@ -56,35 +56,31 @@ class DnaConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        orders = list(self.copy_orders)
+        orders, spec = list(self.copy_orders), self.tokenizer
         if orders != sorted(set(orders)) or not all(1 <= order <= LONGEST for order in orders):
             raise ValueError(f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}")
-        if orders and self.tokenizer != "bases":
-            raise ValueError(
-                f"copy_orders={orders} with tokenizer {self.tokenizer!r}: copies are of single bases, 'bases'"
-            )
+        if orders and spec != "bases":
+            raise ValueError(f"copy_orders={orders} with tokenizer {spec!r}: copies are of single bases, 'bases'")
         if self.copy_memory and not orders:
             raise ValueError(f"copy_memory={self.copy_memory} without copy_orders, such as [11, 12, 14, 16, 20, 24]")
         if self.strands not in ("one", "both"):
             raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
         if not 0 < self.num_targets <= self.vocab_size:
             raise ValueError(f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}")
-        if self.tokenizer == "bases" or self.tokenizer.startswith(
-            "kmer:"
-        ):  # others are files, opened when they are used
-            known = load_tokenizer(self.tokenizer)
+        if spec == "bases" or spec.startswith("kmer:"):  # others are files, opened when they are used
+            known = load_tokenizer(spec)
             if known.vocab_size > self.vocab_size or known.num_targets != self.num_targets:
                 raise ValueError(
-                    f"tokenizer {self.tokenizer!r} has {known.num_targets} targets in {known.vocab_size} ids; the model has "
+                    f"tokenizer {spec!r} has {known.num_targets} targets in {known.vocab_size} ids; the model has "
                     f"num_targets {self.num_targets}, vocab_size {self.vocab_size}: weights are of one tokenizer"
                 )
 
 
-TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
+TINY = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
 # Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone share; and a memory of 8.4
 # million bases, for the 8.2 million of tiny training and the starts of rows. At 3M it has room for 67 million.
-COPY: dict[str, Any] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
-SIZES: dict[str, dict[str, Any]] = {
+COPY: dict[str, object] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
+SIZES: Mapping[str, Mapping[str, object]] = {
     "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too
     "copy_3m": COPY | dict(dim=256, num_layers=4, num_heads=4, hidden_dim=688, train_context=1024, copy_memory=1 << 26),
     "tiny": TINY | dict(train_context=256),
@@ -124,15 +120,14 @@ class DnaDecoder(Decoder):
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
-        ValueError with a copy expert for embeddings instead of ids, and while the model is exported."""
-        options: dict[str, Any] = dict(cache=cache, kernel=kernel, last=last, states=states)
-        features = super().forward_features(tokens, segments=segments, **options)
+        ValueError with a copy expert for embeddings instead of ids."""
+        features = super().forward_features(
+            tokens, segments=segments, cache=cache, kernel=kernel, last=last, states=states
+        )
         if self.copy_expert is None:
             return features
         if tokens.is_floating_point():
             raise ValueError("a copy expert looks for bases: pass ids of tokens, not their embeddings")
-        if torch.compiler.is_exporting():
-            raise ValueError("a model with a copy expert cannot be exported: how much it looks up depends on the bases")
         if cache is not None:
             tokens, segments = cache.keep(tokens), cache.segments
         copied = self.copy_expert(tokens, features, segments)
@@ -149,14 +144,16 @@ class DnaDecoder(Decoder):
         never = torch.arange(logits.shape[-1], device=logits.device) >= self.config.num_targets
         return logits.masked_fill(never, -torch.inf)
 
-    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
+    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None) -> Iterator[str]:
         """Bases that follow those of the prompt, yielded as they are written. Where it is not a whole number of k-mers, its
         first bases are left out. `sampling`: as in `modalities.decoder.generation.stream`. ValueError for other letters."""
         tokenizer = load_tokenizer(self.config.tokenizer)
         ids = self.read(prompt[tokenizer.encode(encode(prompt)).left_over :])[0].tolist()
-        return stream_text(
-            self, ids, lambda new: decode(tokenizer.decode(new)), max_new_tokens=max_new_tokens, **sampling
-        )
+
+        def letters(new: list[int]) -> str:
+            return decode(tokenizer.decode(new))
+
+        return stream_text(self, ids, letters, max_new_tokens=max_new_tokens, eos_id=None, **sampling)
 
     def read(self, bases: str) -> Tensor:
         """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""
@@ -164,7 +161,7 @@ class DnaDecoder(Decoder):
         return torch.tensor([[tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]], device=self.device)
 
 
-def next_token_loss(model: DnaDecoder, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """`causal_lm_loss` of a batch, and its bits per base: the loss in bits over the mean number of bases of a target. A copy
     expert in training then keeps the rows."""
     loss, _ = causal_lm_loss(model, batch)
@@ -175,22 +172,17 @@ def next_token_loss(model: DnaDecoder, batch: Mapping[str, Any]) -> tuple[Tensor
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 
 
-def build_model(name: str, options: Mapping[str, Any], data: DnaDataConfig) -> ZooModel:
+def build_model(name: str, options: Mapping[str, object], data: DnaDataConfig) -> ZooModel:
     """A registered model with fresh weights at the data's context and tokenizer; `options` override its configuration.
     ValueError where options name another tokenizer than the data, or a setting that the model does not have."""
     if options.get("strands") == "both":
         raise ValueError("strands='both' cannot be trained: leave it out, and evaluate with --strands both")
     check_tokenizer(options, data.tokenizer)
     tokenizer = load_tokenizer(data.tokenizer)
-    vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
-    return create_model(name, **{"train_context": data.context, "tokenizer": data.tokenizer, **vocabulary, **options})
+    fields = {"train_context": data.context, "tokenizer": data.tokenizer, "vocab_size": tokenizer.vocab_size}
+    return create_model(name, pretrained=False, **fields | {"num_targets": tokenizer.num_targets} | dict(options))
 
 
 def register_dna_models() -> None:
     """Every position method × SSMax on and off × size."""
-    register_decoders("dna", SIZES, DnaConfig, build)
-
-
-def build(**config: Any) -> DnaDecoder:
-    """A decoder from the entries of a `DnaConfig`."""
-    return DnaDecoder(DnaConfig(**config))
+    register_decoders("dna", SIZES, DnaConfig, lambda **config: DnaDecoder(DnaConfig(**config)))

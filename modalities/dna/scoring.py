@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, logits_by_slice
-from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer, reverse_complement
+from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from zoo.model import ZooModel
 from zoo.positions import slices
 
-__all__ = ["BIT", "STRANDS", "BaselineConfig", "Scores", "WindowScorer", "score_windows", "tokens_of"]
+__all__ = ["BIT", "STRANDS", "BaselineConfig", "Scores", "WindowScorer", "score_windows"]
 
 BIT = math.log(2)  # nats
 STRANDS = ("one", "both")
@@ -77,19 +77,15 @@ def score_windows(
 
     strands="both" is the mean over a window and its reverse complement, aligned base by base:
     nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2. The scores of reverse_complement(x) are those of x in reverse order, bit for bit.
-    They are per token where every token has a reverse complement and they fill the window, else per base: bases share the
-    cost of their token evenly and count where they do on both strands.
-
-    by_base: per base in any case.
+    They are per base: bases share the cost of their token evenly and count where they do on both strands. by_base: also for
+    one strand.
     """
     both, length = strands == "both", windows.shape[1]
-    tokenizer = load_tokenizer(model.config.tokenizer)
-    by_base = by_base or (both and (tokenizer.complements is None or length % round(tokenizer.bases_per_token) != 0))
 
     def one_strand(part: np.ndarray) -> Scores:
         if isinstance(model, WindowScorer):
             return model.score(part)
-        return _score_tokens(cast(Decoder, model), part, by_base)
+        return _score_tokens(cast(Decoder, model), part, by_base or both)
 
     parts = []
     for part in slices(len(windows), max(1, batch_tokens // max(1, length))):
@@ -119,7 +115,11 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
     """Scores of one strand, per token or, sharing a token's cost evenly, per base. The softmax is taken in float64 over the
     model's logits, for a slice of positions at a time."""
     tokenizer = load_tokenizer(model.config.tokenizer)
-    ids, spans, left_over = tokens_of(tokenizer, windows)
+    rows = [tokenizer.encode(window) for window in windows]
+    ids = np.full((len(rows), max(len(row.ids) for row in rows)), tokenizer.pad_id, np.int64)
+    spans = np.zeros_like(ids)  # shorter rows end in padding of span 0
+    for n, row in enumerate(rows):
+        ids[n, : len(row.ids)], spans[n, : len(row.ids)] = row.ids, row.spans
     targets = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
     features = model.forward_features(inputs[:, :-1])
@@ -132,18 +132,8 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
         correct[:, part] = (logits.argmax(-1) == targets[:, part]).double().cpu()
     counts = counts.cpu()
     bases = torch.from_numpy(spans).where(counts, 0)
-    scores = Scores(nll.where(counts, 0.0), bases, correct.where(counts, 0.0), left_over)
+    scores = Scores(nll.where(counts, 0.0), bases, correct.where(counts, 0.0), sum(row.left_over for row in rows))
     return _by_base(scores, spans, windows.shape[1]) if by_base else scores
-
-
-def tokens_of(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Ids and spans (B, N) int64, shorter rows ending in padding of span 0, and the number of bases that make no token."""
-    rows = [tokenizer.encode(window) for window in windows]
-    ids = np.full((len(rows), max(len(row.ids) for row in rows)), tokenizer.pad_id, np.int64)
-    spans = np.zeros_like(ids)
-    for n, row in enumerate(rows):
-        ids[n, : len(row.ids)], spans[n, : len(row.ids)] = row.ids, row.spans
-    return ids, spans, sum(row.left_over for row in rows)
 
 
 def _by_base(scores: Scores, spans: np.ndarray, length: int) -> Scores:

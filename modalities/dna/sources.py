@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from modalities.dna.tokenizers import LETTERS, NOT_A_BASE, invalid_letter
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, matching_files, near_file, opened
 
-__all__ = ["DEFAULT_SOURCE", "DnaSource", "Start", "find_source", "read_codes"]
+__all__ = ["DEFAULT_SOURCE", "DnaSource", "find_source", "read_codes"]
 
 DEFAULT_SOURCE = "yeast-chr01"  # ships with the package
 ASSETS = Path(__file__).parent / "assets"
@@ -107,16 +106,10 @@ def _find_files(spec: str, place: str) -> list[Path]:
 # ---------------------------------------------------------------------------------------------- FASTA
 
 
-class Start(NamedTuple):
-    """The start of a sequence: its name, and the line of its header."""
-
-    name: str
-    line: int
-
-
-def read_codes(path: Path) -> Iterator[Start | bytes]:
-    """The sequences of a FASTA file, plain or compressed, in its order: a `Start`, and after it pieces of the sequence, a byte
-    each letter as LETTERS translates it. ValueError with file, line and reason for a malformed file, or one that is not DNA."""
+def read_codes(path: Path) -> Iterator[tuple[str, int] | bytes]:
+    """The sequences of a FASTA file, plain or compressed, in its order: a name and the line of its header, and after it pieces
+    of the sequence, a byte each letter as LETTERS translates it. ValueError with file, line and reason for a malformed file, or
+    one that is not DNA."""
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
     with open(path, "rb") as file:
@@ -132,7 +125,7 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
             for is_header, group in groupby(chunk.splitlines(keepends=True), key=lambda line: line.startswith(b">")):
                 lines = list(group)
                 for n, line in enumerate(lines if is_header else (), start=number + 1):
-                    yield _start(line[1:], path, n)
+                    yield _name(line[1:], path, n), n
                     begun = True
                 piece = b"" if is_header else b"".join(lines)
                 codes = piece.translate(LETTERS, _WHITE)
@@ -143,7 +136,7 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
                 number += len(lines)
 
 
-def _start(header: bytes, path: Path, line: int) -> Start:
+def _name(header: bytes, path: Path, line: int) -> str:
     if len(header) > _LONGEST_HEADER:
         raise ValueError(f"{path}, line {line}: a header of more than {_LONGEST_HEADER:,} bytes")
     try:
@@ -153,7 +146,7 @@ def _start(header: bytes, path: Path, line: int) -> Start:
         raise ValueError(f"{path}, line {line}: invalid UTF-8 in the header ({byte}); correct the name") from error
     if not words:
         raise ValueError(f"{path}, line {line}: '>' without a name")
-    return Start(words[0], line)
+    return words[0]
 
 
 def _problem(path: Path, piece: bytes, line: int, begun: bool) -> str:

@@ -213,8 +213,10 @@ class GenomeSplit:
             by_contig[region.contig].append(region)
         return {name: tuple(regions) for name, regions in by_contig.items() if regions}
 
-    def longest(self, contig: str) -> Region:
-        return max(self.contigs[contig], key=len)
+    @property
+    def longest(self) -> int:
+        """Bases of the longest held-out region."""
+        return max(len(region) for regions in self.contigs.values() for region in regions)
 
     def reaching(self, share: float) -> int:
         """The greatest length such that contigs with this share of the held-out bases have a region that long."""
@@ -228,11 +230,10 @@ class GenomeSplit:
         drawn = {name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()}
         drawn = {name: stretches for name, stretches in drawn.items() if stretches}
         if not drawn:
-            longest = max(len(self.longest(name)) for name in self.contigs)
-            few_unknown = f", at most {MAX_UNKNOWN:.0%} of them unknown" if longest >= length else ""
+            few_unknown = f", at most {MAX_UNKNOWN:.0%} of them unknown" if self.longest >= length else ""
             raise ValueError(
                 f"no held-out region of {self.name!r} has {length} bases in one piece{few_unknown}; the longest region has "
-                f"{longest}: choose shorter lengths, or a source that holds out more"
+                f"{self.longest}: choose shorter lengths, or a source that holds out more"
             )
         return drawn
 

@@ -119,11 +119,9 @@ class DnaTokenizer(ABC):
         widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.
         step: K where every target has K bases, else 1, as for BPE: windows are multiples of it.
         bases_per_token: mean number of bases a token.
-        complements: (vocab_size,) int64, the id of each token's reverse complement; None for tokenizers of others.
         fingerprint: hex; equal fingerprints give equal ids for every sequence.
     """
 
-    complements: np.ndarray | None = None
     bases_per_token = 1.0
 
     def __init__(self, name: str, widths: np.ndarray, fingerprint: str) -> None:
@@ -157,8 +155,6 @@ class KmerTokenizer(DnaTokenizer):
         self._powers = 4 ** np.arange(k - 1, -1, -1)
         codes = (np.arange(4**k)[:, None] // self._powers % 4).astype(np.uint8)  # (4^K, K)
         self._table = np.concatenate([codes, np.full((1, k), UNKNOWN, np.uint8)])
-        turned = (3 - codes[:, ::-1].astype(np.int64)) @ self._powers
-        self.complements = np.concatenate([turned, np.arange(4**k, 4**k + SPECIALS)])
 
     def encode(self, codes: np.ndarray) -> Encoded:
         count = len(codes) // self.k
@@ -228,10 +224,8 @@ def _outside(name: str, place: str) -> OutsideTokenizer:
 
 
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
-    """The tokenizer of a spec string (see the module's docstring); the same object for the same spec.
-
-    ValueError for an unknown spec, naming the nearest, and for a tokenizer that is none of DNA.
-    """
+    """The tokenizer of a spec string; the same object for the same spec. ValueError for an unknown one, naming the nearest, and
+    for a tokenizer that is none of DNA."""
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bases', got {spec!r}")
     if spec == "bases":

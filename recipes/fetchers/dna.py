@@ -78,20 +78,18 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
     """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each. The line names
     the species whose bytes are not those of the weights' data; out of packages those are a FetchError."""
     sources = (packed_genomes if offline else public_genomes)(folder)
-    new, place = folder / "genomes", data / "genomes"
+    new, place, entries = folder / "genomes", data / "genomes", dict[str, dict[str, object]]()
     new.mkdir()
-    entries: dict[str, dict[str, object]] = {}
-    rows, other, bases = [], [], 0
+    rows, other = list[str](), list[str]()
     for species in tracked(list(GENOMES), "writing genomes"):
         lengths, path = _write_genome(new, species, sources[species]), new / f"{species}.fa"
         rows += [f"{name}\t0\t{n}\t{'heldout' if name in HELDOUT else 'train'}\n" for name, n in lengths.items()]
-        bases += sum(lengths.values())
         sha256, origins = file_sha256(path), list(sources[species])
         entries[species] = {"title": GENOMES[species].title, "sources": origins, "sha256": sha256}
         if sha256 != GENOMES[species].sha256:
             other.append(species)
             if offline:
-                what = f"{species} has {sum(lengths.values()):,} bases and SHA-256 {sha256} from {', '.join(origins)}"
+                what = f"{species} from {', '.join(origins)} has SHA-256 {sha256}"
                 raise FetchError(f"{what}; expected is {GENOMES[species].sha256}: nothing was kept")
     (new / "split.bed").write_text("".join(rows), encoding="utf-8")
     (new / "genomes.json").write_text(json.dumps({"genomes": entries}, indent=1) + "\n", encoding="utf-8")
@@ -99,8 +97,8 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
     # each by itself: other files in that folder are the user's; genomes.json, which says what is there, last
     for path in sorted(new.iterdir(), key=lambda path: path.name == "genomes.json"):
         os.replace(path, place / path.name)
-    line = f"{place}: {bases / 1e6:,.1f} M bases of {len(entries)} species; held out: {', '.join(HELDOUT)}"
     differ = "OTHER bytes than the shipped weights' data (another assembly or masking)"
+    line = f"{place}: {len(entries)} species; held out: {', '.join(HELDOUT)}"
     return f"{line}. {differ}: {', '.join(other)}" if other else line
 
 
@@ -156,11 +154,8 @@ def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_maf(path: Path) -> Iterator[tuple[str, str]]:
-    """Contigs of the reference (the first row of each block) of a multiple alignment, by name.
-
-    Gaps are taken out; a row on the minus strand counts from the end of the contig and is turned round. Bases that no block
-    covers are N. ValueError for blocks that disagree with their own numbers.
-    """
+    """Contigs of the reference (the first row of each block) of a multiple alignment, by name; bases in no block are N.
+    Gaps are taken out; a row on the minus strand counts from the end of the contig and is turned round."""
     contigs: dict[str, np.ndarray] = {}
     with opened(path) as stream:
         for block in AlignIO.parse(io.TextIOWrapper(stream, encoding="ascii"), "maf"):

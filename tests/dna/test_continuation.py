@@ -121,7 +121,9 @@ def test_the_truth_scores_in_full(source, writes):
 def test_a_constant_text_has_no_correlation(source, writes):
     writes(lambda _: np.zeros(NEW, np.uint8))
     cells = dict(of(source).run(tiny()))
-    row = of(source).rows(cells)[0]
+    row, result = of(source).rows(cells)[0], ModelResult("m", 16, of(source).rows(cells), cells)
+    assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in of(source).measured([result])
+    assert "(of 1000 asked for: there is no more room)" in of(source, samples=1000).measured([result])
     assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
     truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
@@ -137,20 +139,6 @@ def test_sampling_follows_the_seed_alone(source):
     name = next(iter(stored))
     resumed = dict(of(source, samples=4).run(model, {name: stored[name]}))
     assert Completion().rows(resumed) == Completion().rows(first)
-
-
-def test_what_was_measured_is_said(source, writes):
-    writes(lambda _: np.zeros(NEW, np.uint8))
-
-    def said(**options):
-        evaluator = of(source, **options)
-        cells = dict(evaluator.run(tiny()))
-        return evaluator.measured([ModelResult("m", 16, evaluator.rows(cells), cells)])
-
-    assert said().startswith(f"completion: 12 continuations of {NEW} bases in {source[0]['source']}")
-    assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in said()
-    assert "(of 1000 asked for: there is no more room)" in said(samples=1000)
-    assert said(samples=2).endswith("; 1 contigs have no room or no turn")
 
 
 def test_requests_that_cannot_be_served(source):

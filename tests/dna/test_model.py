@@ -1,13 +1,19 @@
-"""The DNA decoder: logits of targets alone, and configurations that cannot be."""
+"""The DNA decoder and its copy expert: logits of targets alone, counts of a plain search, the memory, what is refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from modalities.dna import hf
+from modalities.dna.copying import LONGEST, CopyExpert, Index, counts_so_far
 from modalities.dna.data import DnaDataConfig
-from modalities.dna.model import DnaConfig, DnaDecoder, build_model
-from modalities.dna.tokenizers import encode, load_tokenizer
+from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss
+from modalities.dna.tokenizers import encode, load_tokenizer, reverse_complement
 from zoo import create_model
 
 
@@ -30,21 +36,178 @@ def test_only_targets_can_be_predicted(spec: str) -> None:
 
 
 def test_configurations_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="'one' or 'both'"):
-        DnaConfig(strands="two")
-    with pytest.raises(ValueError, match="num_targets 9"):
-        DnaConfig(num_targets=9)
+    kmers = load_tokenizer("kmer:2")
+    sizes = {"vocab_size": kmers.vocab_size, "num_targets": kmers.num_targets}
+    assert DnaConfig(tokenizer="kmer:2", **sizes).tokenizer == "kmer:2"
+    for options, message in (
+        ({"strands": "two"}, "'one' or 'both'"),
+        ({"num_targets": 9}, "num_targets 9"),
+        ({"tokenizer": "kmer:6"}, r"tokenizer 'kmer:6' has 4096 targets in \d+ ids; the model has num_targets 4, "),
+        ({"tokenizer": "bases", **sizes}, "weights are of one tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DnaConfig(**options)
     with pytest.raises(ValueError, match="evaluate with --strands both"):
         build_model("dna_goat_tiny", {"strands": "both"}, DnaDataConfig())
 
 
-def test_a_tokenizer_that_the_vocabulary_does_not_fit_is_refused():
-    with pytest.raises(
-        ValueError, match=r"tokenizer 'kmer:6' has 4096 targets in \d+ ids; the model has num_targets 4, "
+ORDERS = [1, 3, 5, 24]
+BOS = load_tokenizer("bases").bos_id
+
+
+def repetitive(rows: int = 3, length: int = 120, seed: int = 0) -> np.ndarray:
+    """Codes with direct and inverted repeats, a start token and an unknown base."""
+    codes = np.random.default_rng(seed).integers(0, 4, (rows, length))
+    half = length // 2
+    codes[:, half : half + 25] = codes[:, 5:30]
+    codes[:, -30:] = 3 - codes[:, 5:35][:, ::-1]
+    codes[:, 0], codes[0, 20] = BOS, 4
+    return codes
+
+
+def words(codes: np.ndarray, size: int) -> list[bytes]:
+    """Words of known bases on both strands, as they are written."""
+    known = [word for at in range(len(codes) - size + 1) if ((word := codes[at : at + size]) < 4).all()]
+    return [w.astype(codes.dtype).tobytes() for word in known for w in (word, reverse_complement(word))]
+
+
+def plain(before: list[np.ndarray], codes: np.ndarray, order: int, place: int) -> list[int]:
+    """How often each base followed the context that ends at a place, in sequences."""
+    context = codes[place + 1 - order : place + 1]
+    if place + 1 < order or (context > 3).any():
+        return [0] * 4
+    every = [word for sequence in before for word in words(sequence, order + 1)]
+    return [every.count(np.append(context, x).astype(codes.dtype).tobytes()) for x in range(4)]
+
+
+@pytest.mark.parametrize("order", ORDERS[::2])
+def test_counts_are_those_of_a_plain_search(order: int) -> None:
+    codes, memory = repetitive(2), repetitive(2, 70, seed=1)
+    memory[0, 20:60] = 3 - codes[1, 50:90][::-1]
+    tokens = torch.from_numpy(codes)
+    row, recent = counts_so_far(tokens, [order], 70)
+    ends = np.full((2, 1), 4)
+    index = Index(torch.from_numpy(np.concatenate([memory, ends], 1).ravel())).counts(tokens, [order])
+    for n, sequence in enumerate(codes):
+        for place in range(0, 120, 3):
+            assert row[n, place, 0].tolist() == plain([sequence[: place + 1]], sequence, order, place)
+            ends = sequence[max(0, place + 1 - 70 - order) : place + 1]  # of words in the last 70
+            assert recent[n, place, 0].tolist() == plain([ends], sequence, order, place)
+            assert index[n, place, 0].tolist() == plain(list(memory), sequence, order, place)
+    assert row.sum() > recent.sum() > 0 and index.sum() > 0
+    assert torch.equal(counts_so_far(tokens, [order], 120)[1], row)
+
+
+def model(name: str = "dna_goat_tiny", **overrides) -> DnaDecoder:
+    """A small decoder whose gates are open, and whose memory holds something."""
+    torch.manual_seed(0)
+    tiny = dict(num_layers=2, dim=32, num_heads=2, hidden_dim=32, train_context=40, copy_orders=[3, 6], copy_memory=999)
+    made = create_model(name, **tiny | overrides).double()
+    assert made.copy_expert is not None
+    torch.nn.init.normal_(made.copy_expert.gate_out.weight)
+    torch.nn.init.normal_(made.copy_expert.gate_out.bias)
+    rows = torch.from_numpy(repetitive(2, 100, seed=3))
+    made.copy_expert.remember(rows, torch.zeros_like(rows))
+    return made.eval()
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found[..., :4], expected[..., :4], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dna_rope_tiny", "dna_cable_tiny", "dna_ggd_ssmax_tiny"])
+@torch.no_grad()
+def test_prefix_and_cache(name: str) -> None:
+    """No logit depends on what follows, and decoding in pieces, after a crop and with rows chosen again, equals prefill."""
+    made, tokens = model(name, train_context=120), torch.from_numpy(repetitive())
+    made.copy_expert.recent = 40
+    full = made(tokens)
+    for cut in (1, 37, 80):
+        close(made(tokens[:, :cut]), full[:, :cut])
+    cache = made.new_cache()
+    pieces = tokens[:, :100].split([60, 1, 1, 38], 1)
+    close(torch.cat([made(piece, cache=cache) for piece in pieces], 1), full[:, :100])
+    cache.crop(70)
+    cache.select(torch.tensor([2, 0]))
+    close(made(tokens[[2, 0], 70:], cache=cache), full[[2, 0], 70:])
+    without = DnaDecoder(DnaConfig(**{**vars(made.config), "copy_orders": [], "copy_memory": 0})).double().eval()
+    without.load_state_dict({k: v for k, v in made.state_dict().items() if not k.startswith("copy_expert")})
+    assert (without(tokens)[..., :4] - full[..., :4]).abs().amax() > 0.1  # the expert speaks
+
+
+@torch.no_grad()
+def test_documents_and_padding_know_nothing_of_one_another() -> None:
+    made, tokens = model(), torch.from_numpy(repetitive())
+    segments = torch.zeros_like(tokens)
+    segments[:, 45:] = 1
+    close(made(tokens, segments=segments)[:, 45:], made(tokens[:, 45:]))
+    counts = counts_so_far(tokens, ORDERS, 30, segments), counts_so_far(tokens[:, 45:], ORDERS, 30)
+    assert all(torch.equal(both[:, 45:], alone) for both, alone in zip(*counts, strict=True))
+    rows = [tokens[0].tolist(), tokens[1, :77].tolist()]
+    together = made.generate(rows, max_new_tokens=9)
+    assert together == [made.generate([row], max_new_tokens=9)[0] for row in rows]
+    assert len("".join(made.stream_text("ACGTACGT", max_new_tokens=12))) == 12
+
+
+def test_the_memory_is_what_training_read() -> None:
+    made = model(copy_memory=600)
+    expert, tokens = made.copy_expert, torch.from_numpy(repetitive(2, 50, seed=7))
+    batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+    before = int(expert.held)
+    next_token_loss(made, batch)
+    assert int(expert.held) == before  # evaluation writes nothing
+    made.train()
+    loss, _ = next_token_loss(made, batch)
+    loss.backward()
+    assert made.copy_expert.gate_out.weight.grad.abs().sum() > 0
+    assert int(expert.held) == before + 34  # 2 rows of 50 digits, three to a byte
+    made.eval()
+    assert expert.index().counts(tokens, [12])[:, 11:-1].sum() >= 2 * 38 - 13  # but for where a base is unknown
+    for _ in range(9):
+        expert.remember(tokens, batch["segments"])
+    assert int(expert.held) + 34 > len(expert.memory) == 200  # full: what does not fit is not kept
+    expert.remember(torch.full((1, 20), 2), torch.full((1, 20), -1))
+    assert not expert.index().counts(torch.full((1, 20), 2), [12]).any()  # padding is no base
+
+
+def test_training_sees_the_memory_in_steps_and_evaluation_all_of_it() -> None:
+    expert, seen = CopyExpert(4, [2], 3000, 99).train(), set()
+    assert expert.index() is None
+    for n in range(1, 60):
+        expert.remember(torch.full((1, 29), n % 4), torch.zeros(1, 29))
+        assert int(expert.held) == 10 * n
+        seen.add(len(expert.index().words))
+    assert len(seen) < 40
+    assert len(expert.eval().index().words) > max(seen)
+
+
+def test_saving_loading_and_transformers(tmp_path: Path) -> None:
+    ours, tokens = model().float(), torch.from_numpy(repetitive())
+    stale = model().float()
+    stale(tokens)
+    stale.copy_expert.memory.zero_()
+    stale.load_state_dict(ours.state_dict())  # an index of what was there before would be wrong
+    assert torch.equal(stale(tokens), ours(tokens))
+    hf.wrap(ours).save_pretrained(tmp_path)
+    again = hf.PriorzooDnaForCausalLM.from_pretrained(tmp_path).eval()
+    close(again(tokens).logits, ours(tokens))
+    written = again.generate(tokens[:1, :60], max_new_tokens=8, do_sample=False, pad_token_id=BOS + 1)[0, 60:].tolist()
+    assert written == ours.generate(tokens[:1, :60], max_new_tokens=8)[0]
+
+
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, message in (
+        ({"copy_orders": [12, 11]}, r"copy_orders=\[12, 11\]: expected ascending numbers of bases from 1 to 24"),
+        ({"copy_orders": [LONGEST + 1]}, r"copy_orders=\[25\]: expected ascending .* to 24"),
+        ({"copy_orders": [3], "tokenizer": "kmer:3"}, r"copies are of single bases, 'bases'"),
+        ({"copy_memory": 9}, r"copy_memory=9 without copy_orders, such as \[11"),
     ):
-        DnaConfig(tokenizer="kmer:6")
-    kmers = load_tokenizer("kmer:2")
-    fitting = {"tokenizer": "kmer:2", "vocab_size": kmers.vocab_size, "num_targets": kmers.num_targets}
-    assert DnaConfig(**fitting).tokenizer == "kmer:2"
-    with pytest.raises(ValueError, match="weights are of one tokenizer"):
-        DnaConfig(**fitting | {"tokenizer": "bases"})
+        with pytest.raises(ValueError, match=message):
+            DnaConfig(**options)
+    made = model()
+    with pytest.raises(ValueError, match="pass ids of tokens, not their embeddings"):
+        made(torch.zeros(1, 5, 32, dtype=torch.float64))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="by one process, not by 2: train on one, or set it to 0"):
+        CopyExpert(4, [2], 30, 9).remember(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9))

@@ -1,12 +1,76 @@
-"""Scores of windows against logits worked out by hand, both strands, and baselines that are exact."""
+"""Letters, tokens, and the cost of windows against logits worked out by hand and chains against a dictionary of counts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
+from modalities.dna import baselines as markov
+from modalities.dna.baselines import MarkovChain
 from modalities.dna.scoring import score_windows
-from modalities.dna.tokenizers import load_tokenizer, reverse_complement
-from tests.dna.models import bpe_tokenizer, tiny
+from modalities.dna.splits import GenomeSplit, Region
+from modalities.dna.tokenizers import BASES, UNKNOWN, decode, encode, load_tokenizer, reverse_complement
+from modalities.loading import Heldout
+from tests.dna.models import bpe_tokenizer, genome_of, tiny
+
+
+def sequence(count, seed=0, unknown=0.0):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 4, count).astype(np.uint8)
+    codes[rng.random(count) < unknown] = UNKNOWN
+    return codes
+
+
+def test_letters():
+    assert encode("ACGTacgtUu").tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 3, 3]
+    assert set(encode("NXRYSWKMBDHVnxryswkmbdhv").tolist()) == {UNKNOWN} and encode("").shape == (0,)
+    codes = sequence(1000, unknown=0.1)
+    assert np.array_equal(encode(decode(codes).encode()), codes) and decode(np.arange(5)) == BASES + "N"
+    assert decode(reverse_complement(encode("AACGTN"))) == "NACGTT"
+    for text, message in (
+        ("ACGTMKVLT", r"letter 7 of the sequence: 'L' is not a nucleotide code \(protein"),
+        ("AC-GT", r"letter 2 of the sequence: '-' .* gap or stop"),
+        ("ACé1", r"letter 2 of the sequence: 'é' is not"),
+        (b"A\x00", r"letter 1 .* '\\x00' is not"),
+        ("ACGT1", r"letter 4 of the sequence: '1' .*IUPAC"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            encode(text)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_kmers_read_in_base_four(k):
+    tokenizer = load_tokenizer(f"kmer:{k}")
+    codes, count = sequence(403, k, unknown=0.02), 403 // k
+    encoded = tokenizer.encode(codes)
+    assert encoded.spans.tolist() == [k] * count and encoded.left_over == 403 - count * k
+    pieces = codes[: count * k].reshape(count, k)
+    expected = [4**k if UNKNOWN in piece else int("".join(map(str, piece)), 4) for piece in pieces]
+    assert encoded.ids.tolist() == expected and encoded.ids.dtype == np.int64
+    back = tokenizer.decode(encoded.ids).reshape(count, k)
+    lost = encoded.ids == tokenizer.unknown_id
+    assert np.array_equal(back[~lost], pieces[~lost]) and (back[lost] == UNKNOWN).all()
+    assert (tokenizer.num_targets, tokenizer.vocab_size, tokenizer.pad_id) == (4**k, 4**k + 3, 4**k + 2)
+    assert tokenizer.widths.tolist() == [k] * (4**k + 1) + [0, 0] and tokenizer.bases_per_token == k
+    bases = load_tokenizer("bases")
+    assert bases is load_tokenizer("bases") and (bases.fingerprint == tokenizer.fingerprint) == (k == 1)
+
+
+def test_unknown_specs():
+    for spec, message in (
+        ("base", "did you mean 'bases'"),
+        ("kmer", "K must be a whole number from 1 to 8"),
+        ("kmer:9", "from 1 to 8"),
+        ("", "non-empty string such as 'bases'"),
+        ("bpe.json", "expected 'bases', 'kmer:K' or 'hf:FOLDER'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_tokenizer(spec)
 
 
 def windows(count, length, unknown=0.1, seed=0):
@@ -60,7 +124,87 @@ def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
     scores, mirror = (score_windows(model, w, strands="both") for w in (codes, turned))
     for name in ("nll", "bases", "correct"):
         assert getattr(scores, name).flip(1).equal(getattr(mirror, name)), name
-    assert scores.bases.shape[1] == (25 if tokenizer == "kmer:2" else 50)
-    forth, back = score_windows(model, codes), score_windows(model, turned)
-    if tokenizer in ("bases", "kmer:2"):
-        torch.testing.assert_close(scores.nll, (forth.nll + back.nll.flip(1)) / 2)
+    forth, back = (score_windows(model, w, by_base=True) for w in (codes, turned))
+    counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
+    torch.testing.assert_close(scores.nll, torch.where(counted, (forth.nll + back.nll.flip(1)) / 2, 0.0))
+
+
+def letters(rng, length, unknown=0.02):
+    text = "".join(rng.choice(list("ACGT"), length, p=[0.4, 0.3, 0.2, 0.1]))
+    return "".join("N" if rng.random() < unknown else letter for letter in text)
+
+
+@pytest.fixture
+def genome():
+    rng = np.random.default_rng(0)
+    return genome_of(**{name: letters(rng, size) for name, size in (("a", 3000), ("b", 1200), ("c", 400))})
+
+
+REGIONS = (
+    Region("a", 0, 1900, "train"),
+    Region("a", 2000, 3000, "heldout"),
+    Region("b", 100, 1200, "train"),
+    Region("c", 0, 400, "train"),
+)
+
+
+def counted(texts, order):
+    """Stretches of order + 1 letters on both strands; N breaks them."""
+    found = Counter()
+    for text in texts:
+        for strand in (text, decode(reverse_complement(encode(text)))):
+            for at in range(len(strand) - order):
+                word = strand[at : at + order + 1]
+                if "N" not in word:
+                    found[word] += 1
+    return found
+
+
+def probability(found, order, taus, context, letter):
+    """p_k(letter | context), k = len(context), from the recursion as it is written."""
+    if context is None:
+        return 0.25
+    below = probability(found, order, taus, context[1:] if context else None, letter)
+
+    def n(word):
+        return sum(found["".join(head) + word] for head in product("ACGT", repeat=order + 1 - len(word)))
+
+    total = sum(n(context + other) for other in "ACGT")
+    tau = taus[len(context)]
+    return (n(context + letter) + tau * below) / (total + tau)
+
+
+def test_probabilities_are_those_of_a_dictionary(genome):
+    order, taus = 3, (7.0, 1.0, 3.5, 20.0)
+    texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"]
+    found = counted(texts, order)
+    chain = markov.Markov(markov.fit(genome, REGIONS, order).tables, taus)
+    rng = np.random.default_rng(1)
+    windows = np.stack([encode(letters(rng, 40, unknown=0.1)) for _ in range(3)])
+    for k in range(order + 1):
+        p = chain.probabilities(windows, k)
+        for row, window in enumerate(windows):
+            text = decode(window)
+            for at in range(len(text)):
+                context = text[max(0, at - k) : at].rpartition("N")[2]  # from the start of the window, or the last N
+                expected = [probability(found, order, taus, context, letter) for letter in "ACGT"]
+                np.testing.assert_allclose(p[row, at], expected, rtol=1e-12)
+    np.testing.assert_allclose(chain.probabilities(windows, order).sum(-1), 1, rtol=1e-12)
+
+
+def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch):
+    monkeypatch.setattr(markov, "ORDER", 3)
+    model = MarkovChain(2, train_context=64)
+    windows = np.stack([encode(letters(np.random.default_rng(2), 50, unknown=0.1))] * 2)
+    with pytest.raises(RuntimeError, match="markov-2 is not fitted"):
+        model.score(windows)
+    model.fit(Heldout("g", "0" * 16, GenomeSplit("g", genome, REGIONS)))
+    scores, p = model.score(windows), markov.fit(genome, REGIONS, 3).probabilities(windows, 2)
+    known = windows < 4
+    for row, at in zip(*np.nonzero(known), strict=True):
+        assert scores.nll[row, at].item() == -math.log(p[row, at, windows[row, at]])
+        assert scores.correct[row, at].item() == (p[row, at].argmax() == windows[row, at])
+    assert scores.bases.tolist() == known.astype(int).tolist()
+    assert not scores.nll[~known].any() and not scores.correct[~known].any()
+    monkeypatch.setattr(markov, "SCORED", 14)  # columns of a chunk: 7
+    assert model.score(windows).nll.equal(scores.nll)

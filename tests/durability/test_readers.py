@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
-from modalities.dna.variants import read_variants
+from modalities.dna.evaluators.variants import read_variants
 from modalities.evaluation import LengthSettings
 from modalities.text import sources
 from modalities.text.data import TokenCorpus, corpus_of

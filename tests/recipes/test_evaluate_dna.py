@@ -61,6 +61,8 @@ def test_files_are_listed(tmp_path, run) -> None:
     fasta.write_text(">chr1\n" + "ACGT" * 50 + "\n>none\nNNN\n")
     code, _, errors = invoke(run, "score", "--fasta", fasta, "--out", out)
     assert code == 0, errors
+    for path in out.rglob("*.json"):  # what has no base is NaN, which JSON does not have
+        json.loads(path.read_text(), parse_constant=pytest.fail)
     with (out / "score.dna.test__run_.tsv").open() as file:
         assert [row["bases"] for row in csv.DictReader(file, delimiter="\t")] == ["200", "0"]
     head = "##fileformat=VCFv4.3\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"

@@ -44,11 +44,6 @@ class BitsSettings(DnaLengthSettings, StrandSettings):
     stretch: int | None = option(None, "bases of a stretch; default: 65,536, or the longest length beyond that")
     repeats: bool = option(False, "also score repeats and unique sequence apart, at the longest length")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stretch is not None and self.stretch < 2:
-            raise ValueError(f"stretch must be at least 2 bases, got {self.stretch}")
-
 
 class Bits(DnaEvaluator[BitsSettings]):
     """NLL, bits per base and next-base accuracy against length.
@@ -63,8 +58,8 @@ class Bits(DnaEvaluator[BitsSettings]):
     A tokenizer of more than single bases has no accuracy.
 
     bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: bases in
-    "repeats" (24 known bases all of whose words of 16 stand more than
-    once in the file, on either strand), the others, which are "unique", and those that the file has in lower case.
+    "repeats" (24 known bases all of whose words of 16 stand more than once in the file, on either strand), the others, which
+    are "unique", and those that the file has in lower case.
     """
 
     name = "bits"
@@ -90,13 +85,12 @@ class Bits(DnaEvaluator[BitsSettings]):
             return max(longest, self.with_room(tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length())))[-1])
         if size < longest:
             raise ValueError(f"stretches of {size:,} bases hold no window of {longest:,}: at most --lengths {size}")
-        if size > (most := max(len(data.longest(name)) for name in data.contigs)):
-            raise ValueError(f"--stretch {size}: the longest held-out region has {most} bases")
+        if size > data.longest:
+            raise ValueError(f"--stretch {size}: the longest held-out region has {data.longest} bases")
         return size
 
     def samples(self, model: ZooModel) -> int:
-        bases = len(self.heldout.items.contigs) * self.stretch(model)
-        return self.settings.samples or max(1, DEFAULT_BASES // bases)
+        return self.settings.samples or max(1, DEFAULT_BASES // (len(self.heldout.items.contigs) * self.stretch(model)))
 
     def identity(self, model: ZooModel) -> Row:
         return {
@@ -131,23 +125,20 @@ class Bits(DnaEvaluator[BitsSettings]):
         return [codes[: len(codes) // window * window].reshape(-1, window) for codes in every]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
-        strands, tokenizer = strands_of(model, self.settings), load_tokenizer(model.config.tokenizer)
-        single = tokenizer.bases_per_token == 1
+        strands = strands_of(model, self.settings)
+        single = load_tokenizer(model.config.tokenizer).bases_per_token == 1
         parted = self.settings.repeats and cell.data["facts"]["length"] == self.points(model)[-1]
         by_stretch, tokens = self.windows(model, cell), self.settings.batch_tokens
         values: CellValue = {name: [] for name in SUMS}
         left_over, parts = 0, []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
-            scores = score_windows(model, windows, strands=strands, batch_tokens=tokens)
+            scores = score_windows(model, windows, strands=strands, batch_tokens=tokens, by_base=parted)
             left_over += len(stretch) - windows.size + scores.left_over
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
             for name, value in (("bits", bits), ("bases", scores.bases), ("correct", scores.correct)):
                 values[name].append(value.sum().item())
             if parted:
-                by_base = scores
-                if not single:
-                    by_base = score_windows(model, windows, strands=strands, batch_tokens=tokens, by_base=True)
-                parts.append(_sums_of_parts(by_base, self.heldout.items.genome, stretch, windows.shape))
+                parts.append(_sums_of_parts(scores, self.heldout.items.genome, stretch, windows.shape))
         facts = {"window": by_stretch[0].shape[1], "single": single, "left_over": left_over}
         if parts:
             values["parts"] = dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from modalities.decoder.generation import stream
 from modalities.decoder.model import Decoder
 from modalities.dna.evaluation import BASES_LENGTH, DnaEvaluator, DnaLengthSettings, whole_kmers
 from modalities.dna.genome import RunCounter
-from modalities.dna.sources import DnaSource
-from modalities.dna.splits import MAX_UNKNOWN, open_heldout
+from modalities.dna.splits import MAX_UNKNOWN, GenomeSplit
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, standard_error
 from modalities.results import Row
@@ -24,13 +22,13 @@ from zoo.model import ZooModel
 from zoo.positions import slices
 
 WINDOW = 25  # bases of the sliding window of GC content
-DEFAULT_SAMPLES = 64
 
 
 @dataclass(frozen=True)
 class CompletionSettings(DnaLengthSettings):
     """Lengths of prompts, and of what is written."""
 
+    samples: int = option(64, "continuations")
     new_bases: int = option(200, "length of a continuation")
 
     factors: ClassVar[tuple[int, ...]] = (1, 4, 16)
@@ -68,10 +66,6 @@ class Completion(DnaEvaluator[CompletionSettings]):
     )
     axis = BASES_LENGTH
 
-    @property
-    def samples(self) -> int:
-        return self.settings.samples or DEFAULT_SAMPLES
-
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
         """In bases, ascending."""
         lengths = self.lengths_for(model)
@@ -82,7 +76,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
             "heldout": self.heldout.fingerprint,
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "seed": self.settings.seed,
-            "samples": self.samples,
+            "samples": self.settings.samples,
             "longest": max(self.prompt_lengths(model)),
             "new_bases": self.settings.new_bases,
             "batch_tokens": self.settings.batch_tokens,
@@ -93,7 +87,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
             raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
         new, bases = self.settings.new_bases, load_tokenizer(model.config.tokenizer).bases_per_token
         lengths = {length: whole_kmers(model, length) for length in self.prompt_lengths(model)}
-        places = _places(self.source, max(lengths.values()), new, self.samples, self.settings.seed)
+        places = _places(self.heldout.items, max(lengths.values()), new, self.settings.samples, self.settings.seed)
         return [
             Cell(
                 f"length={length}/prompts={part.start}-{part.stop}",
@@ -145,7 +139,9 @@ class Completion(DnaEvaluator[CompletionSettings]):
     def measured(self, results: list[ModelResult]) -> str:
         contigs = {name for cell in results[0].cells.values() for name in cell["contigs"]}
         count, new = results[0].rows[-1]["prompts"], self.settings.new_bases
-        fewer = f" (of {self.samples} asked for: there is no more room)" if count < self.samples else ""
+        fewer = (
+            f" (of {self.settings.samples} asked for: there is no more room)" if count < self.settings.samples else ""
+        )
         without = len(self.heldout.items.contigs) - len(contigs)
         left_out = f"; {without} contigs have no room or no turn" if without else ""
         return f"completion: {count} continuations of {new} bases{fewer} in {self.contents()}{left_out}"
@@ -181,7 +177,7 @@ def write_bases(
     """(B, new_bases) base codes drawn after prompts (B, P), which begin with BOS. Where a prompt is not a whole number of
     k-mers, its first bases are left out."""
     tokenizer = load_tokenizer(model.config.tokenizer)
-    rows: list[Any] = []
+    rows: list[np.ndarray] = []
     for prompt in prompts:
         ids = tokenizer.encode(prompt[tokenizer.encode(prompt).left_over :]).ids
         rows.append(np.concatenate([[tokenizer.bos_id], ids]))
@@ -194,10 +190,8 @@ def write_bases(
     return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
 
 
-@lru_cache(maxsize=8)
-def _places(source: DnaSource, prompt: int, new: int, count: int, seed: int) -> tuple[tuple[str, int], ...]:
+def _places(data: GenomeSplit, prompt: int, new: int, count: int, seed: int) -> tuple[tuple[str, int], ...]:
     """(contig, first base of a continuation) with `prompt` bases of the same held-out region before it; in random order."""
-    data = open_heldout(source).items
     rng = np.random.default_rng([seed, prompt, new])
     by_contig: dict[str, np.ndarray] = {}
     for name, regions in data.contigs.items():
@@ -208,10 +202,9 @@ def _places(source: DnaSource, prompt: int, new: int, count: int, seed: int) -> 
         if good.any():
             by_contig[name] = rng.permutation(starts[good])
     if not by_contig:
-        longest = max(len(data.longest(name)) for name in data.contigs)
         raise ValueError(
             f"no held-out region of {data.name!r} has {prompt} known bases and {new} more to be written; the longest has "
-            f"{longest}: choose shorter lengths, or a source that holds out more"
+            f"{data.longest}: choose shorter lengths, or a source that holds out more"
         )
     names = [list(by_contig)[n] for n in rng.permutation(len(by_contig))]
     rounds = max(map(len, by_contig.values()))

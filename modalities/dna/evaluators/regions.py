@@ -118,11 +118,16 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
     def read(self, model: ZooModel, spans: Sequence[Span]) -> Iterator[Read]:
         """What every window of every span says, a strand after the other, windows of similar lengths together."""
         genome, half, batch_tokens = self.genome(), self.window(model) // 2, self.settings.batch_tokens
+        step = load_tokenizer(model.config.tokenizer).step
         for turned in (False, True):
             chosen = [(n, span) for n, span in enumerate(spans) if turned in span.strands(self.both(model))]
             windows = [window for n, span in chosen for window in _windows(n, span, half, turned)]
             for batch in _batches(windows, batch_tokens):
-                nats, counted = base_nats(model, _codes(genome, spans, batch, turned), batch_tokens)
+                codes = _codes(genome, spans, batch, turned)
+                nats, counted = np.zeros(codes.shape), np.zeros(codes.shape, bool)
+                if codes.shape[1] >= step:
+                    scores = score_windows(model, codes, batch_tokens=batch_tokens, by_base=True)
+                    nats, counted = scores.nll.numpy(), scores.bases.numpy() > 0
                 for n, window in enumerate(batch):
                     part, start = slice(window.first - window.start, window.last - window.start), window.first
                     if turned:
@@ -140,20 +145,17 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
         """The totals and the first rows: bits per base, a column for each model."""
         first = results[0].rows
         length, bases = (f"{sum(row[name] for row in first):,}" for name in ("length", "bases"))
-        rows = [[f"all {len(first):,}", length, bases, *(f"{_total(result):.4f}" for result in results)]]
+        rows = [[f"all {len(first):,}", length, bases]]
+        for result in results:
+            counted = [(row["bits_per_base"] * row["bases"], row["bases"]) for row in result.rows if row["bases"]]
+            bits, total = np.sum([(0, 0), *counted], axis=0)
+            rows[0].append(f"{bits / total if total else math.nan:.4f}")
         for n, row in enumerate(first[:SHOWN]):
             bits = (f"{result.rows[n]['bits_per_base']:.4f}" for result in results)
             rows.append([row["name"], f"{row['length']:,}", f"{row['bases']:,}", *bits])
         print_table(console, f"{self.name}: bits per base", ["name"], ["length", "bases", *short_names(results)], rows)
         if len(first) > SHOWN:
             console.print(f"{len(first) - SHOWN:,} more in the files")
-
-
-def _total(result: ModelResult) -> float:
-    """Bits per base over all counted bases of all rows."""
-    bits = sum(row["bits_per_base"] * row["bases"] for row in result.rows if row["bases"])
-    bases = sum(row["bases"] for row in result.rows)
-    return bits / bases if bases else math.nan
 
 
 def spans_of(genome: Genome, rows: Sequence[Region], half: int, size: int) -> Iterator[list[Span]]:
@@ -187,14 +189,6 @@ def _windows(number: int, span: Span, half: int, turned: bool) -> Iterator[Windo
         begin = k * half
         end = min(begin + 2 * half, span.length)
         yield Window(number, begin, end, max(start, begin + half if k else 0), min(stop, end))
-
-
-def base_nats(model: ZooModel, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nats of each base of windows (B, T), float64, and whether it counts; tokens share their cost evenly among bases."""
-    if windows.shape[1] < load_tokenizer(model.config.tokenizer).step:
-        return np.zeros(windows.shape), np.zeros(windows.shape, bool)
-    scores = score_windows(model, windows, strands="one", batch_tokens=batch_tokens, by_base=True)
-    return scores.nll.numpy(), scores.bases.numpy() > 0
 
 
 def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
@@ -266,22 +260,22 @@ class Score(RegionEvaluator):
             for name in SUMS:
                 record[name] += part[name]
         strands = max((cell["strands"] for cell in cells.values()), default=1)
-        return [_row(record, strands) for record in records.values()]
-
-
-def _row(record: Row, strands: int) -> Row:
-    length, nats = record["bed_stop"] - record["bed_start"], math.nan
-    if record["read"]:
-        nats = record["nats"] / record["read"]
-    return {name: record[name] for name in ("name", "contig", "bed_start", "bed_stop", "strand")} | {
-        "length": length,
-        "bases": record["bases"],
-        "unknown": length - record["known"],
-        "gc": record["strong"] / record["known"] if record["known"] else math.nan,
-        "log_likelihood": -record["nats"] / strands if record["read"] else math.nan,
-        "nats_per_base": nats,
-        "bits_per_base": nats / BIT,
-    }
+        rows = []
+        for record in records.values():
+            length, read, known = record["bed_stop"] - record["bed_start"], record["read"], record["known"]
+            nats = record["nats"] / read if read else math.nan
+            place = {name: record[name] for name in ("name", "contig", "bed_start", "bed_stop", "strand")}
+            numbers = {
+                "length": length,
+                "bases": record["bases"],
+                "unknown": length - known,
+                "gc": record["strong"] / known if known else math.nan,
+                "log_likelihood": -record["nats"] / strands if read else math.nan,
+                "nats_per_base": nats,
+                "bits_per_base": nats / BIT,
+            }
+            rows.append(place | numbers)
+        return rows
 
 
 # ------------------------------------------------------------------------------------------------ tracks

@@ -217,12 +217,12 @@ class Measurement:
         started = time.perf_counter()
         values: dict[str, CellValue] = {}
         try:
-            with CellProgress(f"{evaluator.name}  {label}", sum(todo.values()), evaluator.unit, console) as progress:
-                evaluator.advance = progress.advance
-                for name, value in evaluator.run(model, store.finished):
-                    values[name] = store.add(name, value) if name in todo else value
-                    if name in todo:
-                        progress.finish(todo[name])
+            progress = CellProgress(f"{evaluator.name}  {label}", sum(todo.values()), evaluator.unit, console)
+            evaluator.advance = progress.advance
+            for name, value in evaluator.run(model, store.finished):
+                values[name] = store.add(name, value) if name in todo else value
+                if name in todo:
+                    progress.finish(todo[name])
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise

@@ -3,66 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score
 from modalities.paired import Place
 from modalities.results import Row, SeedMean, file_safe, mean_of_seeds, short_names, write_table
 from recipes.commands import Console, clock, short
-from zoo.errors import printable
 from zoo.files import write_json
 from zoo.positions import slices
 
 console = Console()
-EVERY = 30.0  # seconds between two lines of progress
+EVERY = 15.0  # seconds between two lines of progress
 
 
 class CellProgress:
-    """How much of an evaluation's cells is read: a bar on a terminal, elsewhere a line every half minute.
-
-    total: units of all cells. unit: what they are.
-    """
+    """Prints now and then how much of an evaluation's cells is read. total: units of all cells. unit: what they are."""
 
     def __init__(self, name: str, total: int, unit: str, console: Console):
-        self.name, self.total, self.unit, self.console = printable(name), total, unit, console
+        self.name, self.total, self.unit, self.console = name, total, unit, console
         self.finished = self.part = 0  # units of finished cells, and of the one that is read
         self.started = self.last_line = time.perf_counter()
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=16),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[rate]}  left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task(self.name, total=total, rate="")
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
     def advance(self, units: int) -> None:
         """Count units of the cell that is being read."""
         self.part += units
-        now = time.perf_counter()
-        done = min(self.finished + self.part, self.total)
-        rate = done / max(now - self.started, 1e-9)
-        self.bar.update(self.task, completed=done, rate=f"{short(rate)} {self.unit}/s")
-        if not self.console.is_terminal and now - self.last_line >= EVERY:
-            self.last_line = now
+        now, done = time.perf_counter(), min(self.finished + self.part, self.total)
+        if now - self.last_line >= EVERY:
+            self.last_line, rate = now, done / (now - self.started)
             left = clock((self.total - done) / rate) if rate else "…"
             text = f"{self.name}  {short(done)}/{short(self.total)} {self.unit}  {short(rate)}/s  left {left}"
             self.console.print(text, soft_wrap=True)
@@ -93,35 +66,6 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
         write_table(out / f"{evaluator.name}.csv", rows)
     evaluator.draw(results, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
-
-
-def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
-    """Read what `write_results` stored in a folder, without cells, in the order of the files' names.
-
-    Raises:
-        ValueError: where models were measured with different settings, or by another version of the evaluator.
-    """
-    results: list[ModelResult] = []
-    measured: dict[str, object] = {"version": evaluator.version}
-    names = {field.name for field in dataclasses.fields(ModelResult)}
-    for path in sorted((out / evaluator.name).glob("*.json")):
-        content = json.loads(path.read_text())
-        measured.setdefault("settings", content["settings"])
-        for name, value in measured.items():
-            if content[name] != value:
-                raise ValueError(f"{path} was measured with {name} {content[name]}, others with {value}")
-        content["trained_at"] = content.pop(evaluator.axis.trained)
-        content["trained_range"] = tuple(content.get("trained_range", ()))
-        content["rows"] = [{name: _number(value) for name, value in row.items()} for row in content["rows"]]
-        results.append(ModelResult(**{name: value for name, value in content.items() if name in names}))
-    return results
-
-
-def _number(value: object) -> object:
-    """A value of a row: NaN where the file has null, which is how JSON has it."""
-    if isinstance(value, list):
-        return [_number(one) for one in value]
-    return math.nan if value is None else value
 
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:

@@ -8,6 +8,7 @@ GGD with SSMax and RoPE learn speeches side by side, 256 tokens at a time, and t
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -22,7 +23,6 @@ from modalities.evaluation import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
 from recipes import train_seeds
 from recipes.commands import Console, call
-from recipes.report import load_results
 from zoo.catalog import manifest
 
 METHODS = ("ggd_ssmax", "rope")
@@ -45,7 +45,8 @@ def main(
     console.print(f"$ priorzoo train-seeds {shlex.join(words)}", style="dim", soft_wrap=True)
     if code := train_seeds.main(words):
         return code
-    results = load_results(Perplexity, out / "results")
+    stored = [json.loads(path.read_text()) for path in sorted((out / "results" / "perplexity").glob("*.json"))]
+    results = [ModelResult(r["label"], r["train_context"], r["rows"], method=r["method"]) for r in stored]
     draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
     console.print(f"{summary(results)}\nThe picture: {out / 'demo.png'}", soft_wrap=True)

@@ -27,13 +27,12 @@ from modalities.text.model import CausalLM, TextConfig
 from modalities.vision import VisionConfig, VisionTransformer
 from modalities.vision.evaluators.resolution import Resolution
 from recipes import evaluate as command
-from recipes import find_recipe
+from recipes import find_recipe, report
+from recipes.commands import Console, facts_table
 from recipes.evaluate import CellStore, outside_hash, weights_hash
-from recipes.report import load_results
 from recipes.targets import find_targets, modality_of, override, parse_overrides, seed_groups
 from zoo import create_model
 from zoo.catalog import manifest
-from zoo.files import without_nan
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 
@@ -99,13 +98,8 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
         assert [(r["model"], r["length"]) for r in rows] == [(label, n) for label in models for n in ("96", "192")]
         assert [float(row[score]) for row in rows[:2]] == [row[score] for row in models["text.test (run_a)"]["rows"]]
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        stored = [without_nan(r.rows) for r in load_results(EVALUATORS[name], out)]
-        assert stored == [model["rows"] for model in models.values()]
     assert (out / "overview.png").exists() and (out / "passkey_depth.png").exists()
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
-    assert invoke(runs[0], "perplexity", "--lengths", "96", "--samples", 1, "--out", out)[0] == 0
-    with pytest.raises(ValueError, match=r"run_[ab]"):  # the other model's were measured with other settings
-        load_results(EVALUATORS["perplexity"], out)
 
 
 def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
@@ -404,3 +398,23 @@ def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
     assert (tmp_path / "perplexity.pdf").read_bytes().startswith(b"%PDF") and not (tmp_path / "perplexity.png").exists()
     assert f'width="{3.25 * 72:g}pt"' in (tmp_path / "perplexity.svg").read_text()
     assert "'pdf'" in invoke(*words, "--format", "pfd").stderr
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch):
+    """Names are printed as they are: markup has no meaning, and control characters are not sent to the terminal."""
+    now, file, name = [0.0], io.StringIO(), "[bold]a[/red]\x1b[31m"
+    terminal = Console(file=file, force_terminal=True, color_system=None, width=100)
+    monkeypatch.setattr(report.time, "perf_counter", lambda: now[0])
+    progress = report.CellProgress(name, 4000, "tokens", terminal)
+    for now[0] in (10, 20, 30, 40):
+        progress.advance(200)
+    now[0] = 100
+    progress.finish(2000)
+    terminal.print(facts_table(name, {name: name}))
+    name = r"[bold]a[/red]\x1b[31m"
+    assert file.getvalue().splitlines()[:3] == [
+        f"{name}  400/4k tokens  20/s  left 3:00",
+        f"{name}  800/4k tokens  20/s  left 2:40",
+        f"{name}  2k/4k tokens  20/s  left 1:40",
+    ]
+    assert file.getvalue().count(name) == 6 and "\x1b[31m" not in file.getvalue()

@@ -46,7 +46,7 @@ class Optim:
     lr: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = bounded(1e-8, 0, 1)
-    weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see optim.parameter_groups
+    weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see engine.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
     muon_lr_scale: float = 5.0  # learning rate of the matrices that muon trains, as a multiple of lr
     schedule: str = "cosine"

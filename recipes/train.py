@@ -36,7 +36,7 @@ import torch
 import typer
 from rich.padding import Padding
 
-from modalities.contract import Batch, Modality, find_modality
+from modalities.contract import find_modality
 from modalities.loading import State, to_device
 from recipes.commands import ConfigError, Console, call, clock, facts_table, lasting_output, short
 from recipes.config import Json, Plan, apply_overrides, resolve
@@ -140,15 +140,7 @@ class Trainer:
 
     def step(self) -> Step:
         """Take one step of the optimiser and record it."""
-        begun = time.perf_counter()
-        try:
-            step = take_step(self.engine, self.modality, self.batches, self.steps_done + 1, self.signals)
-        except TrainingFailure as error:
-            good = self.run.checkpoints()
-            raise TrainingFailure(
-                f"{error}; last good checkpoint: {good[-1] if good else 'none yet'}. A lower optim.lr, a longer "
-                "optim.warmup or train.precision=fp32 may help"
-            ) from error
+        begun, step = time.perf_counter(), self.take_step()
         self.steps_done, self.targets_seen = self.steps_done + 1, self.targets_seen + round(step.targets)
         now, unit = time.perf_counter(), self.modality.unit
         values: dict[str, float] = {"loss": step.loss, "lr": step.lr, unit: self.targets_seen}
@@ -165,6 +157,39 @@ class Trainer:
                 f"{short(rate)} {unit}/s  left {clock(left)}"
             )
         return step
+
+    def take_step(self) -> Step:
+        """Raises TrainingFailure for the first loss or gradient that is not a number, before it reaches a checkpoint."""
+        ranks, settings, engine, signals = self.ranks, self.settings, self.engine, self.signals
+        # A seed per step and rank, so that dropout resumes exactly with no stored random state.
+        torch.manual_seed((settings.seed * 1_000_003 + self.steps_done) * ranks.world + ranks.rank)
+        accumulation = settings.accumulation or 1
+        micro = [next(self.batches) for _ in range(accumulation)]
+        # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
+        # the gradient, the mean over the whole batch's targets, however the batch is cut.
+        weights, counts = zip(*(self.modality.weight(batch) for batch in micro), strict=True)
+        micro = [to_device(batch, ranks.device) for batch in micro]
+        total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
+        summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
+        for batch, weight in zip(micro, weights, strict=True):
+            loss, _ = self.modality.loss(engine, batch)
+            engine.backward(loss * (weight / total * ranks.world * accumulation))
+            summed += loss.detach().double() * weight
+            if batch is micro[-1]:
+                mean, stop = engine.sum(summed / total, float(signals[0] if signals else 0))
+                self.check_finite("loss", mean)
+            lr = engine.lr
+            norm = engine.step()
+        self.check_finite("gradient norm", norm)
+        return Step(mean, norm, lr, count, bool(stop))
+
+    def check_finite(self, name: str, value: float | None) -> None:
+        if value is not None and not math.isfinite(value):
+            good = self.run.checkpoints()
+            raise TrainingFailure(
+                f"{name} is {value} at step {self.steps_done + 1}; last good checkpoint: {good[-1] if good else 'none yet'}. "
+                "A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
+            )
 
     def evaluate(self) -> dict[str, float]:
         """Held-out loss and the modality's further metrics, means over all targets."""
@@ -258,43 +283,6 @@ class Trainer:
         if report := str(getattr(self.loader, "report", "")):
             rows["data"] = report  # of this rank: what was converted, skipped or replaced
         Console().print(facts_table(f"{self.recipe.name} finished", rows))
-
-
-def take_step(
-    engine: Engine, modality: Modality, batches: Iterator[Batch], number: int, signals: Sequence[int] = ()
-) -> Step:
-    """Step `number`, from 1, on the next micro-batches of this rank. Every rank must call.
-
-    Raises:
-        TrainingFailure: for the first loss or gradient that is not a number, before it reaches a checkpoint.
-    """
-    ranks, settings = engine.ranks, engine.plan.recipe.train
-    # A seed per step and rank, so that dropout resumes exactly with no stored random state.
-    torch.manual_seed((settings.seed * 1_000_003 + number - 1) * ranks.world + ranks.rank)
-    accumulation = settings.accumulation or 1
-    micro = [next(batches) for _ in range(accumulation)]
-    # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
-    # the gradient, the mean over the whole batch's targets, however the batch is cut.
-    weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)
-    micro = [to_device(batch, ranks.device) for batch in micro]
-    total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
-    summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
-    for batch, weight in zip(micro, weights, strict=True):
-        loss, _ = modality.loss(engine, batch)
-        engine.backward(loss * (weight / total * ranks.world * accumulation))
-        summed += loss.detach().double() * weight
-        if batch is micro[-1]:
-            mean, stop = engine.sum(summed / total, float(signals[0] if signals else 0))
-            _check_finite("loss", mean, number)
-        lr = engine.lr
-        norm = engine.step()
-    _check_finite("gradient norm", norm, number)
-    return Step(mean, norm, lr, count, bool(stop))
-
-
-def _check_finite(what: str, value: float | None, number: int) -> None:
-    if value is not None and not math.isfinite(value):
-        raise TrainingFailure(f"{what} is {value} at step {number}")
 
 
 def display_name(name: str) -> str:

@@ -284,7 +284,9 @@ def test_two_ranks_are_one_rank_and_one_continues(whole, tmp_path):
 def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
     """Below a threshold DeepSpeed keeps parameters whole; at 0 even the key bias's small MLP is cut over the ranks."""
     config = tmp_path / "zero3.json"
-    config.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}))
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    monitor = {"enabled": True, "output_path": str(tmp_path / "csv")}
+    config.write_text(json.dumps({"zero_optimization": zero, "csv_monitor": monitor}))
     # Adam with this eps moves a number in proportion to its gradient, and rounding stays rounding.
     settings = ["--set", "model.options.dim=32", "--set", "evaluate.every=0", "--set", "optim.eps=1e-2"]
     words = ["text.goat_ssmax_tiny", *SMALL[1:], *settings, "--run-dir"]
@@ -292,6 +294,7 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
         assert ranks(main, [*words, str(tmp_path / "cut"), "--deepspeed_config", str(config)]) == [0, 0]
     assert main([*words, str(tmp_path / "whole")]) == 0
     same(tmp_path / "cut", tmp_path / "whole")
+    assert {"loss.csv", "grad_norm.csv", "lr.csv"} <= {path.name for path in (tmp_path / "csv").rglob("*.csv")}
     cut, one = (load_run(tmp_path / folder)[0].state_dict() for folder in ("cut", "whole"))
     for name, tensor in one.items():
         assert torch.allclose(cut[name], tensor, atol=1e-5), name

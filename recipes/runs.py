@@ -60,7 +60,8 @@ from zoo.model import ZooModel, saved_model_damage
 if TYPE_CHECKING:
     from recipes.engine import Ranks
 
-LOSS_CURVE = "plots/loss.png"
+LOSS_CURVE, COMPLETE = "plots/loss.png", "complete.json"
+NAME, REMNANT = re.compile(r"step_\d{8,}"), re.compile(r"step_\d{8,}(\.partial|\.universal|\.universal\.partial)")
 DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
 
 
@@ -76,8 +77,9 @@ class RunFolder:
         return self.checkpoint_root / f"step_{step:08d}"
 
     def checkpoints(self) -> list[Path]:
-        """Complete checkpoints, oldest first, whatever `latest` says; `damage` tells whether they still are."""
-        return complete_checkpoints(self.checkpoint_root)
+        """Those with their final names, by step; `damage` tells whether they are still as they were written."""
+        folders = (p for p in self.checkpoint_root.glob("step_*") if NAME.fullmatch(p.name) and p.is_dir())
+        return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
 
     def describe(self, plan: Plan) -> None:
         """Write what runs, and where: recipe.json first, which makes a folder a run."""
@@ -106,14 +108,29 @@ class RunFolder:
         return records, len(lines) - len(records)
 
     def rewind(self, step: int, keep: int) -> None:
-        """Remove what a killed process left, and records after `step`."""
+        """Remove what a killed process left, converted checkpoints, and records after `step`. Needs the lock."""
         records, unreadable = self.read_metrics()
         if unreadable:
             warn(f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out")
         write_text(self.metrics_path, "".join(_line(r) for r in records if r["step"] <= step))
-        tidy(self.checkpoint_root, keep)
-        for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE):
+        for path in self.checkpoint_root.glob("step_*"):  # any other folder belongs to the user
+            if REMNANT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+        for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE, "checkpoints/latest"):
             remove_abandoned(self.path / name, 0)
+        self.prune(keep)
+        if complete := self.checkpoints():
+            write_text(self.checkpoint_root / "latest", complete[-1].name)
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` checkpoints."""
+        for path in self.checkpoints()[:-keep]:
+            if path.is_symlink():  # the user moved it elsewhere
+                path.unlink()
+            else:
+                partial = path.with_name(path.name + ".partial")  # a half-removed one is never taken for whole
+                path.rename(partial)
+                shutil.rmtree(partial)
 
     def continuation(self) -> str:
         """The command that continues this run."""
@@ -326,8 +343,6 @@ def _entry(tree: object, key: str) -> object:
 
 # ------------------------------------------------------------------------------------------------ checkpoints
 
-COMPLETE = "complete.json"
-NAME, REMNANT = re.compile(r"step_\d{8,}"), re.compile(r"step_\d{8,}(\.partial|\.universal|\.universal\.partial)")
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 FACTS = {"step": int, "world": int, "zero_stage": int, "precision": str}
 
@@ -356,12 +371,6 @@ def checkpoint_facts(folder: Path) -> Json | None:
     return facts if typed and (sealed or early_version) else None
 
 
-def complete_checkpoints(root: Path) -> list[Path]:
-    """Checkpoints that have their final names, by step. `damage` tells whether they are still as they were written."""
-    folders = (path for path in root.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir())
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
-
-
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, by its files' sizes and SHA-256; None where nothing is."""
     facts = checkpoint_facts(folder)
@@ -377,28 +386,6 @@ def quarantine(folder: Path) -> Path:
     folder.rename(aside)
     sync(aside.parent)
     return aside
-
-
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for path in complete_checkpoints(root)[:-keep]:
-        if path.is_symlink():  # the user moved it elsewhere
-            path.unlink()
-        else:
-            partial = path.with_name(path.name + ".partial")  # a half-removed one is never taken for whole
-            path.rename(partial)
-            shutil.rmtree(partial)
-
-
-def tidy(root: Path, keep: int) -> None:
-    """Remove partial, converted and surplus checkpoints, and a stale `latest`. Needs the run's lock."""
-    for path in root.glob("step_*"):  # any other folder belongs to the user
-        if REMNANT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-    remove_abandoned(root / "latest", 0)
-    prune(root, keep)
-    if complete := complete_checkpoints(root):
-        write_text(root / "latest", complete[-1].name)
 
 
 @contextlib.contextmanager
@@ -478,7 +465,7 @@ def converted_checkpoint(folder: Path) -> Path:
 
 
 def convert(folder: Path) -> None:
-    """Write DeepSpeed's universal form of a checkpoint, which `tidy` removes again. Runs no code from a file."""
+    """Write DeepSpeed's universal form of a checkpoint, which `RunFolder.rewind` removes again. Runs no code from a file."""
     from deepspeed.checkpoint import ds_to_universal
 
     target = converted_checkpoint(folder)

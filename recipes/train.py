@@ -42,7 +42,7 @@ from recipes.commands import ConfigError, Console, call, clock, facts_table, las
 from recipes.config import Json, Plan, apply_overrides, resolve
 from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
 from recipes.registry import installed_recipes, open_recipe
-from recipes.runs import RunFolder, load_weights, loadable, own_run, prune
+from recipes.runs import RunFolder, load_weights, loadable, own_run
 from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import printable, require
@@ -232,7 +232,7 @@ class Trainer:
         self.engine.save(self.run.checkpoint(self.steps_done), state)
         self.saved_step = self.steps_done
         if self.ranks.lead:
-            prune(self.run.checkpoint_root, self.settings.keep)
+            self.run.prune(self.settings.keep)
 
     # ---- what is written and printed, by the lead rank --------------------------------------------------------
 

@@ -301,24 +301,24 @@ def override(model: Any, overrides: Overrides) -> Any:
         if key not in known:
             raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
         before = getattr(config, key)
-        if stored := sorted({"values", "file", "kind"} & _keys(value)):
+        if numbers := sorted({"values", "file", "kind"} & _keys(value)):
             raise CommandError(
-                f"--set {key}: {stored[0]} are numbers that the weights hold; they cannot be changed here"
+                f"--set {key}: {numbers[0]} are numbers that the weights hold; they cannot be changed here"
             )
         changes[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    changed, fresh = type(model)(replace(config, **changes)), type(model)(config)
+    variant, fresh = type(model)(replace(config, **changes)), type(model)(config)
     weights, initial = dict(model.named_parameters()), fresh.state_dict()
     # Buffers follow from the configuration, but for what training wrote, such as a memory.
     for name, value in model.state_dict().items():
         if name not in weights and not torch.equal(value, initial[name].to(value)):
             weights[name] = value
-    new = changed.state_dict()
-    names = (new.keys() & weights.keys()) | dict(changed.named_parameters()).keys()
+    new = variant.state_dict()
+    names = (new.keys() & weights.keys()) | dict(variant.named_parameters()).keys()
     if {name: new[name].shape for name in names} != {name: value.shape for name, value in weights.items()}:
         raise CommandError(f"--set {overrides}: this changes the model's parameters, so its weights no longer fit")
-    changed.load_state_dict(weights, strict=False)
-    changed.class_names = model.class_names
-    return changed
+    variant.load_state_dict(weights, strict=False)
+    variant.class_names = model.class_names
+    return variant
 
 
 def _keys(value: object) -> set[str]:

@@ -28,8 +28,6 @@ SHARED = {
     "gradient_clipping": "train.clip",
     "sequence_parallel_size": "train.sequence_parallel",
     "zero_optimization.stage": "train.zero_stage",
-    "bf16.enabled": "train.precision",
-    "fp16.enabled": "train.precision",
 }
 # Types of `optimizer` and `scheduler`, and the recipe settings that follow from them.
 TYPES: dict[str, dict[str, dict[str, object]]] = {
@@ -134,17 +132,15 @@ def _section_claims(user_config: Json) -> Iterator[Claim]:
 
 def _shared_claims(recipe: Recipe, user_config: Json) -> Iterator[Claim]:
     """Claims of the quantities that both name; the file keeps them."""
-    enabled: Json = {}
     for key, setting in SHARED.items():
         section, _, name = key.rpartition(".")
         values = user_config.get(section, {}) if section else user_config
-        if name in values and setting == "train.precision":
-            enabled[section] = values[name]
-        elif name in values:
+        if name in values:
             yield key, setting, values[name]
-    if all(enabled.get(name) for name in ("bf16", "fp16")):
-        raise ConfigError(f"{FLAG}: fp16 and bf16 are both enabled; keep one")
-    for name, is_enabled in enabled.items():
+    enabled = {
+        name: user_config[name]["enabled"] for name in ("bf16", "fp16") if "enabled" in user_config.get(name, {})
+    }
+    for name, is_enabled in enabled.items():  # both enabled disagree
         if is_enabled:
             yield f"{name}.enabled", "train.precision", name
         elif not any(enabled.values()) and recipe.train.precision in (name, "auto"):

@@ -91,7 +91,7 @@ ADAMW, DECAY, WARMUP = {"type": "AdamW"}, {"type": "WarmupDecayLR"}, {"type": "W
         ({"scheduler": DECAY}, ["optim.floor=0.5"], "means optim.floor=0.0"),
         ({"optimizer": ADAMW | {"params": {"lr": 0.1}}, "scheduler": WARMUP | {"params": {"warmup_max_lr": 0.2}}},
          [], "optimizer.params.lr=0.1 and scheduler.params.warmup_max_lr=0.2 disagree"),
-        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, [], "keep one"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, [], "disagree; keep one"),
         ({"fp16": {"enabled": True}}, ["train.precision=bf16"], "train.precision=bf16"),
         ({"zero_optimization": {"offload_optimizer": {"pin_memry": True}}}, [], "offload_optimizer.pin_memry=True"),
         ({"wall_clock_brekdown": True}, [], "'wall_clock_breakdown'"),

@@ -1,19 +1,22 @@
-"""Give a causal language model of transformers a prior, and train it on: for longer contexts, or without its own positions.
+"""Give a causal language model of transformers a prior, LoRA or both, and train it on: for longer contexts, or without RoPE.
 
-    priorzoo adapt MODEL --position ggd_goat --drop-rope --source english --context 1024 --out FOLDER
-    priorzoo adapt MODEL --position nope --out FOLDER               trained on alike, without a prior: the control
-    priorzoo evaluate hf:MODEL hf:FOLDER perplexity                 before and after
+    priorzoo adapt MODEL --position ggd --train lora --source rfc --context 12k --steps 30 --out FOLDER
+    priorzoo adapt MODEL@window=7000,sinks=4 --steps 0 --out FOLDER     a prior that needs no training
+    priorzoo adapt MODEL@yarn=2 --position nope --train lora --out FOLDER       without a prior: the control
+    priorzoo evaluate hf:MODEL hf:FOLDER recall                         before and after
 
-MODEL is a folder or hub name, or a RoPE model of the zoo, which becomes a Llama. transformers' Trainer trains on packed rows of
---source by AdamW, its rate warmed up and then falling by a cosine; priors have a rate of their own and no weight decay. FOLDER
-is loaded by `zoo.load_adapted`. Needs the extra `hf`. A run that was stopped continues from its last checkpoint with --resume.
-Exit codes: 0 done, 2 the request cannot be served as written.
+MODEL is a folder or hub name, with settings behind "@" as in `priorzoo evaluate`, or a RoPE model of the zoo, which becomes a
+Llama. FOLDER is an adapter of megabytes, which `zoo.load_adapted` puts on its base; with --train all, or of a model of the zoo,
+it is a whole model. transformers' Trainer trains on packed rows of --source by AdamW, its rate warmed up and then falling by a
+cosine; priors have a rate of their own and no weight decay. Needs the extra `hf`. A run that was stopped continues from its
+last checkpoint with --resume. Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,78 +30,137 @@ import torch
 import typer
 
 import zoo
-from modalities.evaluation import option
-from recipes.commands import CommandError, Console, call, facts_table, with_options
-from zoo.adapters.layer import prior_parameters
-from zoo.catalog import import_named
+from modalities.evaluation import check_choice, counts, option
+from recipes.commands import CommandError, Console, call, clock, facts_table, short, with_options
+from recipes.targets import parse_overrides
+from zoo.adapters import ADAPTER
+from zoo.adapters.layer import RECORD, has_priors, prior_parameters
+from zoo.catalog import import_named, list_models
 from zoo.cli import Import
+from zoo.errors import Options
 
 
 @dataclass(frozen=True)
 class Adaptation:
     """What is trained, on what, for how long."""
 
-    train: str = option("all", "all, priors, or patterns of parameters' names, comma-separated")
+    train: str = option("all", "prior; lora, with the prior where it has numbers; or all")
+    rope: str = option("keep", "the model's own positions: keep or drop")
+    rank: int = option(8, "of LoRA")
     source: str = option("sotu-excerpt", "where texts come from, as in a text recipe")
     facts_fraction: float = option(0.0, "share of rows that state facts and ask for them")
-    context: int | None = option(None, "tokens a row, 2 or more; default: the model's own")
-    steps: int = option(500, "of the optimiser")
+    context: int | None = option(
+        None, "tokens a row, 2 or more; default: the model's own", parse=lambda t: counts(t)[0]
+    )
+    steps: int = option(500, "of the optimiser; 0 for a prior without training")
     batch: int = option(32, "rows a step")
     lr: float = option(5e-4, "of the weights")
     prior_lr_scale: float = option(20.0, "that of the priors, in such")
     seed: int = option(0, "of the priors, the rows and their order")
 
     def __post_init__(self) -> None:
-        for name, least in (("context", 2), ("steps", 1), ("batch", 1)):
+        for name, least in (("context", 2), ("steps", 0), ("batch", 1), ("rank", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise CommandError(f"--{name} {value}: expected at least {least}")
+        check_choice("train", self.train, ("prior", "lora", "all"))
+        check_choice("rope", self.rope, ("keep", "drop"))
 
 
 def adapt_command(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="folder, hub name, or a RoPE text model of the zoo")],
     *,
-    out: Annotated[Path, typer.Option(help="folder of the adapted model")],
-    position: Annotated[str, typer.Option(help="a prior or a sum of priors; nope for none")] = "ggd_goat",
-    keep_rope: Annotated[bool, typer.Option("--keep-rope/--drop-rope", help="the model's own positions")] = True,
+    out: Annotated[Path, typer.Option(help="folder of the adapter or model")],
+    position: Annotated[
+        str, typer.Option(help="a prior or a sum of priors; nope for none; default: ggd_goat, or what MODEL has")
+    ] = "",
+    set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="an option of the prior")] = [],  # noqa: B006
     ssmax: Annotated[bool, typer.Option("--ssmax", help="scale logits by s·ln n")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="from the last checkpoint in --out")] = False,
     import_: Import = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be trained, and train nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what would be trained, with time and memory, and train nothing")
+    ] = False,
     **options: Any,
 ) -> None:
     run = Adaptation(**options)
-    from modalities.text.adapting import adaptation_rows, open_adaptable, train_on  # transformers takes seconds
+    from modalities.text import adapting  # transformers takes seconds
+    from zoo.adapters.released import add_lora
 
     import_named(import_)
-    if (out / "config.json").is_file():
+    if any((out / mark).is_file() for mark in ("config.json", ADAPTER)):
         raise CommandError(f"{out} holds a model already; give another --out")
+    if resume and not any((out / "checkpoints").glob("*/trained.safetensors")):
+        raise CommandError(f"--resume: {out}/checkpoints has no checkpoint")
     torch.manual_seed(run.seed)
-    model, tokenizer, spec = open_adaptable(name)
-    context = run.context or model.config.max_position_embeddings
-    patterns = run.train if run.train in ("all", "priors") else run.train.split(",")
-    zoo.adapt(model, position, keep_rope=keep_rope, ssmax=ssmax, train_context=run.context, train=patterns)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    priors = sum(p.numel() for p in prior_parameters(model).values())
-    rows_read = f"{run.steps:,} steps of {run.batch} rows of {context:,} tokens of {run.source}"
+    model, tokenizer, spec = adapting.open_adaptable(name)
+    context, released = run.context or model.config.max_position_embeddings, name not in list_models(pretrained=True)
+    rows, heldout = None, None
+    if run.steps:
+        count, facts_fraction = run.steps * run.batch, run.facts_fraction
+        rows = adapting.adaptation_rows(
+            spec, run.source, context, count=count, seed=run.seed, facts_fraction=facts_fraction
+        )
+        heldout = adapting.adaptation_rows(spec, run.source, context)
+    losses = {"as it came": adapting.heldout_loss(model, heldout)} if heldout and not dry_run else {}
+    if run.train == "lora":
+        if not released:
+            raise CommandError(f"--train lora: {name} is a model of the zoo; LoRA is for folders and hub names")
+        add_lora(model, run.rank)
+    if not has_priors(model):
+        shared: Options = {"keep_rope": run.rope == "keep", "ssmax": ssmax, "train_context": run.context}
+        zoo.adapt(model, position or "ggd_goat", options=parse_overrides(set_), **shared)
+    elif position or set_ or ssmax or run.rope == "drop":
+        raise CommandError(f"{name} has a prior already: --position, --set, --ssmax and --rope drop do not apply")
+    priors = prior_parameters(model)
+    for parameter_name, parameter in model.named_parameters():
+        if run.train != "all" and parameter_name not in priors and ".lora_" not in parameter_name:
+            parameter.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if run.steps and not trained:
+        raise CommandError(f"--train {run.train}: {position} has no parameters, nothing would be trained")
     facts = {
         "model": f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters",
-        "position": f"{position}, {'added to' if keep_rope else 'instead of'} its own; {priors:,} parameters",
-        "trained": f"{trained:,} parameters, {rows_read}",
-        "out": str(out),
+        "prior": f"{getattr(model.config, RECORD)['position']}, its own positions: {run.rope}",
+        "out": f"{out}, " + ("a whole model" if run.train == "all" or not released else "an adapter"),
     }
+    if rows is not None:
+        numbers, tokens = sum(p.numel() for p in trained), run.steps * run.batch * context
+        rounds = tokens / rows.rows.epoch_tokens
+        facts["trained"] = f"{numbers:,} numbers, {run.steps:,} steps of {run.batch} rows of {context:,} tokens"
+        facts["data"] = f"{tokens:,} tokens, {rounds:.2f} times those of {run.source}"
     console = Console()
+    if dry_run and rows is not None:
+        size = adapting.rows_at_once(run.batch, context)
+        seconds, peak = adapting.expected_cost(model, context, size)
+        held = sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)
+        facts["expected"] = (
+            f"{clock(run.steps * run.batch / size * seconds)}, {(peak + held) / 2**30:.1f} GiB, by short rows"
+        )
     console.print(facts_table(f"{name} adapted{' (dry run)' if dry_run else ''}", facts))
     if dry_run:
         return
-    count, seed = run.steps * run.batch, run.seed
-    rows = adaptation_rows(spec, run.source, context, count=count, seed=seed, facts_fraction=run.facts_fraction)
-    heldout = adaptation_rows(spec, run.source, context)
-    rates = {"lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
-    before, after = train_on(model, rows, heldout, out, batch=run.batch, **rates, seed=seed, resume=resume)
+    if rows is not None and heldout is not None:
+        losses["adapted"] = adapting.heldout_loss(model, heldout)
+        started = time.perf_counter()
+
+        def tell(step: int, steps: int, loss: float) -> None:
+            rate = step * run.batch * context / (time.perf_counter() - started)
+            left = clock((steps - step) * run.batch * context / rate)
+            console.print(
+                f"step {step:,}/{steps:,}  loss {loss:.4f}  {short(rate)} tokens/s  left {left}", soft_wrap=True
+            )
+
+        rates = {"lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
+        adapting.train_on(model, rows, out, batch=run.batch, **rates, seed=run.seed, resume=resume, tell=tell)
+        losses["trained"] = adapting.heldout_loss(model, heldout)
+    told = {f"held-out loss, {stage}": f"{loss:.4f} nats a token" for stage, loss in losses.items()}
+    if run.train == "all" or not released:
+        model.__dict__.pop(RECORD, None)  # a whole model
+        tokenizer.save_pretrained(out)
+    else:
+        model.__dict__[RECORD]["training"] = {key: facts[key] for key in ("trained", "data") if key in facts} | told
     zoo.save_adapted(model, out)
-    tokenizer.save_pretrained(out)
-    losses = {"held-out loss before": f"{before:.4f} nats a token", "after": f"{after:.4f} nats a token"}
-    console.print(facts_table("done", losses | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
+    console.print(facts_table("done", told | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo adapt") -> int:

@@ -3,41 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PrinterCallback,
     Trainer,
+    TrainerCallback,
+    TrainerState,
     TrainingArguments,
     get_cosine_schedule_with_warmup,
 )
 
+from modalities.cost import Meter
 from modalities.decoder.llama import as_llama
 from modalities.decoder.model import IGNORED
-from modalities.decoder.outside import open_causal_lm
-from modalities.decoder.tokenizers import open_tokenizer
+from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
 from modalities.text.data import PackedDataset, TextDataConfig, load_corpus
 from modalities.text.hf import fast_tokenizer
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
+from zoo.adapters import ADAPTER, load_adapted
 from zoo.adapters.layer import prior_parameters
+from zoo.adapters.released import open_released
 from zoo.catalog import create_model, list_models
-from zoo.positions import Positions, document_starts
+from zoo.files import read_tensors
+from zoo.positions import Positions, document_starts, slices
 
-__all__ = ["AdaptationRows", "adaptation_rows", "open_adaptable", "train_on"]
+__all__ = [
+    "AdaptationRows",
+    "adaptation_rows",
+    "expected_cost",
+    "heldout_loss",
+    "open_adaptable",
+    "rows_at_once",
+    "train_on",
+]
 
-HELDOUT_ROWS = 64
+HELDOUT_TOKENS = 1 << 16  # at most, but four rows
 TOKENS = 8192  # most in one forward pass
+CHECKPOINTED = 2048  # tokens of a row from which layers are computed again in the backward pass
 
 
 def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """A causal language model, its tokenizer, and the spec by which `load_tokenizer` knows that.
 
-    name: a folder or hub name, or a RoPE model of the zoo, which becomes a Llama. ValueError where there is none.
+    name: a folder or hub name with any settings, FOLDER@yarn=2, or a RoPE model of the zoo, which becomes a Llama. ValueError
+        where there is none.
     """
     if name in list_models("text_*"):
         known = list_models("text_rope_*", pretrained=True)
@@ -46,7 +65,10 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
         model = create_model(name)
         assert isinstance(model, CausalLM)
         return as_llama(model), fast_tokenizer(model.config.tokenizer), model.config.tokenizer
-    return open_causal_lm(name), open_tokenizer(name), f"hf:{name}"
+    tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
+    if (Path(folder) / ADAPTER).is_file():
+        return load_adapted(folder), tokenizer, f"hf:{folder}"
+    return opened(folder, "causal LM", lambda _: open_released(folder, settings)), tokenizer, f"hf:{folder}"
 
 
 class AdaptationRows(Dataset):
@@ -81,13 +103,71 @@ def adaptation_rows(
     if count is not None:
         return AdaptationRows(PackedDataset(corpus, config.context, read, seed=seed, mix=config.row_mix), count)
     rows = PackedDataset(corpus, config.context, read, epochs=1)
-    return AdaptationRows(rows, min(rows.epoch_windows, HELDOUT_ROWS))
+    return AdaptationRows(rows, min(rows.epoch_windows, max(4, HELDOUT_TOKENS // context), 64))
+
+
+def rows_at_once(batch: int, context: int) -> int:
+    """Rows in one forward pass."""
+    return max(1, min(batch, TOKENS // context))
+
+
+@torch.inference_mode()
+def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
+    """Nats a token."""
+    model.eval()
+    total, count = 0.0, 0
+    for part in slices(len(rows), rows_at_once(len(rows), rows.rows.context + 1)):
+        batch = default_collate([rows[n] for n in range(part.start, part.stop)])
+        tensors = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        targets = int((tensors["labels"][:, 1:] != IGNORED).sum())
+        total, count = total + float(model(**tensors, use_cache=False).loss) * targets, count + targets
+    return total / count
+
+
+def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
+    """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two short rows."""
+    model.train()
+    points = []
+    for length in (16, *sorted({min(context, 256), min(context, 512)})):  # the first warms up
+        tokens, meter = torch.ones(1, length, dtype=torch.int64, device=model.device), Meter(model.device)
+        with meter:
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        model.zero_grad()
+        points.append((length, meter.seconds / length, (meter.peak_bytes or 0) / length))
+    (least, rate, _), (most, slower, room) = points[1], points[-1]
+    slope = max(0.0, (slower - rate) / (most - least)) if most > least else 0.0
+    return rows * context * (slower + slope * (context - most)), rows * context * room
+
+
+class _Trainer(Trainer):
+    """Checkpoints hold the parameters that are trained."""
+
+    model: PreTrainedModel
+
+    def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        folder = Path(output_dir or "")
+        folder.mkdir(parents=True, exist_ok=True)
+        named = {name: p.detach().cpu().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
+        save_file(named, folder / "trained.safetensors")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        self.model.load_state_dict(read_tensors(Path(resume_from_checkpoint) / "trained.safetensors"), strict=False)
+
+
+class _Losses(TrainerCallback):
+    """Calls `tell(step, steps, loss)` with each loss that is logged."""
+
+    def __init__(self, tell: Callable[[int, int, float], None]) -> None:
+        self.tell = tell
+
+    def on_log(self, args: object, state: TrainerState, control: object, **kwargs: Any) -> None:
+        if "loss" in (logs := kwargs["logs"]):
+            self.tell(state.global_step, state.max_steps, float(logs["loss"]))
 
 
 def train_on(
     model: PreTrainedModel,
     rows: AdaptationRows,
-    heldout: AdaptationRows,
     folder: Path,
     *,
     batch: int,
@@ -95,31 +175,37 @@ def train_on(
     prior_lr_scale: float,
     seed: int = 0,
     resume: bool = False,
-) -> tuple[float, float]:
-    """Train for one pass over `rows` in steps of `batch`; the held-out loss before and after, in nats a token.
+    tell: Callable[[int, int, float], None] = lambda *_: None,
+) -> None:
+    """Train for one pass over `rows` in steps of `batch`.
 
     AdamW, betas 0.9 and 0.95, weight decay 0.1 but for priors, norms and biases, clipped at 1; the rate rises over a tenth of
     the steps, then falls by a cosine to 0. Priors learn at `prior_lr_scale` times `lr`. Checkpoints go to folder/checkpoints.
+    tell: called with (step, steps, loss) some twenty times.
     """
     torch.manual_seed(seed)
-    size = max(1, min(batch, TOKENS // rows.rows.context))
-    steps = math.ceil(rows.epoch_windows / batch)
+    size = rows_at_once(batch, rows.rows.context)
+    steps = math.ceil(len(rows) / batch)
+    checkpointed = rows.rows.context >= CHECKPOINTED
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=size,
-        per_device_eval_batch_size=size,
         gradient_accumulation_steps=math.ceil(batch / size),
+        gradient_checkpointing=checkpointed,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointed else None,
         max_steps=steps,
         logging_steps=max(1, steps // 20),
         save_steps=max(1, steps // 4),
         save_total_limit=2,
         report_to="none",
+        disable_tqdm=True,
         dataloader_pin_memory=False,
         use_cpu=not torch.cuda.is_available(),
         seed=seed,
     )
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
-    trainer = Trainer(model, settings, train_dataset=rows, eval_dataset=heldout)
+    trainer = _Trainer(model, settings, train_dataset=rows, callbacks=[_Losses(tell)])
+    trainer.remove_callback(PrinterCallback)
     decayed = set(trainer.get_decay_parameter_names(model))
     priors = prior_parameters(model)
     for name, parameter in model.named_parameters():
@@ -133,6 +219,4 @@ def train_on(
         betas=(0.9, 0.95),
     )
     trainer.lr_scheduler = get_cosine_schedule_with_warmup(trainer.optimizer, max(1, steps // 10), steps)
-    before = trainer.evaluate()["eval_loss"]
     trainer.train(resume_from_checkpoint=resume or None)
-    return before, trainer.evaluate()["eval_loss"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import zoo
 from modalities.decoder.llama import as_llama
 from modalities.text.adapting import IGNORED, adaptation_rows
 from recipes import adapt
+from tests.text.outside_models import llama_of
+from zoo.adapters.released import open_released
 from zoo.catalog import list_models
 
 [ROPE] = list_models("text_rope_tiny*", pretrained=True)
@@ -62,12 +65,16 @@ def test_rows_are_packed_documents(tmp_path: Path) -> None:
 
 def test_the_command_adapts_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "adapted"
-    words = [ROPE, "--position", "ggd_goat", "--drop-rope", "--train", "priors", "--out", str(out)]
+    words = [ROPE, "--position", "ggd_goat", "--rope", "drop", "--train", "prior", "--out", str(out)]
     words += ["--context", "48", "--batch", "2"]
     assert adapt.main([*words, "--dry-run"]) == 0
-    assert "instead of its own" in capsys.readouterr().out and not out.exists()
+    plan = capsys.readouterr().out
+    assert "its own positions: drop" in plan and "GiB" in plan and "times those of sotu-excerpt" in plan
+    assert not out.exists()
     assert adapt.main([*words, "--steps", "3"]) == 0
-    assert "held-out loss" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert all(f"held-out loss, {stage}" in told for stage in ("as it came", "adapted", "trained"))
+    assert "step 3/3  loss" in told
     model = zoo.load_adapted(out)
     before = as_llama(zoo.create_model(ROPE)).state_dict()
     after = model.state_dict()
@@ -78,11 +85,50 @@ def test_the_command_adapts_trains_and_saves(tmp_path: Path, capsys: pytest.Capt
     assert "holds a model already" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return llama_of(zoo.create_model(ROPE), tmp_path_factory.mktemp("base") / "llama")
+
+
+ADAPTERS = [["--train", "prior", "--position", "ggd"], ["--train", "lora", "--rank", "2", "--position", "nope"]]
+ADAPTERS += [["--train", "lora", "--position", "ggd", "--set", "init=alibi", "--rope", "drop"]]
+
+
+@pytest.mark.parametrize("words", ADAPTERS, ids=["prior", "lora", "both"])
+def test_an_adapter_is_trained_resumed_and_measured(words: list[str], llama: str, tmp_path: Path) -> None:
+    """Beside a scaled rotation; resumed from half way its files are those of the whole run, to the bit."""
+    run = [f"{llama}@yarn=2", *words, "--context", "48", "--batch", "2", "--steps", "4"]
+    assert adapt.main([*run, "--out", str(tmp_path / "whole")]) == 0
+    shutil.copytree(tmp_path / "whole/checkpoints/checkpoint-3", tmp_path / "parts/checkpoints/checkpoint-3")
+    assert adapt.main([*run, "--out", str(tmp_path / "parts"), "--resume"]) == 0
+    files = [(tmp_path / name / "adapter.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert files[0] == files[1] and len(files[0]) < 200_000
+    record = json.loads((tmp_path / "whole/adapter.json").read_text())
+    assert record["settings"] == {"yarn": 2} and "384 tokens" in record["training"]["data"]
+    assert "base_model" in (tmp_path / "whole/README.md").read_text()
+    own, loaded = open_released(llama), zoo.load_adapted(tmp_path / "whole")
+    trained = {name: p for name, p in loaded.named_parameters() if p.requires_grad and "base_layer" not in name}
+    assert any("lora_B" in name and p.abs().max() > 0 for name, p in trained.items()) == ("lora" in words)
+    weights = {name.replace(".base_layer", ""): value for name, value in loaded.state_dict().items()}
+    assert all(torch.equal(weights[name], value) for name, value in own.state_dict().items())
+
+
+def test_an_adapter_without_training(llama: str, tmp_path: Path) -> None:
+    assert adapt.main([f"{llama}@soft=40", "--steps", "0", "--train", "prior", "--out", str(tmp_path / "soft")]) == 0
+    tokens = torch.randint(0, 256, (1, 90))
+    wanted = open_released(llama, {"soft": "40"}).eval()(tokens).logits
+    assert torch.equal(zoo.load_adapted(tmp_path / "soft")(tokens).logits, wanted)
+    assert adapt.main([f"{llama}@soft=40", "--position", "ggd", "--steps", "0", "--out", str(tmp_path / "x")]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         (["text_ggd_goat_tiny", "--out", "x"], "text_ggd_goat_tiny"),
-        ([ROPE, "--out", "x", "--position", "nope", "--train", "priors"], "nothing would be trained"),
+        ([ROPE, "--out", "x", "--position", "nope", "--train", "prior"], "nothing would be trained"),
+        ([ROPE, "--out", "x", "--train", "lora"], "LoRA is for folders"),
+        ([ROPE, "--out", "x", "--resume"], "has no checkpoint"),
+        ([ROPE, "--out", "x", "--train", "priors"], "did you mean 'prior'"),
         ([ROPE, "--out", "x", "--position", "rope"], "rotation"),
     ],
 )

@@ -60,9 +60,7 @@ def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tm
         weights.measure("text", methods="roper")
 
 
-@pytest.mark.parametrize("bundled", [0, 10**9])
-def test_published_weights_have_an_entry_like_those_that_ship(bundled: int, asked, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(weights, "BUNDLED", bundled)
+def test_published_weights_have_an_entry_like_those_that_ship(asked, tmp_path) -> None:
     name = "text_alibi_tiny.facts"
     run = tmp_path / "runs/text/text.alibi_tiny-s0"
     create_model(name).save_pretrained(run / "model")
@@ -73,5 +71,4 @@ def test_published_weights_have_an_entry_like_those_that_ship(bundled: int, aske
     assert set(entry) == set(shipped) - {"measured"} and entry["commit"] == "abc"
     equal = {key for key in entry if entry[key] == shipped[key]}
     assert equal >= {"sha256", "bytes", "steps", "position", "tokens", "data"}
-    place = tmp_path / ("weights" if bundled else "release") / f"{name}.safetensors"
-    assert place.stat().st_size == entry["bytes"]
+    assert (tmp_path / f"weights/{name}.safetensors").stat().st_size == entry["bytes"]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from zoo import Positions, create_model, create_prior
+from zoo import Positions, create_model
 from zoo.__main__ import app
 from zoo.cli import call
 from zoo.methods import create_grid_position
@@ -105,19 +105,6 @@ def test_plot_prior_draws(tmp_path: Path, name: str) -> None:
 def test_plot_prior_says_what_is_wrong(tmp_path: Path, name: str, options: list[object], why: str) -> None:
     done = invoke("plot-prior", name, "--out", tmp_path / "prior.png", *options)
     assert done.exit_code == 2 and why in done.stderr and not list(tmp_path.iterdir())
-
-
-def test_curve_is_the_prior_against_distance() -> None:
-    prior = create_prior("ggd", num_heads=2)
-    with torch.no_grad():
-        prior.theta_beta.copy_(torch.tensor([1.0, -0.5]))
-        prior.theta_alpha.copy_(torch.tensor([math.log(0.25), 0.0]))
-    curve = log_prior_curve(prior, 64)
-    distance = torch.arange(64).double() + 1e-5
-    expected = torch.stack([-0.25 * distance, -(distance**-0.5)])
-    torch.testing.assert_close(curve, expected - expected.max(-1, keepdim=True).values, rtol=1e-6, atol=1e-6)
-    assert prior.retrieval_heads().tolist() == [False, True]
-    assert prior.head_parameters()["α = exp θα"].tolist() == pytest.approx([0.25, 1.0])
 
 
 def test_curves_and_names_of_heads_follow_the_sign_of_ssmax() -> None:

@@ -28,7 +28,7 @@ from recipes.commands import CommandError, Console, call
 from recipes.config import Json
 from recipes.registry import find_recipe
 from recipes.runs import load_run
-from zoo.catalog import create_model, import_named, load_model, manifest, model_entry, resolve_tag
+from zoo.catalog import create_model, import_named, load_model, model_entry, weights_entry
 from zoo.cli import Import
 from zoo.errors import nearest, printable, require
 from zoo.files import new_folder, write_json, write_text
@@ -64,12 +64,11 @@ def hub_command(
     elif "/" in model:
         raise CommandError(f"no run folder {model!r}")
     else:
-        loaded = create_model(model, pretrained=True)
+        loaded = create_model(model)
     if source.is_dir():
         card = _folder_card(source, loaded, recipe)
     else:
-        name, dtype = resolve_tag(model), dtype or "bfloat16"
-        card = _published_card(name, manifest()[name])
+        card, dtype = _published_card(model, weights_entry(model)), dtype or "bfloat16"
     card.title, card.license = push.partition("/")[2] * source.is_dir() or card.title, license_ or card.license
     imports = "import zoo  # pip install 'priorzoo[{},hub]'\nfrom huggingface_hub import snapshot_download\n\n"
     place = f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"

@@ -40,7 +40,7 @@ import torch
 from modalities.contract import find_modality
 from recipes.commands import ConfigError, warn
 from recipes.config import Json, Plan
-from zoo.catalog import resolve_tag, verified_file
+from zoo.catalog import verified_file
 from zoo.errors import one_line
 from zoo.files import (
     file_digests,
@@ -564,7 +564,7 @@ def load_weights(model: ZooModel, source: str) -> None:
         if path.is_dir():
             state = (read(path) if (path / "config.json").exists() else newest_model(path, read)).state_dict()
         elif "." in source and "/" not in source:
-            state = read_tensors(verified_file(resolve_tag(source)))
+            state = read_tensors(verified_file(source))
         else:
             raise ValueError(
                 "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "

@@ -25,7 +25,7 @@ from recipes.config import ConfigError, merge, parse_value, set_nested
 from recipes.registry import find_recipe
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
-from zoo.catalog import create_model, import_named, manifest, model_entry, resolve_tag, saved_modality
+from zoo.catalog import create_model, import_named, model_entry, saved_modality, weights_entry
 from zoo.errors import did_you_mean, nearest
 
 Baseline = tuple[Modality, Callable[[int], nn.Module]]
@@ -256,7 +256,7 @@ def _registered(name: str) -> Target:
     except ValueError as error:
         raise CommandError(f"no folder {name!r} here; {error}") from error
     trained = "." in name
-    card = manifest()[resolve_tag(name)] if trained else {}
+    card = weights_entry(name) if trained else {}
     if not trained:
         torch.manual_seed(0)  # so that a random model is the same one each time
     data = dataclasses.asdict(find_recipe(card["recipe"]).data) if "recipe" in card else {}

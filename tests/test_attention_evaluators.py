@@ -16,7 +16,7 @@ from zoo.analysis import analyse
 
 
 def weights():
-    return create_model("text_ggd_ssmax_tiny.facts", pretrained=True).eval()
+    return create_model("text_ggd_ssmax_tiny.facts").eval()
 
 
 def test_sinks() -> None:

@@ -137,12 +137,11 @@ def model_entry(name: str) -> ModelEntry:
     return entry
 
 
-def create_model(name: str, *, pretrained: bool = False, **overrides: object) -> ZooModel:
+def create_model(name: str, **overrides: object) -> ZooModel:
     """Make a model.
 
     Args:
         name: an architecture, or `<architecture>.<tag>`, which loads those weights.
-        pretrained: load the architecture's shipped weights (the only tag, or the first listed in the manifest).
         overrides: entries of its config to replace, such as `position_options={"scaling": "yarn", "factor": 8.0}`.
 
     Raises:
@@ -153,14 +152,14 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: object) ->
     if unknown:
         hint = did_you_mean(unknown[0], entry.config)
         raise ValueError(f"{entry.name} has no setting {unknown[0]!r}; {hint}It has: {', '.join(entry.config)}")
-    tagged = resolve_tag(name) if pretrained or "." in name else None
+    tensors = read_tensors(verified_file(name)) if "." in name else None
     model = entry.build(**{**entry.config, **overrides})
-    if tagged is not None:
+    if tensors is not None:
         try:
-            model.load_state_dict(read_tensors(verified_file(tagged)))
+            model.load_state_dict(tensors)
         except RuntimeError as error:
-            raise ValueError(f"the weights of {tagged} do not fit this model: {error}") from error
-        model.class_names = tuple(manifest()[tagged].get("class_names", ()))
+            raise ValueError(f"the weights of {name} do not fit this model: {error}") from error
+        model.class_names = tuple(weights_entry(name).get("class_names", ()))
     return model
 
 
@@ -274,22 +273,13 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return read_object(path)
 
 
-def resolve_tag(name: str) -> str:
-    """`name` with its tag: itself, or the architecture's first tag in the manifest.
-
-    Raises:
-        ValueError: if there are no such weights, with those that exist.
-    """
+def weights_entry(name: str) -> dict[str, Any]:
+    """What the manifest says of a tagged name. ValueError, with the nearest names, where it has no weights."""
     if name in manifest():
-        return name
-    base, _, tag = name.partition(".")
-    tags = [full.partition(".")[2] for full in manifest() if full.partition(".")[0] == base]
-    if not tag and tags:
-        return f"{base}.{tags[0]}"
-    if tags:
-        raise ValueError(f"{base} has no weights {tag!r}; it has: {', '.join(tags)}")
-    hint = did_you_mean(base, dict.fromkeys(full.partition(".")[0] for full in manifest()), most=3)
-    raise ValueError(f"no weights ship for {base!r}; {hint}`priorzoo list --pretrained` prints all")
+        return manifest()[name]
+    tagged = [full for full in manifest() if full.partition(".")[0] == name.partition(".")[0]]
+    near = f"there are {', '.join(tagged)}" if tagged else did_you_mean(name, manifest(), most=3)
+    raise ValueError(f"no weights {name!r}; {near or '`priorzoo list --pretrained` prints all'}")
 
 
 def verified_file(name: str) -> Path:
@@ -301,7 +291,7 @@ def verified_file(name: str) -> Path:
         FileNotFoundError: where it is in neither.
         ValueError: where its digest differs from the manifest.
     """
-    entry = manifest()[name]
+    entry = weights_entry(name)
     path = WEIGHTS / entry["file"]
     if not path.is_file():
         path = Path(os.environ.get("PRIORZOO_WEIGHTS") or RELEASE) / entry["file"]

@@ -24,7 +24,16 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from zoo.catalog import WEIGHTS, create_model, import_named, list_models, load_model, manifest, model_entry, resolve_tag
+from zoo.catalog import (
+    WEIGHTS,
+    create_model,
+    import_named,
+    list_models,
+    load_model,
+    manifest,
+    model_entry,
+    weights_entry,
+)
 from zoo.errors import from_outside, one_line, printable, require
 from zoo.files import read_object
 from zoo.layers import Attention
@@ -154,15 +163,16 @@ def show(
     if os.path.isdir(name):
         return _show_model(_title(name), load_model(name))
     entry = model_entry(name)
-    tagged = resolve_tag(name) if "." in name else None
+    if "." in name:
+        weights_entry(name)
     # Counts without memory: the largest models are several GB.
     with torch.device("meta"):
         model = entry.build(**entry.config)
     _show_model(name, model)
-    if tagged is None:
+    if "." not in name:
         tags = list_models(f"{entry.name}.*", pretrained=True)
         return console.print(f"weights: {', '.join(tags) if tags else 'none ship for this model'}")
-    card = (WEIGHTS / f"{tagged}.md").read_text(encoding="utf-8")
+    card = (WEIGHTS / f"{name}.md").read_text(encoding="utf-8")
     console.print(Markdown(card.partition("\n---\n")[2]))
 
 

@@ -58,8 +58,8 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: doctor, kern
 	$(GPU_PYTHON) tools/gpu.py --minutes $(MINUTES) --out $(GPU_OUT)
 
 weights: setup  ## train every shipped tiny model again, publish and measure it
-	$(BIN)/python recipes/fetch_data.py vision glyphs --offline
-	$(BIN)/python recipes/fetch_data.py dna genomes --offline
+	$(BIN)/priorzoo fetch-data vision glyphs --offline
+	$(BIN)/priorzoo fetch-data dna genomes --offline
 	set -e; for group in text vision dna; do for step in train publish measure; do $(BIN)/python tools/weights.py $$step $$group; done; done
 
 clean:

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-import threading
 import time
 
 import torch
-
-__all__ = ["Meter", "device_name"]
-
-_STATM = "/proc/self/statm"
-_INTERVAL = 0.002  # seconds between two looks at the resident set
 
 
 class Meter:
     """`with Meter(device) as meter: …` adds the block's wall time to `seconds` and raises `peak_bytes` to its peak above what
     was allocated before. One meter serves many blocks.
 
-    On CUDA the peak is torch's allocator's. On the CPU a thread looks at the resident set, without mapped files, every 2 ms;
-    None on systems without /proc.
+    On CUDA the peak is torch's allocator's, on the CPU the kernel's of the resident set; None on systems without /proc.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.seconds = 0.0
-        self.peak_bytes: int | None = 0 if self.device.type == "cuda" or os.path.exists(_STATM) else None
+        self.peak_bytes: int | None = 0 if self.device.type == "cuda" or _reset_peak() else None
 
     def __enter__(self) -> Meter:
         if self.device.type == "cuda":
@@ -36,10 +28,8 @@ class Meter:
             self._before = torch.cuda.memory_allocated(self.device)
         elif self.peak_bytes is not None:
             _trim()
-            self._before = self._highest = _resident_bytes()
-            self._done = threading.Event()
-            self._watcher = threading.Thread(target=self._watch, daemon=True)
-            self._watcher.start()
+            _reset_peak()
+            self._before = _bytes_of("VmRSS")
         self._started = time.perf_counter()
         return self
 
@@ -47,19 +37,10 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds += time.perf_counter() - self._started
-        if self.peak_bytes is None:
-            return
-        if self.device.type == "cuda":
-            highest = torch.cuda.max_memory_allocated(self.device)
-        else:
-            self._done.set()
-            self._watcher.join()
-            highest = max(self._highest, _resident_bytes())
-        self.peak_bytes = max(self.peak_bytes, highest - self._before)
-
-    def _watch(self) -> None:
-        while not self._done.wait(_INTERVAL):
-            self._highest = max(self._highest, _resident_bytes())
+        if self.peak_bytes is not None:
+            cuda = self.device.type == "cuda"
+            highest = torch.cuda.max_memory_allocated(self.device) if cuda else _bytes_of("VmHWM")
+            self.peak_bytes = max(self.peak_bytes, highest - self._before)
 
 
 def device_name(device: torch.device | str) -> str:
@@ -68,10 +49,19 @@ def device_name(device: torch.device | str) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _resident_bytes() -> int:
-    with open(_STATM, "rb") as file:
-        resident, files = map(int, file.read().split()[1:3])
-    return (resident - files) * os.sysconf("SC_PAGE_SIZE")
+def _reset_peak() -> bool:
+    """Let the kernel's peak begin anew; False where it keeps none."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        return False
+    return True
+
+
+def _bytes_of(field: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
 
 
 def _trim() -> None:

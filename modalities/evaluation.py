@@ -40,7 +40,7 @@ MOST = 2**27  # tokens, samples, pixels of a side, or whatever else a whole numb
 LEAST = {"samples": 1, "batch_tokens": 1, "seed": 0}
 
 
-def option(default: Any, help: str, *, parse: Callable[[str], Any] | None = None) -> Any:
+def option(default: object, help: str, *, parse: Callable[[str], object] | None = None) -> Any:
     """A dataclass field that is also an option of the evaluate command: `--sizes` for `sizes`.
 
     parse: text to value, raising ValueError; by default the field's type is applied.
@@ -140,7 +140,6 @@ class Evaluator(ABC, Generic[S, Model]):
     title: ClassVar[str] = ""  # of its panel in overview.png; the name where empty
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
-    readable: ClassVar[tuple[int, ...]] = ()  # earlier versions, whose results only lack columns
     scores: tuple[Score, ...]  # what tables show and figures draw; of an instance where settings decide
     overview: Score | None = None  # what represents it in overview.png, beside other evaluators of its axis
     settings_class: ClassVar[type[Settings]] = LengthSettings  # the S of the nearest class that names one
@@ -255,7 +254,7 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """All models in one figure, written to `path`; by default a panel of curves for each score."""
-        scores_figure(results, path, self.scores, self.axis, unit=self.unit)
+        scores_figure(results, path, self.scores, self.axis)
 
     def measured(self, results: list[ModelResult]) -> str:
         """A line above the table: what was measured of what was asked for, and what was left out; "" where that is all."""
@@ -275,13 +274,16 @@ class Evaluator(ABC, Generic[S, Model]):
 
 
 class Listing(Evaluator[S, Model]):
-    """An evaluator of the entries of a file: a row for each, in the file's order, without an axis. `show` prints instead of the
-    table of the others, and every model gets a table of its own, EVAL.MODEL.tsv."""
+    """An evaluator of entries, such as those of a file: a row for each, in order, without an axis and a figure. `show` prints
+    instead of the table of the others, and every model gets a table of its own, EVAL.MODEL.tsv."""
 
     axis = Axis("name", "entry")
 
     def points(self, model: Model) -> tuple[Place, ...]:
         return ()
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """Nothing."""
 
     @abstractmethod
     def show(self, results: list[ModelResult], console: Console) -> None:

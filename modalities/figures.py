@@ -60,32 +60,19 @@ STYLES: dict[str, tuple[str, str]] = {
 }
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")
-ERROR_BAND = "standard error"
-FEWEST = 100  # predictions of an octave of positions that is drawn
-NAME_WIDTH = 0.3  # of a panel, below which the names of two places of training are one
 Style = dict[str, Any]  # arguments of matplotlib's plot
 LINE: Style = {"linewidth": 1.6, "markersize": 5.5, "alpha": 0.9, "zorder": 3}
 RULE: Style = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
 
 
-def scores_figure(
-    results: Sequence[ModelResult],
-    path: Path,
-    scores: Sequence[Score],
-    along: Axis = LENGTH,
-    *,
-    unit: str = "tokens",
-) -> None:
-    """A panel for each score that is drawn and that rows have: over the axis, or by position in the longest window."""
+def scores_figure(results: Sequence[ModelResult], path: Path, scores: Sequence[Score], along: Axis = LENGTH) -> None:
+    """A panel for each score that is drawn and that rows have, over the axis."""
     results = mean_of_seeds(results, along.column)
     columns = {name for result in results for row in result.rows for name in row}
     drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
     figure, axes = panels(math.ceil(len(drawn) / 3) or 1, min(3, len(drawn)) or 1, width=4.6, height=3.9)
     for axis, score in zip(axes, drawn, strict=False):
-        if score.by_position:
-            position_curves(axis, results, score.column, score.label, unit=unit)
-        else:
-            curves(axis, results, score, along)
+        curves(axis, results, score, along)
     for axis in axes[len(drawn) :]:
         axis.set_visible(False)
     finish(figure, axes, results, path)
@@ -182,7 +169,7 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
     if score.level is not None:
         axis.axhline(score.level, **RULE)
-    _mark_training(axis, results, along)
+    mark_training(axis, results, along)
     if score.title:
         name_panel(axis, score.title)
 
@@ -190,21 +177,12 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
 def _draw_band(
     axis: Axes, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str
 ) -> None:
-    """From the least to the greatest seed, or one seed's standard error about its score in dashes; nothing where neither is
-    known."""
-    dashed = not isinstance(result, SeedMean)
+    """From the least to the greatest seed."""
     if isinstance(result, SeedMean):
         low, high = ([row[column] for row in compress(rows, shown)] for rows in (result.low, result.high))
-    else:
-        rows = list(compress(result.rows, shown))
-        errors = [row.get(f"{column}_standard_error", math.nan) for row in rows]
-        if not any(error > 0 for error in errors):  # NaN is not
-            return
-        low, high = ([row[column] + k * e for row, e in zip(rows, errors, strict=True)] for k in (-1, 1))
-    gid = ERROR_BAND if dashed else None  # `finish` looks for it
-    axis.fill_between(places, low, high, color=color, alpha=0.04 if dashed else 0.07, linewidth=0, zorder=2, gid=gid)
-    for edge in (low, high):
-        axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle="--" if dashed else "-", zorder=2)
+        axis.fill_between(places, low, high, color=color, alpha=0.07, linewidth=0, zorder=2)
+        for edge in (low, high):
+            axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, zorder=2)
 
 
 def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
@@ -236,51 +214,18 @@ def log_if_wide(axis: Axes, values: Sequence[float]) -> None:
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
-def position_curves(
-    axis: Axes, results: Sequence[ModelResult], column: str, ylabel: str, *, unit: str = "tokens"
-) -> None:
-    """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window.
-
-    Those of fewer than `FEWEST` predictions are left out: the first places of a few windows are noise.
-    """
-    rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
-    drawn: list[float] = []
-    for row, style in zip(rows, styles_of(results), strict=True):
-        if column in row:
-            ends, windows = row["position_to"], row.get("tokens", row.get("bases", 0)) / row["length"]
-            sizes = [min(end, row["length"]) - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-            enough = [windows * size >= FEWEST for size in sizes]
-            values = list(compress(row[column], enough))
-            axis.plot(list(compress(ends, enough)), values, **style)
-            drawn += values
-    name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
-    axis.set(ylabel=ylabel, xlabel=f"{unit} seen, up to (log₂)")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter(lambda value, _: compact(value))
-    log_if_wide(axis, drawn)
-    if not drawn:
-        axis.annotate("too few windows", (0.5, 0.5), xycoords="axes fraction", ha="center", color="0.35")
-    _mark_training(axis, results, LENGTH)
-
-
-def _mark_training(axis: Axes, results: Sequence[ModelResult], along: Axis) -> None:
+def mark_training(axis: Axes, results: Sequence[ModelResult], along: Axis) -> None:
     """Dashed lines at places of training in view, two at the ends of a range, named above the panel, where no curve runs."""
     low, high = axis.get_xlim()
-    names: list[tuple[float, str]] = []
-    for places in sorted({result.trained_range or (result.trained_at,) for result in results}):
-        if places[0] > high or places[-1] < low:
-            continue
-        for place in places:
-            if low <= place <= high:
-                axis.axvline(place, **RULE | {"linestyle": (0, (4, 3))})
-        at, name = math.sqrt(max(low, places[0]) * min(high, places[-1])), " to ".join(map(along.tick, places))
-        if names and abs(math.log(at / names[-1][0])) < NAME_WIDTH * math.log(high / low):
-            before, other = names.pop()
-            at, name = math.sqrt(at * before), f"{other}, {name}"
-        names.append((at, name))
-    where: Style = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-    for at, name in names:
-        axis.annotate(f"trained at {name}", (at, 1.01), fontsize=7.5, color="0.35", **where)
+    ranges = sorted({result.trained_range or (result.trained_at,) for result in results})
+    shown = [place for places in ranges for place in places if low <= place <= high]
+    for place in shown:
+        axis.axvline(place, **RULE | {"linestyle": (0, (4, 3))})
+    if shown:
+        names = ", ".join(" to ".join(map(along.tick, places)) for places in ranges)
+        where: Style = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+        middle = math.exp(sum(map(math.log, shown)) / len(shown))
+        axis.annotate(f"trained at {names}", (middle, 1.01), fontsize=7.5, color="0.35", **where)
 
 
 def name_panel(axis: Axes, text: str) -> None:
@@ -295,16 +240,10 @@ def finish(figure: Figure, axes: Sequence[Axes], results: Sequence[ModelResult],
     for result, name, count in zip(results, short_names(results), counts, strict=True):
         names[result.label] = name + ("" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed")
     texts = [names[label] for label in labels]
-    lines = []  # what bands mean
-    dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)
-    if seeds != {1}:
-        lines.append(f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest")
-        lines += ["(one seed: standard error, thin dashes)"] * dashed
-    elif dashed:
-        lines.append("thin dashes: standard error")
     columns = 1 + (len(texts) > 16)  # more would not fit under each other
     style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
     legend = figure.legend(handles, texts, loc="outside right center", **style)
-    legend.set_title("\n".join(lines))
-    legend.get_title().set_fontsize(8.5)
+    if seeds != {1}:
+        legend.set_title(f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest")
+        legend.get_title().set_fontsize(8.5)
     save_figure(figure, path)

@@ -11,8 +11,6 @@ import numpy as np
 
 from modalities.results import Row
 
-__all__ = ["Observed", "Ratio", "ScoresByUnit", "paired_rows", "scores_by_unit", "t_quantile"]
-
 Place = Any  # on an evaluator's axis: a number or a name
 
 

@@ -49,7 +49,6 @@ class Score:
     drawn: bool = True  # the default figure has a panel for it
     title: str = ""  # above the panel
     level: float | None = None  # a line in the panel, such as chance
-    by_position: bool = False  # rows hold lists, by octaves of positions inside windows ("position_to")
 
 
 @dataclass(frozen=True)

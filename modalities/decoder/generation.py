@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -19,16 +20,24 @@ from zoo.positions import slices
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder
 
-__all__ = ["Sampling", "generate", "left_pad", "prefill", "stream", "stream_text"]
 
 PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
 Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]  # token ids, of any lengths
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
 
 
+class SamplingOptions(TypedDict, total=False):
+    """0 takes the likeliest token, else logits are divided by `temperature`; sample among the `top_k` likeliest, or those that
+    together reach the probability `top_p`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn from its logits; `generate` says what each field does. ValueError for values out of range."""
+    """How the next token is drawn from its logits; see `SamplingOptions`. ValueError for values out of range."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -61,31 +70,16 @@ def generate(
     prompts: Prompts,
     *,
     max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     eos_id: int | None = None,
     seed: int | torch.Generator | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> list[list[int]]:
-    """New tokens of each prompt, without the prompt or its end token.
+    """New tokens of each prompt, at most `max_new_tokens`, without the prompt or the token `eos_id` that ends it.
 
-    All rows are read together. Calls may run in several threads.
-
-    Args:
-        prompts: token ids, of any lengths.
-        max_new_tokens: at most so many per prompt.
-        temperature: 0 takes the likeliest token; else logits are divided by it.
-        top_k: sample among the k likeliest.
-        top_p: sample among the likeliest tokens that together reach this probability.
-        eos_id: a token that ends a row.
-        seed: of the sampling; a generator, on the model's device, goes on where it is.
-
-    Raises:
-        ValueError: for empty prompts or settings out of range.
+    All rows are read together. ValueError for empty prompts or settings out of range.
     """
     rows: list[list[int]] = []
     ended: set[int] = set()
-    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p)
     for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, seed=seed, **sampling):
         rows = rows or [[] for _ in tokens]
         for n, token in enumerate(tokens.tolist()):
@@ -104,21 +98,19 @@ def stream(
     *,
     max_new_tokens: int,
     seed: int | torch.Generator | None = None,
-    **sampling: Any,
+    **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Tensor]:
     """Yield (B,) int64, the next token of every row. Arguments as in `generate`; all rows are read together."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), _generator(model, seed))
+    if isinstance(seed, int):
+        seed = torch.Generator(execution_device(model.embedding)).manual_seed(seed)
+    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), seed)
 
 
 @torch.no_grad()
 def _stream(
-    model: Decoder,
-    prompts: Prompts,
-    count: int,
-    sampling: Sampling,
-    generator: torch.Generator | None,
+    model: Decoder, prompts: Prompts, count: int, sampling: Sampling, generator: torch.Generator | None
 ) -> Iterator[Tensor]:
     tokens, segments = left_pad(prompts, execution_device(model.embedding))
     held = model.new_cache(tokens.shape[1] + count)
@@ -130,28 +122,11 @@ def _stream(
         yield tokens[:, 0]
 
 
-def _generator(model: Decoder, seed: int | torch.Generator | None) -> torch.Generator | None:
-    if seed is None or isinstance(seed, torch.Generator):
-        return seed
-    return torch.Generator(execution_device(model.embedding)).manual_seed(seed)
-
-
-def prefill(
-    model: Decoder,
-    tokens: Tensor,
-    cache: Cache,
-    segments: Tensor | None = None,
-    *,
-    advance: Callable[[int], object] = lambda tokens: None,
-) -> Tensor:
-    """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read in parts.
-
-    advance: called with the tokens of each part.
-    """
+def prefill(model: Decoder, tokens: Tensor, cache: Cache, segments: Tensor | None = None) -> Tensor:
+    """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read in parts."""
     for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
         ids = None if segments is None else segments[:, part]
         features = model.forward_features(tokens[:, part], segments=ids, cache=cache, last=1)
-        advance(part.stop - part.start)
     return features[:, -1]
 
 
@@ -162,38 +137,24 @@ def stream_text(
     *,
     max_new_tokens: int,
     eos_id: int | None = None,
-    **sampling: Any,
+    seed: int | torch.Generator | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> Iterator[str]:
-    """The continuation of one prompt as text, in pieces of whole characters that joined are `decode` of all new tokens.
-
-    Args:
-        prompt: token ids.
-        decode: ids → text.
-        max_new_tokens, eos_id, sampling: as in `generate`.
-    """
-    tokens = stream(model, [prompt], max_new_tokens=max_new_tokens, **sampling)
-    return _whole_characters(tokens, decode, eos_id)
+    """The continuation of one prompt of token ids as text, in pieces of whole characters that joined are `decode` of all new
+    tokens. Other arguments as in `generate`."""
+    tokens = stream(model, [prompt], max_new_tokens=max_new_tokens, seed=seed, **sampling)
+    return _whole_characters(map(int, tokens), decode, eos_id)
 
 
-def _whole_characters(
-    tokens: Iterator[Tensor], decode: Callable[[list[int]], str], eos_id: int | None
-) -> Iterator[str]:
-    # Ids since the text was last whole, behind those of the piece before: some decoders treat the first token differently.
-    before: list[int] = []
-    since: list[int] = []
-    written = ""
-    for token in tokens:
-        if (number := int(token)) == eos_id:
-            break
-        since.append(number)
-        text = decode(before + since).removeprefix(decode(before))
-        whole = text.removesuffix(BROKEN)
-        yield whole[len(written) :]
-        written = whole
-        if whole == text:
-            before, since, written = since, [], ""
-    if since:
-        yield decode(before + since).removeprefix(decode(before))[len(written) :]
+def _whole_characters(tokens: Iterable[int], decode: Callable[[list[int]], str], eos_id: int | None) -> Iterator[str]:
+    ids: list[int] = []
+    written = 0  # characters
+    for token in itertools.takewhile(lambda token: token != eos_id, tokens):
+        ids.append(token)
+        whole = decode(ids).rstrip(BROKEN)
+        yield whole[written:]
+        written = max(written, len(whole))
+    yield decode(ids)[written:]
 
 
 def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | None]:

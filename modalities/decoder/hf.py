@@ -20,26 +20,22 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.trainer import Trainer
 from transformers.utils.generic import can_return_tuple
 
 from modalities.decoder.model import IGNORED, Decoder
-from zoo.analysis import analyse_call
-from zoo.attention.base import AttentionCall
-from zoo.attention.dispatch import Observer
 from zoo.decoding import Cache
 from zoo.model import ZooModel
 from zoo.positions import check_runs
-
-__all__ = ["PriorzooCache", "PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
 
 # Names of `transformers` → of a `DecoderConfig`.
 NAMES = dict(
@@ -61,10 +57,10 @@ class PriorzooConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
     decoder_class: ClassVar[type[Decoder]]
 
-    architecture: dict[str, Any] | None = None
+    architecture: dict[str, Any] | None = None  # JSON
     use_cache: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         self.architecture = asdict(self.decoder_class.config_class(**(self.architecture or {})))
         for theirs, ours in NAMES.items():
             value = self.architecture[ours]
@@ -77,14 +73,14 @@ class PriorzooConfig(PreTrainedConfig):
         kwargs["auto_map"] = {auto: f"{REMOTE_CODE}.{name}{which}" for auto, which in classes.items()}
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: `auto_map` is always written."""
+
     @staticmethod
     def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
         """The tokenizer of a spec. FileNotFoundError where its files are missing."""
         raise NotImplementedError
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Do nothing: `auto_map` is always written."""
 
 
 class PriorzooCache(TransformersCache):
@@ -104,9 +100,7 @@ class PriorzooCache(TransformersCache):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last −`tokens_to_remove` tokens. ValueError for a number above 0."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes minus the number of tokens to remove, got {tokens_to_remove}")
+        """Drop the last −`tokens_to_remove` tokens."""
         self.held.crop(self.held.length + tokens_to_remove)
 
     def reset(self) -> None:
@@ -118,12 +112,6 @@ class PriorzooCache(TransformersCache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.held.select(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        raise NotImplementedError("this cache repeats rows by batch_select_indices")
-
-    def activate_past_recording(self) -> None:
-        """Nothing to do: any token can be cropped at any time."""
 
 
 class PriorzooModel(PreTrainedModel):
@@ -159,7 +147,7 @@ class PriorzooModel(PreTrainedModel):
         self.config.architecture = asdict(self.model.config)
         return embedding
 
-    def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **options: Any) -> None:
+    def _set_gradient_checkpointing(self, enable: bool = True, *_: object, **options: object) -> None:
         """Recompute each block in the backward pass, in the decoder's own way whatever the options."""
         self.model.gradient_checkpointing = enable
 
@@ -187,16 +175,15 @@ class PriorzooModel(PreTrainedModel):
             past_key_values: a cache of `new_cache`; the tokens follow those it holds.
             inputs_embeds: (B, T, C) instead of input_ids.
             use_cache: return a cache. None: as the config says where no gradient is recorded, else not.
-            output_attentions: attention weights, (B, H, T, past + T) of each layer, computed in float64; without gradient.
             output_hidden_states: (B, T, C) before each layer, and last_hidden_state.
-            last: features of so many tokens at the end suffice; all are given with attentions or states.
+            last: features of so many tokens at the end suffice; all are given with states.
 
         Returns:
             last_hidden_state (B, T, C), and what was asked for.
 
         Raises:
             ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape or with padding between
-                tokens, or a cache of another kind.
+                tokens, a cache of another kind, or output_attentions.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
@@ -207,32 +194,27 @@ class PriorzooModel(PreTrainedModel):
             use_cache = self.config.use_cache and not torch.is_grad_enabled()
         if use_cache and cache is None:
             cache = self.new_cache()
-        attend = self.config.output_attentions if output_attentions is None else output_attentions
+        if output_attentions or self.config.output_attentions:
+            raise ValueError(
+                "output_attentions is not served: zoo.analysis.analyse(model, tokens, full=True) has weights"
+            )
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        attentions: list[Tensor] = []
         states: list[Tensor] = []
-
-        def see(call: AttentionCall) -> None:
-            weights = cast(Tensor, analyse_call(call, full=True).weights)
-            attentions.append(weights.to(call.q.device, call.q.dtype))
-
         features = self.model.forward_features(
             tokens,
             segments=_segments(attention_mask, tokens, cache),
             cache=None if cache is None else cache.held,
-            kernel=Observer(see) if attend else "auto",
-            last=None if last is None or attend or keep else min(last, tokens.shape[1]),
+            last=None if last is None or keep else min(last, tokens.shape[1]),
             states=states if keep else None,
         )
         return BaseModelOutputWithPast(
-            last_hidden_state=cast(Any, features),
+            last_hidden_state=cast(torch.FloatTensor, features),
             past_key_values=cache if use_cache else None,
-            hidden_states=cast(Any, (*states, features)) if keep else None,
-            attentions=cast(Any, tuple(attentions)) if attend else None,
+            hidden_states=cast(tuple[torch.FloatTensor, ...], (*states, features)) if keep else None,
         )
 
-    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
-        """Save also a tokenizer and a card where there is none, and the file for `trust_remote_code`."""
+    def save_pretrained(self, save_directory: str | Path, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
+        """Save also a tokenizer where there is none, and the file for `trust_remote_code`."""
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_main_process:
             complete_folder(Path(save_directory), self.config)
@@ -316,8 +298,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) float32 of the next token; None in training with labels where they would take more than
-        `LOGIT_BYTES`, and the loss is computed in chunks. Arguments and errors as in `PriorzooModel.forward`, and
+        """Logits (B, T, V) float32 of the next token. Arguments and errors as in `PriorzooModel.forward`, and
 
         Args:
             labels: (B, T), the tokens themselves; −100 is ignored. The loss is of predicting each from those before, in nats.
@@ -325,59 +306,55 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             num_items_in_batch: what the sum of losses is divided by, of all accumulation steps; None for their number here.
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) else 0
-        inputs: tuple[Any, ...] = (input_ids, attention_mask, past_key_values, inputs_embeds)
-        outputs: tuple[Any, ...] = (use_cache, output_attentions, output_hidden_states)
-        read = super().forward(*inputs, *outputs, tail or None, return_dict=True)
+        read = super().forward(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            output_attentions,
+            output_hidden_states,
+            tail or None,
+            return_dict=True,  # type: ignore[call-arg]
+        )
         features = cast(Tensor, read.last_hidden_state)
         features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
-        logits, loss = None, None
-        if labels is not None and self._chunks(labels, whole=features.shape[:2] == labels.shape):
-            targets = F.pad(self.targets(labels)[:, 1:], (0, 1), value=IGNORED)
-            count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-            loss = self.model.token_losses(features, targets).sum() / count
-        else:
-            logits = self.model.forward_head(features)
-            if labels is not None:
-                # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
-                targets, size = self.targets(labels), logits.shape[-1]
-                loss = self.loss_function(logits, targets, size, num_items_in_batch, ignore_index=IGNORED)
+        logits, loss = self.model.forward_head(features), None
+        if labels is not None:
+            # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
+            targets, size = self.targets(labels), logits.shape[-1]
+            loss = self.loss_function(logits, targets, size, num_items_in_batch, ignore_index=IGNORED)
         return CausalLMOutputWithPast(
             loss=loss,
-            logits=cast(Any, logits),
+            logits=cast(torch.FloatTensor, logits),
             past_key_values=read.past_key_values,
             hidden_states=read.hidden_states,
-            attentions=read.attentions,
         )
 
-    def _chunks(self, labels: Tensor, *, whole: bool) -> bool:
-        """Whether the loss is computed in chunks: in training, where it is transformers' own and of whole rows."""
-        standard = self.training and self.loss_function is ForCausalLMLoss
-        return standard and whole and self.model.chunks_losses(labels.numel())
-
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:  # type: ignore[override]
         """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers` hands on to `forward`."""
         served = {name: value for name, value in kwargs.items() if name not in ("tokenizer", "assistant_tokenizer")}
-        return super().prepare_inputs_for_generation(*args, **served)  # type: ignore[misc]
+        return super().prepare_inputs_for_generation(*args, **served)  # type: ignore[misc, arg-type]
 
     def _prepare_cache_for_generation(  # type: ignore[override]
-        self, generation_config: Any, model_kwargs: dict, generation_mode: Any, batch_size: int, max_cache_length: int
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, object],
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
     ) -> None:
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise ValueError(
                 f"cache_implementation={kind!r} is not served: pass past_key_values=model.new_cache(tokens)"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = cache = self.new_cache(max_cache_length + 1)
-            if generation_config.is_assistant:
-                cache.activate_past_recording()
+            model_kwargs["past_key_values"] = self.new_cache(max_cache_length + 1)
         else:
             super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
-
-    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError("continuous batching is not served; generate() takes past_key_values=model.new_cache(tokens)")
 
 
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:
@@ -424,7 +401,7 @@ Trainer.get_decay_parameter_names = _decay_no_prior  # type: ignore[method-assig
 
 
 def complete_folder(folder: Path, config: PriorzooConfig) -> None:
-    """Write what the folder lacks: the tokenizer's files (with a warning where there are none), README.md, auto_map's file."""
+    """Write what the folder lacks: the tokenizer's files (with a warning where there are none), and auto_map's file."""
     kind, spec = type(config), (config.architecture or {})["tokenizer"]
     if not (folder / "tokenizer_config.json").exists():
         try:
@@ -434,29 +411,8 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
             tokenizer.save_pretrained(folder)
         except FileNotFoundError as error:
             logging.getLogger(__name__).warning("%s is saved without a tokenizer: %s", folder, error)
-    card = folder / "README.md"
-    if not card.exists():
-        card.write_text(model_card(config))
     classes = sorted(target.split(".")[1] for target in config.auto_map.values())
     (folder / f"{REMOTE_CODE}.py").write_text(
         '"""Loads this model with the installed package priorzoo, for `trust_remote_code=True`."""\n\n'
         f"from {kind.__module__} import {', '.join(classes)}  # noqa: F401\n"
     )
-
-
-def model_card(config: PriorzooConfig) -> str:
-    entries = config.architecture or {}
-    position = entries["position"] if isinstance(entries["position"], str) else " ".join(entries["position"])
-    ssmax = ", with SSMax" if entries["ssmax"] else ""
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [priorzoo, {config.model_type}]
----
-
-# A causal decoder of priorzoo: {position}{ssmax}, trained at {entries["train_context"]} tokens
-
-The package priorzoo must be installed: `pipeline("text-generation", "FOLDER_OR_REPOSITORY", trust_remote_code=True)`.
-
-What it was trained on, how it was measured, and its licence are for its author to say here.
-"""

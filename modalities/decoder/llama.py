@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from modalities.decoder.model import Decoder
+from zoo.layers import Block
 from zoo.positions import Rotary
-
-__all__ = ["as_llama"]
 
 # Of a block here → of a LlamaDecoderLayer.
 NAMES = {
@@ -34,7 +33,7 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
             RoPE, SSMax, or other options of its logits.
     """
     config = model.config
-    rotary: Any = model.layers[0].attention.rotary  # type: ignore[union-attr]
+    rotary = cast(Block, model.layers[0]).attention.rotary
     differs = {
         f"style={config.style!r}": config.style != "llama",
         f"position={config.position!r}": config.position != "rope" or not isinstance(rotary, Rotary),
@@ -53,7 +52,7 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
             num_key_value_heads=config.num_kv_heads or config.num_heads,
             max_position_embeddings=config.train_context,
             rms_norm_eps=model.norm.eps,  # type: ignore[arg-type]
-            rope_parameters={"rope_type": "default", "rope_theta": rotary.theta},
+            rope_parameters={"rope_type": "default", "rope_theta": cast(Rotary, rotary).theta},
             tie_word_embeddings=config.tied,
         )
     )

@@ -259,16 +259,12 @@ class Decoder(ZooModel):
 
         Logits of more than `LOGIT_BYTES` are made in chunks of tokens, and again in the backward pass.
         """
-        if not self.chunks_losses(targets.numel()):
+        if 4 * targets.numel() * self.config.vocab_size <= LOGIT_BYTES:
             return self._losses(features, targets)
         rows = max(1, LOGIT_BYTES // (4 * self.config.vocab_size))
         parts = zip(features.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         again: dict[str, Any] = dict(use_reentrant=False, preserve_rng_state=False)  # nothing here is random
         return torch.cat([checkpoint(self._losses, *part, **again) for part in parts]).view(targets.shape)
-
-    def chunks_losses(self, tokens: int) -> bool:
-        """Whether the losses of so many tokens are computed in chunks."""
-        return 4 * tokens * self.config.vocab_size > LOGIT_BYTES
 
     def _losses(self, features: Tensor, targets: Tensor) -> Tensor:
         logits = self.forward_head(features).flatten(0, -2)

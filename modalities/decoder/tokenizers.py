@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from zoo.errors import did_you_mean, require
 from zoo.files import read_json, read_object, replacing
@@ -68,32 +68,25 @@ def save_copy(spec: str, folder: Path) -> list[str]:
 def use_copy(spec: str, folder: Path) -> None:
     """Read the spec's tokenizer from a saved model's folder from now on, where it has one. ValueError where another model that
     was loaded brought another one of this name."""
-    if spec.startswith("hf:"):
-        if (folder / "tokenizer_config.json").is_file():
-            place = folder.absolute()
-            known = _copies.get(spec, place)
-            if known != place and known.is_dir() and len({*map(_fingerprint, (str(known), str(place)))}) > 1:
-                raise ValueError(_two(known, place, spec))
-            _copies[spec] = place
+    of_transformers = spec.startswith("hf:")
+    name = spec if of_transformers else spec.partition("?")[0]
+    if not (folder / ("tokenizer_config.json" if of_transformers else COPY)).is_file():
         return
-    name, copy = spec.partition("?")[0], (folder / COPY).absolute()
-    if not name.endswith(".json") or not copy.is_file():
+    if not of_transformers and not name.endswith(".json"):
         return
+    copy = (folder if of_transformers else folder / COPY).absolute()
     known = _copies.get(name, copy)
-    if known.is_file() and known.read_bytes() != copy.read_bytes():
-        raise ValueError(_two(known, copy, name))
+    if known != copy and known.exists() and _content(known) != _content(copy):
+        both = f"{known} and {copy} differ and are both called {name!r}"
+        raise ValueError(f"{both}: read their models one after the other")
     _copies[name] = copy
 
 
-def _two(known: Path, copy: Path, name: str) -> str:
-    return f"{known} and {copy} differ and are both called {name!r}: read their models one after the other"
+def _content(place: Path) -> bytes | str:
+    return place.read_bytes() if place.is_file() else fingerprint_of_tokenizer(open_tokenizer(str(place)))
 
 
-def _fingerprint(place: str) -> str:
-    return fingerprint_of_tokenizer(open_tokenizer(place))
-
-
-def check_tokenizer_file(path: Path) -> dict[str, Any]:
+def check_tokenizer_file(path: Path) -> dict[str, object]:
     """The content of a tokenizer.json. ValueError for what is none, or has an id outside 0 to `MOST_IDS`."""
     content = read_json(path, most=_LARGEST)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
@@ -163,21 +156,16 @@ def _ask_the_hub(name: str) -> None:
     import huggingface_hub
 
     folders = [path.name for path in Path(name).parent.glob("*") if path.is_dir()] if name else []
-    hint = (
-        did_you_mean(Path(name).name, folders).strip() or "expected a folder of save_pretrained, or a name of the hub"
-    )
-    missing = f"hf:{name}: no such folder"
+    hint = did_you_mean(Path(name).name, folders) or "expected a folder of save_pretrained, or a name of the hub"
+    missing = f"hf:{name}: no such folder; {hint.strip()}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
-        raise ValueError(f"{missing}; {hint}")
+        raise ValueError(missing)
     if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
         return
     try:
         huggingface_hub.model_info(name, timeout=10)
-    except huggingface_hub.errors.HfHubHTTPError as error:
-        code = getattr(error.response, "status_code", "")
-        raise ValueError(f"{missing}, and the hub has no public model of that name (status {code}); {hint}") from error
-    except Exception as error:  # without a connection: of the HTTP library in use
-        raise ValueError(f"{missing}, and the hub cannot be asked ({type(error).__name__}); {hint}") from error
+    except Exception as error:  # also of the HTTP library in use
+        raise ValueError(f"{missing} (the hub: {type(error).__name__})") from error
 
 
 def split_arm(name: str) -> tuple[str, dict[str, str]]:
@@ -225,9 +213,7 @@ def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.blake2b(f"{kind}{content}".encode(), digest_size=16).hexdigest()
 
 
-def make_fast(
-    backend: Tokenizer, *, bos: int, pad: int, eos: int | None = None, **options: Any
-) -> PreTrainedTokenizerFast:
+def make_fast(backend: Tokenizer, *, bos: int, pad: int, eos: int | None = None) -> PreTrainedTokenizerFast:
     """A tokenizer of `transformers` that puts the id `bos` before a text and pads on the left with `pad`."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
@@ -244,5 +230,5 @@ def make_fast(
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
-        **options,
+        split_special_tokens=True,
     )

@@ -45,7 +45,7 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     letters = [normalizers.Replace(a, b) for a, b in zip("acgtuU", "ACGTTT", strict=True)]
     backend.normalizer = normalizers.Sequence(letters)
     backend.decoder = decoders.Fuse()
-    return make_fast(backend, bos=tokenizer.bos_id, pad=tokenizer.pad_id, split_special_tokens=True)
+    return make_fast(backend, bos=tokenizer.bos_id, pad=tokenizer.pad_id)
 
 
 class PriorzooDnaConfig(PriorzooConfig):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -24,15 +23,15 @@ __all__ = ["MODALITY", "CausalLM", "TextConfig", "TextDataConfig"]
 register_text_models()
 
 
-def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooModel:
+def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> ZooModel:
     """A registered model at the data's context and tokenizer, whose files are read for an unknown vocabulary alone."""
     spec, entry = data.tokenizer, model_entry(name).config
     check_tokenizer(options, spec)
-    fields: dict[str, Any] = {"train_context": data.context, "tokenizer": spec}
+    fields: dict[str, object] = {"train_context": data.context, "tokenizer": spec}
     # Options after "?" change how text is cut, not the vocabulary.
     if "vocab_size" not in options and spec.partition("?")[0] != entry["tokenizer"].partition("?")[0]:
         fields["vocab_size"] = load_tokenizer(spec).vocab_size
-    return create_model(name, **fields | dict(options))
+    return create_model(name, **fields | dict(options))  # type: ignore[arg-type]
 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:

@@ -32,20 +32,11 @@ from modalities.loading import (
     StreamLoader,
     fingerprint_of,
 )
+from modalities.text.facts import TRAIN, copies_row, facts_row, tokens_of_a_fact
 from modalities.text.sources import SPLITS, Document, HFSource, Source, document_split, open_source
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
 from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
-
-__all__ = [
-    "DEFAULT_SOURCE",
-    "EncodedDocument",
-    "PackedDataset",
-    "RowMix",
-    "TextDataConfig",
-    "TokenCorpus",
-    "build_loader",
-]
 
 DEFAULT_SOURCE = "sotu-excerpt"
 MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
@@ -69,32 +60,23 @@ class RowMix:
         """The row itself, or one made of its text; `key` seeds the draw."""
         if not self.facts and not self.copies:
             return row
-        from modalities.text import rows
-
         rng = np.random.default_rng(key)
         drawn = rng.random()
         if drawn < self.facts:
-            return rows.facts_row(row, rng, tokenizer, self.weight)
-        return rows.copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
+            return facts_row(row, rng, tokenizer, self.weight)
+        return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
 
     def identity(self) -> State | None:
         """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
         if not self.facts and not self.copies:
             return None
-        if not self.facts:
-            return asdict(self)
-        from modalities.text.facts import TRAIN
-
-        return asdict(self) | {"grammar": TRAIN.fingerprint}
+        return asdict(self) | ({"grammar": TRAIN.fingerprint} if self.facts else {})
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""
-        if self.facts:
-            from modalities.text.rows import tokens_of_a_fact
-
-            if context < (needed := tokens_of_a_fact(tokenizer)):
-                needs = f"tokenizer {tokenizer.name!r} needs at least {needed}"
-                raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
+        if self.facts and context < (needed := tokens_of_a_fact(tokenizer)):
+            needs = f"tokenizer {tokenizer.name!r} needs at least {needed}"
+            raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +86,7 @@ class TextDataConfig:
     Attributes:
         source, tokenizer: spec strings (sources.py, tokenizers.py).
         context: L, tokens a model sees at once.
-        facts_fraction: share of training rows that state facts and ask for them (rows.py).
+        facts_fraction: share of training rows that state facts and ask for them (facts.py).
         facts_weight: what each token of an answer counts in the loss; other tokens count 1.
         copies_fraction: share of training rows in which a stretch of text comes again.
         cache_dir: see `tokenize_corpus`.
@@ -217,7 +199,10 @@ def tokenize_corpus(
     documents = (document for document in source if split == "all" or document_split(document) == split)
     corpus = corpus_of(_with_bar(source, islice(documents, limit)), tokenizer)
     if not len(corpus):
-        raise ValueError(_why_empty(source, split))
+        advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
+        advice = "'?split=train' behind it trains on all of it" if split == "train" else advice
+        shares = f"no document in the {split!r} split (5% are held out, by hash of their text)"
+        raise ValueError(f"source {source.spec!r} has {shares}; {advice}")
     if folder is None or (cache_dir is None and len(corpus.tokens) <= _IN_MEMORY):
         return corpus
     corpus.save(folder)
@@ -240,15 +225,6 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
     digest.update(tokens.data)
     digest.update(offsets.data)
     return TokenCorpus(tokens, offsets, ids, num_bytes, tokenizer.name, digest.hexdigest())
-
-
-def _why_empty(source: Source, split: str) -> str:
-    if next(iter(source), None) is None:
-        return f"source {source.spec!r} has no document: every file or row is empty"
-    advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
-    if split == "train":
-        advice = "'?split=train' behind it trains on all of it"
-    return f"source {source.spec!r} has no document in the {split!r} split (5% are held out, by hash of their text); {advice}"
 
 
 def _with_bar(source: Source, documents: Iterable[Document]) -> Iterable[Document]:
@@ -292,9 +268,7 @@ class PackedDataset(Dataset):
         self._laid_out: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # of the last two epochs read
 
     def __getitem__(self, index: int) -> Batch:
-        """{"tokens", "segments"}, both int64 (L+1,). Past the end of a finite set: IndexError."""
-        if index < 0 or (self.size is not None and index >= self.size):
-            raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
+        """{"tokens", "segments"}, both int64 (L+1,)."""
         epoch, position = divmod(index, self.epoch_windows)
         if epoch not in self._laid_out:
             self._laid_out = dict([*self._laid_out.items()][-1:]) | {epoch: self._lay_out(epoch)}

@@ -18,8 +18,6 @@ from modalities.decoder.tokenizers import make_fast
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import BPETokenizer, OutsideTokenizer, load_tokenizer
 
-__all__ = ["PriorzooTextConfig", "PriorzooTextForCausalLM", "PriorzooTextModel", "fast_tokenizer", "wrap"]
-
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     """The tokenizer of a spec for `transformers`: the same ids, behind BOS, also of text that spells "<bos>". Errors as in
@@ -27,20 +25,20 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     tokenizer = load_tokenizer(spec)
     special = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
     if isinstance(tokenizer, BPETokenizer):
-        return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), split_special_tokens=True, **special)
+        return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), **special)
     if isinstance(tokenizer, OutsideTokenizer):
         backend = getattr(tokenizer.inner, "backend_tokenizer", None)
         if backend is None:
             raise ValueError(
                 f"tokenizer {spec!r} is not one of the library `tokenizers`: its ids cannot be made in transformers alike"
             )
-        return make_fast(Tokenizer.from_str(backend.to_str()), split_special_tokens=True, **special)
+        return make_fast(Tokenizer.from_str(backend.to_str()), **special)
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
     vocabulary |= {f"<{role}>": number for role, number in special.items()}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return make_fast(backend, split_special_tokens=True, **special)
+    return make_fast(backend, **special)
 
 
 class PriorzooTextConfig(PriorzooConfig):

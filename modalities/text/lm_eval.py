@@ -9,7 +9,7 @@ In Python, `import modalities.text.lm_eval` comes before `lm_eval.simple_evaluat
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from lm_eval.api.instance import Instance
@@ -18,10 +18,8 @@ from lm_eval.models.huggingface import HFLM
 
 from modalities.text.hf import fast_tokenizer, wrap
 from modalities.text.model import CausalLM
-from zoo.catalog import create_model, list_models, load_model, model_entry
+from zoo.catalog import create_model, load_model
 from zoo.errors import check_options, nearest
-
-__all__ = ["PriorzooLM"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED = 2**31 - 1
@@ -50,30 +48,29 @@ class PriorzooLM(HFLM):
         device: str = "cuda:0",
         batch_size: int | str = 1,
         max_length: int | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> None:
         check_options("the model priorzoo", type(self), {"pretrained", *unknown}, fixed=("unknown",))
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
-        sizes = {"batch_size": batch_size, "max_length": UNLIMITED if max_length is None else max_length}
-        for name, value in sizes.items():
-            if not str(value).isdecimal() or int(value) < 1:
-                raise ValueError(f"{name}={value}: expected a number from 1 on")
         place = torch.device(device if torch.cuda.is_available() or not device.startswith("cuda") else "cpu")
         model = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
         super().__init__(
             wrap(model),
             tokenizer=fast_tokenizer(model.config.tokenizer),
-            **{name: int(value) for name, value in sizes.items()},
+            batch_size=batch_size,
+            max_length=UNLIMITED if max_length is None else max_length,
             softmax_dtype="float32",
             add_bos_token=True,
         )
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, object], additional_config: dict[str, object] | None = None
+    ) -> Self:
         """From model_args, and the harness' own options, of which its command always gives a batch size: model_args win."""
         options = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        return cls(**options | arg_dict)
+        return cls(**options | arg_dict)  # type: ignore[arg-type]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of each text in nats; with `max_length`, in windows."""
@@ -86,15 +83,7 @@ class PriorzooLM(HFLM):
 
 def _load(name: str) -> CausalLM:
     """The text model of a name with weights, or in a folder."""
-    if Path(name).is_dir():
-        model = load_model(name)
-    elif "/" in name:
-        raise ValueError(f"no folder {name!r}")
-    elif "." not in name:
-        tags = ", ".join(list_models(f"{model_entry(name).name}.*", pretrained=True))
-        raise ValueError(f"{name} is untrained; with weights: {tags or 'none of this architecture'}")
-    else:
-        model = create_model(name)
+    model = load_model(name) if Path(name).is_dir() else create_model(name, pretrained=True)
     if not isinstance(model, CausalLM):
         raise ValueError(f"{name}: a model of {model.modality}; the harness asks for models of text")
     return model

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
 from modalities.text.tokenizers import load_tokenizer
-
-__all__ = ["SIZES", "CausalLM", "TextConfig", "register_text_models"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +23,13 @@ class CausalLM(Decoder):
     config_class = TextConfig
     modality = "text"
 
-    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
+    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None) -> Iterator[str]:
         """What follows the prompt, yielded as it is written; `sampling` as in `modalities.decoder.generation.stream`."""
         from modalities.decoder.generation import stream_text
 
         tokenizer = load_tokenizer(self.config.tokenizer)
-        options = {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id} | sampling
-        return stream_text(self, self.read(prompt)[0].tolist(), tokenizer.decode, **options)
+        ids, ends = self.read(prompt)[0].tolist(), {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id}
+        return stream_text(self, ids, tokenizer.decode, **ends | sampling)  # type: ignore[arg-type]
 
     def read(self, text: str) -> Tensor:
         """(1, T) ids: BOS and the tokens of a text."""
@@ -41,11 +38,11 @@ class CausalLM(Decoder):
         return torch.tensor([ids], device=self.device)
 
 
-GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
+GPT2: dict[str, object] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
 
 # The sizes of the papers keep their names; small reads bytes. In the models that ship lanes stand beside the heads' columns, so
 # that all methods have the same room for content.
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, object]] = {
     "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
     "lm": dict(dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512),
@@ -71,6 +68,6 @@ def register_text_models() -> None:
     register_decoders("text", SIZES, TextConfig, build)
 
 
-def build(**config: Any) -> CausalLM:
+def build(**config: object) -> CausalLM:
     """A decoder from the entries of a `TextConfig`."""
-    return CausalLM(TextConfig(**config))
+    return CausalLM(TextConfig(**config))  # type: ignore[arg-type]

@@ -9,9 +9,8 @@
     "FILE.json"       any tokenizer saved by the `tokenizers` library
     "hf:NAME"         the tokenizer of a folder or repository of `transformers`
 
-Options follow after "?", as in "gpt2?split_digits=true" or "FILE.json?bos=[GO]&split_digits=true": `split_digits` makes
-each decimal digit a token of its own; `bos`, `eos` and `pad` name special tokens of a FILE.json. A model's config keeps the
-whole string. A text of "hf:NAME" begins with the tokenizer's BOS, else EOS, else [CLS].
+Options `bos`, `eos` and `pad` name special tokens, as in "FILE.json?bos=[GO]&pad=[FILL]". A model's config keeps the whole
+string. A text of "hf:NAME" begins with the tokenizer's BOS, else EOS, else [CLS].
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -43,9 +42,11 @@ if TYPE_CHECKING:
 
 _ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("bpe-1k", "bpe-4k")  # assets/NAME.json; assets/README.md says how they were made
-_BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]")
-_EOS_NAMES = ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]")
-_PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
+_NAMES = {
+    "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]"),
+    "eos": ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+}
 
 
 class Tokenizer:
@@ -174,32 +175,18 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
         return _load_json(spec, _ASSETS / f"{spec}.json")
     if spec.startswith("hf:"):
         return _load_outside(name := spec.removeprefix("hf:"), tokenizer_folder(name))
-    kind = spec.partition("?")[0]
-    if kind == "gpt2" or kind.startswith("gpt2:"):
-        return _load_gpt2(spec, kind, **_options(spec, ()))
+    if spec == "gpt2" or spec.startswith("gpt2:"):
+        return _load_gpt2(spec)
     if (file := tokenizer_file(spec)) is not None:
-        return _load_json(spec, file, **_options(spec, ("bos", "eos", "pad")))
+        return _load_json(spec, file)
     names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER", "hf:NAME"]
     hint = did_you_mean(spec, [*names, "tokenizer.json"], cutoff=0.3)
     expected = f"expected {', '.join(map(repr, names))} or 'FILE.json'; {hint}".rstrip("; ")
     raise ValueError(f"unknown tokenizer {spec!r}: {expected}")
 
 
-def _options(spec: str, names: Sequence[str]) -> dict[str, Any]:
-    """What stands behind "?": `split_digits`, a bool, and special tokens by these names."""
-    options: dict[str, Any] = dict(parse_qsl(spec.partition("?")[2], keep_blank_values=True))
-    for key, value in options.items():
-        if key not in (known := (*names, "split_digits")):
-            raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; {nearest(key, known)}")
-        if not value:
-            raise ValueError(f"tokenizer {spec!r}: option {key!r} has no value")
-    if (flag := options.get("split_digits", "false")) not in ("true", "false"):
-        raise ValueError(f"tokenizer {spec!r}: split_digits={flag!r}: expected true or false")
-    return options | {"split_digits": flag == "true"}
-
-
-def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
-    folder = Path(kind[len("gpt2:") :]) if ":" in kind else data_folder() / "gpt2"
+def _load_gpt2(spec: str) -> BPETokenizer:
+    folder = Path(spec[len("gpt2:") :]) if ":" in spec else data_folder() / "gpt2"
     pairs = [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")]
     for vocabulary, merges in pairs:
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
@@ -219,10 +206,16 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
     end = backend.token_to_id("<|endoftext|>")
     if end is None:
         raise ValueError(f"tokenizer {spec!r}: {folder / vocabulary} has no '<|endoftext|>', so it is not GPT-2's")
-    return _finish(backend, "gpt2", end, end, end, split_digits)
+    return BPETokenizer(backend, name="gpt2", bos_id=end, eos_id=end, pad_id=end)
 
 
-def _load_json(spec: str, path: Path, split_digits: bool = False, **special: str) -> BPETokenizer:
+def _load_json(spec: str, path: Path) -> BPETokenizer:
+    special = dict(parse_qsl(spec.partition("?")[2], keep_blank_values=True))
+    for key, value in special.items():
+        if key not in _NAMES:
+            raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; {nearest(key, _NAMES)}")
+        if not value:
+            raise ValueError(f"tokenizer {spec!r}: option {key!r} has no value")
     if not path.is_file():
         hint = near_file(path, lambda name: name.endswith(".json"))
         raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}; {hint}".rstrip("; "))
@@ -232,38 +225,21 @@ def _load_json(spec: str, path: Path, split_digits: bool = False, **special: str
     backend = read_backend(spec, path, tokenizers)
     backend.no_padding()
     backend.no_truncation()
-    bos = _special_id(backend, spec, "bos", special.get("bos"), _BOS_NAMES)
-    eos = _special_id(backend, spec, "eos", special.get("eos"), _EOS_NAMES, default=bos)
-    pad = _special_id(backend, spec, "pad", special.get("pad"), _PAD_NAMES, default=eos)
-    return _finish(backend, Path(spec.partition("?")[0]).stem, bos, eos, pad, split_digits)
+    bos = _special_id(backend, spec, "bos", special.get("bos"))
+    eos = _special_id(backend, spec, "eos", special.get("eos"), default=bos)
+    pad = _special_id(backend, spec, "pad", special.get("pad"), default=eos)
+    return BPETokenizer(backend, name=Path(spec.partition("?")[0]).stem, bos_id=bos, eos_id=eos, pad_id=pad)
 
 
-def _special_id(
-    backend: Backend, spec: str, role: str, named: str | None, names: Sequence[str], default: int | None = None
-) -> int:
+def _special_id(backend: Backend, spec: str, role: str, named: str | None, default: int | None = None) -> int:
     """The id of a special token: the named one, else the first known name, else the default, else an error."""
-    for name in (named,) if named else names:
+    for name in (named,) if named else _NAMES[role]:
         if (number := backend.token_to_id(name)) is not None:
             return int(number)
     if named is None and default is not None:
         return default
-    looked_for = repr(named) if named else ", ".join(map(repr, names))
+    looked_for = repr(named) if named else ", ".join(map(repr, _NAMES[role]))
     raise ValueError(f"tokenizer {spec!r}: no {role} token; looked for {looked_for}; give one as 'FILE.json?{role}=…'")
-
-
-def _finish(backend: Backend, name: str, bos: int, eos: int, pad: int, split_digits: bool) -> BPETokenizer:
-    if not split_digits:
-        return BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad)
-    from tokenizers import pre_tokenizers
-
-    digits, inner = pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer
-    backend.pre_tokenizer = digits if inner is None else pre_tokenizers.Sequence([digits, inner])
-    tokenizer = BPETokenizer(backend, name=f"{name}+digits", bos_id=bos, eos_id=eos, pad_id=pad)
-    sample = "x 90817 26354"  # all ten digits; every one must come out alone
-    pieces = [tokenizer.decode([i]) for i in tokenizer.encode(sample)]
-    if [piece.strip() for piece in pieces if any(c.isdigit() for c in piece)] != [c for c in sample if c.isdigit()]:
-        raise ValueError(f"tokenizer {tokenizer.name!r}: digits cannot be split: {sample!r} gives {pieces}")
-    return tokenizer
 
 
 def _as_ints(ids: Iterable[int], vocab_size: int) -> list[int]:

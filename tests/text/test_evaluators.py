@@ -15,9 +15,8 @@ from torch import nn
 from modalities.paired import scores_by_unit
 from modalities.results import ModelResult
 from modalities.text.data import open_heldout
-from modalities.text.evaluators.attention import Heads, Sinks
-from modalities.text.evaluators.niah import NeedleGrid
-from modalities.text.evaluators.passkey import Passkey
+from modalities.text.evaluators.attention import Heads
+from modalities.text.evaluators.passkey import NeedleGrid, Passkey
 from modalities.text.evaluators.perplexity import Perplexity
 from modalities.text.evaluators.recall import Recall
 from modalities.text.model import CausalLM, TextConfig
@@ -107,11 +106,9 @@ MEASURED = [
         f"60,000 tokens of 3 documents measured; 12 {EXCERPT} 20,000",
     ),
     (Passkey, {"lengths": (96,)}, "1 prompts at each of 2 depths and 1 lengths measured; hay: own"),
-    (NeedleGrid, {"lengths": (99999,)}, "; hay: documents of sotu-excerpt in a row, none of which has 99,999 tokens"),
     (NeedleGrid, {}, rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$"),
     (Recall, {"lengths": (2000,)}, r"3 documents with 40 facts each measured; 13 of the 13"),
     (Heads, {"length": 150}, "1 samples measured; hay: own"),
-    (Sinks, {"length": 20000}, f"1 samples measured; 12 {EXCERPT} 20,000 tokens; left out: 1 with fewer$"),
 ]
 
 
@@ -218,26 +215,6 @@ def test_every_document_takes_part_and_is_a_unit():
     assert score == pytest.approx({str(n): np.mean(of) / math.log(2) for n, of in by_document.items()})
 
 
-def test_passkey_of_a_model_that_knows_four_digits_is_zero_with_most_of_the_digits():
-    def nearly(prompt):
-        key = passkey_of(prompt)
-        return key[:5] + ("0" if key[5] != "0" else "1")
-
-    row = summary(Passkey, KnownAnswer(nearly), lengths=(128,), samples=2)[128]
-    assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
-    assert row["tokens_right"] == pytest.approx(5 / 6)  # the space in front is an answer's token too
-
-
-def test_passkeys_depend_on_the_seed_alone():
-    def drawn(seed, lengths):
-        cells = made(Passkey, lengths=lengths, samples=2, seed=seed).cells(tiny())
-        return {cell.name: [side.tolist() for pair in cell.data["pairs"] for side in pair] for cell in cells}
-
-    alone, among = drawn(0, (128,)), drawn(0, (96, 128))
-    assert all(among[name] == answers for name, answers in alone.items())
-    assert drawn(1, (128,)) != alone
-
-
 @pytest.mark.parametrize("kind", [Passkey, NeedleGrid])
 @pytest.mark.parametrize("name", ["own", "bam"])
 def test_among_other_numbers_copying_is_one_and_another_value_zero(kind, name):
@@ -264,37 +241,6 @@ def test_conditions_have_columns_of_their_own():
     assert [row[column] for column in columns] == [1.0, 0.0] * 2
     scores = scores_by_unit(one for cell in cells.items() for one in evaluator.observed(*cell))
     assert set(scores) == {(900, column) for column in columns} and all(len(units) == 4 for units in scores.values())
-
-
-def test_retrieval_settings_name_what_they_know():
-    for wrong, message in (
-        ({"template": "heldot"}, "template 'heldot'.*'heldout'"),
-        ({"template": "bam", "facts": (1, 5)}, "'bam'.*facts=5"),
-        ({"distractors": (4, 4)}, r"distractors.*\[4, 4\]"),
-        ({"depths": 1}, "depths.* 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            made(Passkey, **wrong)
-
-
-def test_needle_grid_hides_the_key_in_held_out_text():
-    cells = made(NeedleGrid, lengths=(256,), samples=2).cells(tiny())
-    assert len(cells) == 11
-    texts = " ".join(d.text for d in documents())
-    ids, answer = cells[-1].data["pairs"][0]
-    hay = load_tokenizer("bytes").decode(ids).partition(" The pass key is")[0]
-    assert len(ids) + len(answer) == 256 and len(hay) > 150 and hay[5:-5] in texts
-
-
-@pytest.mark.parametrize("kind", [Perplexity, Passkey, NeedleGrid])
-def test_batches_change_no_number_and_are_no_part_of_a_cells_key(kind):
-    model = KnownAnswer({Perplexity: None}.get(kind, passkey_of))
-    few = {"lengths": (900,), "samples": 2}
-    one, many = (made(kind, **few, batch_tokens=n) for n in (1, 10**6))
-    assert one.identity(model) == many.identity(model)
-    score = "nll_sum" if kind is Perplexity else "free_generation"
-    first, second = (np.ravel([value[score] for _, value in evaluator.run(model)]) for evaluator in (one, many))
-    assert first == pytest.approx(second, rel=1e-12) and sum(first) > 0
 
 
 def texts_about(word, path):

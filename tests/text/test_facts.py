@@ -1,14 +1,16 @@
-"""Facts in words: what tells them apart, where their values stand, and that the two grammars have nothing in common."""
+"""Facts in words, whose two grammars share nothing; rows made of plain ones: facts asked for, stretches that come again."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN, draw_facts, sentence_ends
+from modalities.text import facts
+from modalities.text.data import RowMix
+from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN, copies_row, draw_facts, facts_row
 from modalities.text.tokenizers import load_tokenizer
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
@@ -39,13 +41,13 @@ def test_facts_differ_and_their_pieces_are_whole_words(name):
     grammar = GRAMMARS[name]
     for seed in SEEDS:
         count = 1 + seed % 8
-        facts = draw_facts(np.random.default_rng(seed), grammar, count, alike=(None, True, False)[seed % 3])
-        asked = {re.sub(rf"^ ({'|'.join(map(re.escape, grammar.asks))}) ", " ", f.question).lower() for f in facts}
+        group = draw_facts(np.random.default_rng(seed), grammar, count, alike=(None, True, False)[seed % 3])
+        asked = {re.sub(rf"^ ({'|'.join(map(re.escape, grammar.asks))}) ", " ", f.question).lower() for f in group}
         stated = {
-            re.sub(rf"^ ({'|'.join(map(re.escape, grammar.openings))}) ", " ", f.statement[0]).lower() for f in facts
+            re.sub(rf"^ ({'|'.join(map(re.escape, grammar.openings))}) ", " ", f.statement[0]).lower() for f in group
         }
-        assert len(facts) == len(asked) == len(stated) == count
-        for fact, tokenizer in zip(facts, [*TOKENIZERS.values()] * 4, strict=False):
+        assert len(group) == len(asked) == len(stated) == count
+        for fact, tokenizer in zip(group, [*TOKENIZERS.values()] * 4, strict=False):
             before, value, after = fact.statement
             assert value[0] == " " and value.strip() == value[1:] != "" and after[0] in ".,;) "
             for text in (before + value + after, fact.question + value):
@@ -54,31 +56,108 @@ def test_facts_differ_and_their_pieces_are_whole_words(name):
             assert tokenizer.decode(ids) == before + value + after
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"),
-    [
-        ("digits", r" \d{5}"), ("number", r" \d{2,8}"), ("letters", " [A-Z]{3,6}"), ("word", f" ({'|'.join(TRAIN.words)})")
-    ],
-)  # fmt: skip
-def test_values_are_of_the_kind_asked_for(kind, form):
-    facts = [fact for seed in SEEDS for fact in draw_facts(np.random.default_rng(seed), TRAIN, 2, value=kind)]
-    assert all(re.fullmatch(form, fact.value) for fact in facts) and len({fact.value for fact in facts}) > 25
+# ---- training rows
+
+SENTENCES = (
+    " Ships sail on.",
+    " Who goes there?",
+    " Nothing moved, and nobody spoke!",
+    " It is so.",
+    " We waited long",
+)
+WEIGHT = 7.0
+both_tokenizers = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 
 
-def test_more_facts_than_subjects_are_an_error():
-    single = replace(HELDOUT, wordings=(("the {noun} is |.", "The {noun} is"),), nouns=("key", "code", "door"))
-    assert len(draw_facts(np.random.default_rng(0), single, 3)) == 3
-    with pytest.raises(ValueError, match=r"no 4 facts"):
-        draw_facts(np.random.default_rng(0), single, 4)
+def plain_row(tokenizer, length, seed=0, sentences=SENTENCES):
+    """A row of `length` + 1 tokens of two documents, the second with its BOS."""
+    rng = np.random.default_rng([seed, 1])
+    text = tokenizer.encode("".join(sentences[n] for n in rng.integers(len(sentences), size=2 * length)))
+    cut = length // 3
+    tokens = torch.from_numpy(np.concatenate([text[:cut], [tokenizer.bos_id], text[cut:]])[: length + 1])
+    return {"tokens": tokens, "segments": (torch.arange(length + 1) >= cut).long()}
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_sentence_ends_are_where_the_text_before_ends_with_a_mark(kind):
-    tokenizer = TOKENIZERS[kind]
-    for text in (" Who? Me!  No. It is 3.5 metres", "No end; none, at all", "Wait... What?!\nAll is well."):
-        ids = tokenizer.encode(text)
-        ends = sentence_ends(ids, tokenizer).tolist()
-        marked = [n for n in range(1, len(ids)) if tokenizer.decode(ids[:n])[-1] in ".?!"]
-        assert set(ends) >= {0, len(ids), *marked} and ends == sorted(set(ends))
-        rest = set(ends) - {0, len(ids), *marked}  # behind the space or line that a token has beside its mark
-        assert all(tokenizer.decode(ids[:n]).rstrip()[-1] in ".?!" for n in rest)
+def runs_of(row, weight):
+    """(first token, token ids) of every stretch of tokens that count `weight`."""
+    found, at = [], (row["weights"] == weight).int().tolist()
+    for n, (before, here) in enumerate(zip([0, *at], at, strict=False)):
+        if here and not before:
+            end = at.index(0, n) if 0 in at[n:] else len(at)
+            found.append((n, row["tokens"][n:end].tolist()))
+    return found
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The facts of the last row."""
+    last, draw = [], facts.draw_facts
+
+    def drawing(*arguments, **options):
+        last[:] = draw(*arguments, **options)
+        return list(last)
+
+    monkeypatch.setattr(facts, "draw_facts", drawing)
+    return last
+
+
+# ---- facts ----
+
+
+@both_tokenizers
+def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tokenizer, drawn):
+    counts = []
+    for seed in range(40):
+        row = facts_row(plain_row(tokenizer, 256, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
+        text = tokenizer.decode(row["tokens"])
+        stated = [fact for fact in drawn if "".join(fact.statement) in text]
+        assert stated == drawn[: len(stated)]  # as many as fit
+        first, answers = runs_of(row, 0.0), runs_of(row, WEIGHT)
+        assert len(first) - len(stated) in (0, 1)  # the number of an aside
+        for at, ids in answers:
+            before = tokenizer.decode(row["tokens"][:at])
+            (fact,) = [f for f in stated if f.value == tokenizer.decode(ids) and before.endswith(f.question)]
+            assert tokenizer.decode(row["tokens"][at : at + len(ids) + 1]) == f"{fact.value}."
+            assert before.count("".join(fact.statement)) == 1 and ids in [value for _, value in first]
+        counts.append((len(stated), len(answers)))
+    assert {stated for stated, _ in counts} >= {1, 2, 3, 4}
+    assert 2 < sum(0 < answers < stated for stated, answers in counts) < 15  # mostly all of them are asked for
+
+
+# ---- copies ----
+
+
+@both_tokenizers
+def test_a_stretch_comes_again_and_again(tokenizer):
+    """The row's first tokens, as they are, or in random order, which then count where they come again."""
+    shuffled = 0
+    for seed in range(40):
+        plain = plain_row(tokenizer, 256, seed, sentences="abcdefghijklmnopqrstuvwxyz")
+        text = [n for n in plain["tokens"].tolist() if n != tokenizer.bos_id]
+        row = copies_row(plain, np.random.default_rng(seed), tokenizer)
+        ids, first = row["tokens"].tolist(), runs_of(row, 0.0)
+        assert len(ids) == 257 and ids[0] == tokenizer.bos_id and (row["segments"] == 0).all()
+        stretch = first[0][1] if first else text[:8]
+        assert sorted(stretch) == sorted(text[: len(stretch)]) and ids[1 : 1 + len(stretch)] == stretch
+        copies = sum(ids[n : n + len(stretch)] == stretch for n in range(2, 257))
+        assert 8 <= len(stretch) <= 64 and copies >= 1
+        shuffled += len(first)
+    assert 10 < shuffled < 30
+
+
+# ---- the mix ----
+
+
+def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
+    tokenizer, mix = TOKENIZERS["bpe-1k"], RowMix(facts=0.3, copies=0.2, weight=WEIGHT)
+    counts = {"facts": 0, "copies": 0, "plain": 0}
+    for index in range(300):
+        plain = plain_row(tokenizer, 96, index)
+        row = mix(plain, [0, 2, index], tokenizer)
+        again = mix(plain, [0, 2, index], tokenizer)
+        assert all(torch.equal(row[name], again[name]) for name in row)
+        kind = "plain" if row is plain else "facts" if (row["weights"] == WEIGHT).any() else "copies"
+        counts[kind] += 1
+    assert 65 < counts["facts"] < 115 and 40 < counts["copies"] < 80, counts
+    assert RowMix()(plain, [0], tokenizer) is plain
+    assert (RowMix(copies=1.0)(plain, [0], tokenizer)["weights"] <= 1).all()

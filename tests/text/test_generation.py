@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 from modalities.decoder import generation
 from modalities.decoder.generation import Sampling, stream_text
-from modalities.decoder.scoring import token_nll
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
 
@@ -46,24 +43,6 @@ def test_rows_draw_apart_and_again(model) -> None:
     sampled = model.generate([[5]] * 12, max_new_tokens=48, temperature=1.0, seed=3)
     assert len({tuple(row) for row in sampled}) == 12
     assert sampled == model.generate([[5]] * 12, max_new_tokens=48, temperature=1.0, seed=3)
-
-
-def test_threads_share_a_model() -> None:
-    """16 at once generate and score, to the bit as one after the other; each hears of its own progress."""
-    torch.manual_seed(0)
-    model = create_model("text_ggd_goat_ssmax_tiny", num_layers=2).eval()
-
-    def work(n: int) -> object:
-        tokens, progress = torch.arange(5 + 9 * n)[None] % 250, []
-        if n % 4 == 3:
-            nll = token_nll(model, tokens[:, :-1], tokens[:, 1:], advance=progress.append).tolist()
-            return nll, sum(progress)
-        return model.generate(tokens, max_new_tokens=6, temperature=n % 2, seed=n)
-
-    alone = [work(n) for n in range(16)]
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(work, range(16))) == alone
-    assert alone[3][1] == 31
 
 
 @pytest.mark.parametrize("spec", ["bytes", "bpe-1k"])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import zoo
 from modalities.decoder.generation import generate
-from modalities.decoder.outside import OutsideDecoder, open_causal_lm
+from modalities.decoder.outside import open_causal_lm
 from modalities.decoder.tokenizers import open_tokenizer
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.hf import wrap
@@ -140,87 +140,29 @@ def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
         assert len(analyse(outside, tokens)) == 2
 
 
-STATES = {
-    "mamba": dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8),
-    "lfm2": dict(SHAPE, num_key_value_heads=1, layer_types=["conv", "full_attention"]),
-}
-
-
-@pytest.mark.parametrize("kind", STATES)
-def test_models_that_keep_states_are_refused(kind, tmp_path):
-    from transformers import AutoConfig
-
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **STATES[kind])).save_pretrained(tmp_path)
-    character_tokenizer(LETTERS, ["<e>"], eos="<e>", model_max_length=64).save_pretrained(tmp_path)
-    outside = load(tmp_path)
-    with pytest.raises(ValueError, match=f"{kind} keeps (no keys and values|states)"):
-        outside.forward_features(torch.zeros(1, 4, dtype=torch.int64), cache=outside.new_cache())
-
-
-def test_a_head_that_caps_logits_is_its_own(tmp_path):
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
-    config = Gemma2Config(vocab_size=110, intermediate_size=32, final_logit_softcapping=0.05, sliding_window=8, **shape)
-    torch.manual_seed(0)
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    character_tokenizer(LETTERS, ["<b>"], bos="<b>").save_pretrained(tmp_path)
-    outside, tokens = load(tmp_path), torch.arange(40)[None]
-    with torch.inference_mode():
-        whole = outside.model(tokens).logits
-        torch.testing.assert_close(outside(tokens), whole)
-    assert whole.abs().max() <= 0.05
-    with pytest.raises(ValueError, match="softcap"):
-        analyse(outside, tokens)
-
-
 # ---------------------------------------------------------------------------------------------------- tokenizers
 
-TOKENIZERS = {
-    "adds BOS": dict(specials=["<b>", "<e>"], bos="<b>", eos="<e>", adds_bos=True),
-    "adds none": dict(specials=["<b>", "<e>"], bos="<b>", eos="<e>"),
-    "has no BOS": dict(specials=["<e>"], eos="<e>"),
-    "cuts on the left": dict(
-        specials=["<e>"], eos="<e>", truncation_side="left", padding_side="left", model_max_length=32
-    ),
-    "puts a space": dict(specials=["<b>"], bos="<b>", adds_bos=True, spaces=True),
-}
 
-
-def tokenizer_of(tmp_path, **options):
-    letters = [*LETTERS, "▁"]
-    inner = character_tokenizer(letters, options.pop("specials"), **options)
+def tokenizer_of(tmp_path, *specials, **options):
+    inner = character_tokenizer([*LETTERS, "▁"], specials, **options)
     if options.get("truncation_side"):
         inner.backend_tokenizer.enable_truncation(8, direction="left")
     inner.save_pretrained(tmp_path)
     return load_tokenizer(f"hf:{tmp_path}")
 
 
-@pytest.mark.parametrize(("kind", "template"), [*((kind, "own") for kind in TOKENIZERS), ("adds BOS", "bam")])
-def test_prompts_begin_once_and_are_of_the_length_asked_for(kind, template, tmp_path):
-    tokenizer = tokenizer_of(tmp_path, **TOKENIZERS[kind])
-    hay = open_haystack("grass" if template == "bam" else "own", tokenizer)
-    prompt, answer = Template(template).draw(900, 0.5, np.random.default_rng(0), tokenizer, hay)
-    assert len(prompt) + len(answer) <= 900 if template == "bam" else len(prompt) + len(answer) == 900
-    begins = [] if template == "bam" else [tokenizer.bos_id]  # BAM's prompt has none
-    assert prompt[prompt == tokenizer.bos_id].tolist() == begins and prompt[: len(begins)].tolist() == begins
-    text = tokenizer.decode(prompt).lstrip()
-    assert tokenizer.decode(answer).strip().isdigit()
-    if template == "own":  # pieces are the tokens that they are within a text
-        assert "  " not in text and text.endswith("What is the pass key? The pass key is")
-
-
 def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
-    tokenizer = tokenizer_of(tmp_path, **TOKENIZERS["cuts on the left"])
+    tokenizer = tokenizer_of(tmp_path, "<e>", eos="<e>", truncation_side="left", model_max_length=32)
     text = "The mill wheel turns again. " * 4
     assert len(tokenizer.encode(text)) == len(text) and tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode([tokenizer.vocab_size + 3, *tokenizer.encode("a")]) == "a"  # a padded output layer
     assert [len(ids) for ids in tokenizer.encode_many(["ab", "abcd"])] == [2, 4]
-    other = tokenizer_of(tmp_path / "other", **TOKENIZERS["adds none"])
-    assert other.bos_id != other.eos_id and tokenizer.bos_id == tokenizer.eos_id
-    assert other.fingerprint != tokenizer.fingerprint
+    spaced = tokenizer_of(tmp_path / "spaced", "<b>", bos="<b>", adds_bos=True, spaces=True)
+    prompt, answer = Template().draw(900, 0.5, np.random.default_rng(0), spaced, open_haystack("own", spaced))
+    assert len(prompt) + len(answer) == 900 and prompt[prompt == spaced.bos_id].tolist() == [spaced.bos_id]
+    assert "  " not in spaced.decode(prompt) and spaced.decode(answer).strip().isdigit()
     with pytest.raises(ValueError, match="no bos_token, eos_token or cls_token"):
-        tokenizer_of(tmp_path / "none", specials=[])
+        tokenizer_of(tmp_path / "none")
 
 
 # --------------------------------------------------------------------------------------------- limits and errors
@@ -266,20 +208,12 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
         return done.stderr
 
     assert "no such folder" in refused(f"hf:{tmp_path}/nowhere", "--lengths", "64")
-    requests = []
-
-    def unreachable(name, **_):
-        requests.append(name)
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr("huggingface_hub.model_info", unreachable)
+    monkeypatch.setattr("huggingface_hub.model_info", lambda name, **_: (_ for _ in ()).throw(ConnectionError()))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out_llama").mkdir()
-    assert "did you mean 'out_llama'?" in refused("hf:out_lama") and set(requests) == {"out_lama"}
+    assert "did you mean 'out_llama'?" in refused("hf:out_lama")
     (tmp_path / "empty").mkdir()
     assert "no tokenizer can be opened" in refused(f"hf:{tmp_path}/empty")
-    character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(tmp_path / "tokens")
-    assert "no causal LM can be opened" in refused(f"hf:{tmp_path}/tokens")
     assert "has no field .ssmax." in refused(f"hf:{folders['llama']}", "--set", "ssmax=true").replace("'", ".")
     own = tmp_path / "code"
     own.mkdir()
@@ -287,19 +221,6 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
     (own / "odd.py").write_text("raise SystemExit('run')")
     character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(own)
     assert "never run" in refused(f"hf:{own}")
-
-
-def test_a_model_whose_head_is_not_apart_is_refused(tmp_path):
-    model = open_causal_lm(plain(tmp_path))
-    whole = model.forward
-    model.forward = lambda **given: whole(**given) if "labels" in given else _shifted(whole(**given), given)
-    with pytest.raises(ValueError, match="are not those of its head on its base model"):
-        OutsideDecoder(model, "odd")
-
-
-def _shifted(output, given):
-    output.logits = output.logits + given["input_ids"][..., None]
-    return output
 
 
 def test_an_adapter_of_peft_keeps_its_priors_or_is_refused(tmp_path, folders):

@@ -125,46 +125,6 @@ def test_prompts_are_pinned():
     assert digests == PINNED
 
 
-def test_a_value_is_cut_alike_where_digits_are_merged(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    model = tokenizers.ByteLevelBPETokenizer()
-    model.train_from_iterator(["is 48213. key is 482 13"] * 4, vocab_size=290, special_tokens=["<|endoftext|>"])
-    model.save_model(str(tmp_path))
-    tokenizer, sizes = load_tokenizer(f"gpt2:{tmp_path}"), set()
-    for seed in range(40):
-        prompt, answer = draw(Template(), 700, 0.5, seed, tokenizer, opened("grass", tokenizer))
-        assert len(prompt) + len(answer) == 700
-        assert len(places_of(answer.tolist(), prompt.tolist())) == 1
-        sizes.add(len(answer))
-    assert len(sizes) > 1
-
-
-# ---- the published prompts ----
-
-TASK = (
-    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
-    "I will quiz you about the important information there."
-)
-GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-
-
-@pytest.mark.parametrize(("depth", "ahead", "kind"), [(0.3, 0, "bpe-1k"), (0.34, 1, "bytes"), (1.0, 3, "bytes")])
-def test_bams_prompt_to_the_letter(depth, ahead, kind):
-    tokenizer = TOKENIZERS[kind]
-    haystack = opened("grass", tokenizer)
-    words = f"{TASK} The pass key is 123456. Remember it. 123456 is the pass key. {ASK} 1"
-    least = len(tokenizer.encode(words)) + 3 * len(haystack.texts[0])
-    for length in (least + 2, least + len(haystack.texts[0]) - 3):  # the fourth repetition does not fit
-        prompt, answer = draw(Template("bam"), length, depth, length, tokenizer, haystack)
-        rest = tokenizer.decode(answer)
-        assert len(answer) == len(rest) == 5 and rest.isdigit()
-        key = tokenizer.decode(prompt)[-1] + rest
-        assert "1" <= key[0] <= "9" and prompt[0] != tokenizer.bos_id
-        parts = [TASK, *[GARBAGE] * ahead, f"The pass key is {key}. Remember it. {key} is the pass key."]
-        parts += [*[GARBAGE] * (3 - ahead), f"{ASK} {key[0]}"]
-        assert tokenizer.decode(prompt) == " ".join(parts)
-
-
 # ---- errors ----
 
 
@@ -177,16 +137,6 @@ def test_too_short_a_length_names_what_is_needed(name, facts, others):
     least = int(re.search(r"take (\d+) tokens", str(error.value))[1])
     prompt, answer = draw(template, least, 0.5, 1, tokenizer, haystack)  # what the error says is enough
     assert len(prompt) + (0 if name == "bam" else len(answer)) == least
-
-
-def test_templates_refuse_what_they_cannot_state():
-    for wrong, message in (
-        ({"name": "heldot"}, "'heldot'.*'heldout'"),
-        ({"facts": 2}, "'own'.*facts=2"),
-        ({"distractors": -1}, "distractors.*-1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Template(**wrong)
 
 
 def test_haystacks_that_cannot_be_opened():

@@ -1,10 +1,14 @@
-"""Tokenizers: round trips, special ids, digit splitting, and errors that name the nearest valid choice."""
+"""Tokenizers: round trips, special ids, and errors that name the nearest valid choice."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from modalities.text.hf import fast_tokenizer
 from modalities.text.tokenizers import load_tokenizer
 
 TEXT = "In 1903 the Senate met; 48213 dollars — naïve, 日本.\n  Two  spaces.\t"
@@ -57,26 +61,6 @@ def test_bpe_from_a_folder_and_from_json(bpe_folder):
     assert len(folder.encode(TEXT)) < len(TEXT.encode())
 
 
-@pytest.mark.parametrize("kind", ["gpt2:{}", "{}/tokenizer.json"])
-def test_split_digits_gives_each_digit_its_own_token(bpe_folder, kind):
-    joined = load_tokenizer(kind.format(bpe_folder))
-    split = load_tokenizer(kind.format(bpe_folder) + "?split_digits=true")
-    assert len(joined.encode("48213")) < 5
-    assert [split.decode([i]) for i in split.encode("48213")] == list("48213")
-    assert split.decode(split.encode(TEXT)) == TEXT
-    assert split.vocab_size == joined.vocab_size
-    assert split.fingerprint != joined.fingerprint and split.name == joined.name + "+digits"
-    assert np.array_equal(split.encode("7"), joined.encode("7"))  # the vocabulary keeps its ids
-    assert load_tokenizer(kind.format(bpe_folder) + "?split_digits=false").fingerprint == joined.fingerprint
-    for wrong, words in {
-        "split_digits=yes": "'yes'",
-        "split_digits": "'split_digits'",
-        "split_digit=true": "'split_digit'.*'split_digits'",
-    }.items():
-        with pytest.raises(ValueError, match=words):
-            load_tokenizer(f"{kind.format(bpe_folder)}?{wrong}")
-
-
 def test_special_tokens_of_a_json_can_be_named(bpe_folder, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.Tokenizer.from_file(str(bpe_folder / "tokenizer.json"))
@@ -107,3 +91,35 @@ def test_errors_name_what_is_valid(tmp_path):
             load_tokenizer(spec)
     with pytest.raises(ValueError, match=r"\b300\b.*\b263\b"):
         load_tokenizer().decode([300])
+
+
+SPECIAL = ["<|startoftext|>", "<|endoftext|>", "<pad>"]
+
+
+def saved(folder: Path, special: bool) -> str:
+    """A byte-level BPE whose special tokens are marked as such, or are added tokens without the mark."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_tokens([AddedToken(text, special=special, normalized=False) for text in SPECIAL])
+    backend.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe-1k", "special", "unmarked", "hf"])
+def test_spelled_tokens_are_text(kind: str, tmp_path: Path) -> None:
+    """In either form of a tokenizer, which give the same ids."""
+    spec = kind
+    if kind in ("special", "unmarked"):
+        spec = saved(tmp_path, special=kind == "special")
+    if kind == "hf":
+        fast_tokenizer(saved(tmp_path, special=True)).save_pretrained(tmp_path / "hf")
+        spec = f"hf:{tmp_path / 'hf'}"
+    tokenizer = load_tokenizer(spec)
+    special = {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id}
+    spelled = [*SPECIAL, "<s>", "</s>", "<bos>", "<eos>", "[CLS]"]
+    for text in [*(f"the river {word} the mill" for word in spelled), TEXT]:
+        ids = tokenizer.encode(text)
+        assert not special & set(ids.tolist()) and tokenizer.decode(ids) == text
+        assert tokenizer.encode_many([text])[0].tolist() == ids.tolist()
+        assert fast_tokenizer(spec)(text)["input_ids"] == [tokenizer.bos_id, *ids.tolist()]

@@ -28,7 +28,6 @@ from zoo.prior_plot import LayerLogPrior
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["AttentionSettings", "Heads", "Sinks"]
 
 # Rows that see fewer keys are left out of `sinks`: the sink's share of a short row says little.
 SEEN = 16
@@ -203,7 +202,7 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
             columns = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
             columns |= _head_parameters(layer, len(analysis.heads))
             for h in range(len(analysis.heads)):
-                head = {"head": f"{analysis.layer}.{h}", "heads": len(analysis.heads)}
+                head = {"head": f"{analysis.layer}.{h}"}
                 heads.append(head | {name: by_head[h] for name, by_head in columns.items()})
         return {"heads": heads}
 
@@ -218,7 +217,7 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         for result, name in zip(results, short_names(results), strict=True):
             table = Table(title=f"{name}: heads by answer_mass", title_justify="left", box=SIMPLE_HEAD)
             measures = [score.column for score in self.scores]
-            parameters = [column for column in result.rows[0] if column not in {"head", "heads", *measures}]
+            parameters = [column for column in result.rows[0] if column not in {"head", *measures}]
             columns = list(dict.fromkeys(["head", *measures[:2], *parameters, *measures]))
             columns = columns[: max(3, (console.width - 4) // 13)]
             for column in columns:
@@ -226,22 +225,6 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
             for row in sorted(result.rows, key=lambda row: -row["answer_mass"])[:SHOWN]:
                 table.add_row(row["head"], *(f"{row[column]:.3f}" for column in columns[1:]))
             console.print(table)
-
-    def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Weight on the answer by head, heads of a layer side by side; filled where the prior looks away from the query."""
-        figure, (axis,) = panels(1, 1, width=5.2, height=3.9)
-        for result, style in zip(results, styles_of(results), strict=True):
-            for retrieval in (False, True):
-                rows = [row for row in result.rows if (row["retrieval"] > 0) == retrieval]
-                fill = {"markerfacecolor": style["color"] if retrieval else "none", "linestyle": ""}
-                label = {"label": style["label"] if not retrieval else "_"}
-                axis.plot([*map(_across, rows)], [row["answer_mass"] for row in rows], **style | fill | label)
-        axis.set_xticks(range(1 + max(int(_across(row) + 0.5) for result in results for row in result.rows)))
-        axis.set(xlabel="layer (heads side by side)", ylabel="weight on the answer", ylim=(-0.04, 1.04))
-        axis.grid(alpha=0.25, linewidth=0.6)
-        if any(row["retrieval"] for result in results for row in result.rows):
-            figure.suptitle("filled: retrieval heads, whose prior looks away from the query", fontsize=9)
-        finish(figure, [axis], results, path)
 
 
 def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
@@ -254,9 +237,3 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
     columns |= {} if ssmax is None else {"ssmax.s": ssmax.s}
     return {name: column.detach().double().tolist() for name, column in columns.items()}
-
-
-def _across(row: Row) -> float:
-    """Where a head is drawn: heads of a layer side by side about its number."""
-    layer, head = map(int, row["head"].split("."))
-    return layer + 0.6 * (head / max(1, row["heads"] - 1) - 0.5)

@@ -1,4 +1,4 @@
-"""Passkey retrieval: a value in a text, written after the question at its end."""
+"""Retrieval of a value in a text, written after the question at its end: in repeated sentences, or in real text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 from modalities.evaluation import ModelResult
 from modalities.figures import heatmap_figure
 from modalities.text.retrieval import Retrieval
-
-__all__ = ["Passkey"]
 
 
 class Passkey(Retrieval):
@@ -31,3 +29,23 @@ class Passkey(Retrieval):
             title = f"Passkey{condition}: exact match of the generated key"
             path = out / f"{'-'.join([f'{self.name}_depth', *re.findall('[a-z0-9]+', condition)])}.png"
             heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)
+
+
+class NeedleGrid(Retrieval):
+    """The passkey sentence at 11 depths of real held-out text: the length × depth heat map.
+
+    Question, needle and scores are the passkey's, so the two differ in the haystack alone. `samples` keys, each in another
+    stretch of text, per cell (default 5).
+    """
+
+    name = "niah"
+    title = "needles recalled"
+    version = 2
+    summary = "a needle in held-out text: length × depth heat map of exact match"
+    default_depths = 11
+    default_filler = "text"
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        condition = self.overview.column.removeprefix("free_generation")  # the last of several
+        title = f"Needle in held-out text{condition}: exact match of the generated key"
+        heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)

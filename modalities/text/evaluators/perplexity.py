@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
-from modalities.evaluation import Cell, CellValue, LengthSettings, ModelResult, Observed, Score, standard_error
-from modalities.figures import curves, finish, name_panel, panels, position_curves
+from modalities.evaluation import Cell, CellValue, LengthSettings, ModelResult, Observed, Row, Score, standard_error
+from modalities.figures import curves, finish, log_if_wide, mark_training, name_panel, panels, styles_of
 from modalities.paired import scores_by_unit
-from modalities.results import mean_of_seeds
+from modalities.results import LENGTH, compact, mean_of_seeds
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
 from zoo.positions import slices
 
-__all__ = ["Perplexity"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 DOCUMENT_TOKENS = 8192  # read of each document by default
+FEWEST = 100  # predictions of an octave of positions that is drawn
+Stretch = dict[str, Any]  # "tokens", "bytes_per_token", "document", "turn"
 
 
 class Perplexity(TextEvaluator[LengthSettings]):
@@ -95,7 +100,7 @@ class Perplexity(TextEvaluator[LengthSettings]):
             cell["length"], str(cell["document"]), "bits_per_byte", cell["nll_sum"] / math.log(2), cell["bytes"]
         )
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             stretches = [c for c in cells.values() if c["length"] == length]
@@ -129,14 +134,31 @@ class Perplexity(TextEvaluator[LengthSettings]):
         figure, axes = panels(1, 2, width=4.6, height=3.9)
         curves(axes[0], results, self.overview)
         name_panel(axes[0], "bits per byte")
-        position_curves(axes[1], results, "position_nll", "nats per token")
+        _position_curves(axes[1], results)
         finish(figure, axes, results, path)
 
 
+def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
+    """NLL by octaves of positions inside windows of each model's longest length; those of few predictions are noise."""
+    rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
+    drawn: list[float] = []
+    for row, style in zip(rows, styles_of(results), strict=True):
+        ends, windows = row["position_to"], row["tokens"] / row["length"]
+        sizes = [min(end, row["length"]) - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        enough = [windows * size >= FEWEST for size in sizes]
+        values = list(compress(row["position_nll"], enough))
+        axis.plot(list(compress(ends, enough)), values, **style)
+        drawn += values
+    name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
+    axis.set(ylabel="nats per token", xlabel="tokens seen, up to (log₂)")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda value, _: compact(value))
+    log_if_wide(axis, drawn)
+    mark_training(axis, results, LENGTH)
+
+
 @lru_cache(maxsize=8)
-def _stretches(
-    documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str
-) -> list[dict[str, Any]]:
+def _stretches(documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str) -> list[Stretch]:
     """Stretches of `length` tokens and the token before them; all documents' first ones come first."""
     long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= length]
     if not long:

@@ -130,15 +130,13 @@ _BATCH = 32  # documents that are tokenised at a time
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """tokens (N,) uint16/uint32 without BOS; document d is tokens[offsets[d]:offsets[d+1]]; ids[d] names it.
+    """tokens (N,) uint16/uint32 without BOS; document d is tokens[offsets[d]:offsets[d+1]].
 
-    num_bytes: UTF-8 bytes of all its text.  fingerprint: hash of the tokens, the document bounds and the tokenizer.
+    fingerprint: hash of the tokens, the document bounds and the tokenizer.
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
-    ids: list[str]
-    num_bytes: int
     tokenizer: str
     fingerprint: str
 
@@ -147,8 +145,7 @@ class TokenCorpus:
 
     def save(self, folder: Path) -> None:
         """Write the files to a folder, with manifest.json, their digests, unless another process is first."""
-        facts: dict[str, object] = {"tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
-        facts |= {"num_bytes": self.num_bytes, "ids": self.ids}
+        facts = {"tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
         with new_folder(folder, "corpus.json") as temporary:
             np.save(temporary / "tokens.npy", self.tokens)
             np.save(temporary / "offsets.npy", self.offsets)
@@ -160,10 +157,9 @@ class TokenCorpus:
         """Open a saved corpus, memory-mapped. ValueError for a damaged one."""
         if damage := sealed_damage(folder, _FILES):
             raise ValueError(f"{folder}: {damage}")
-        facts = read_json(folder / "corpus.json", most=2**34)
+        facts = read_json(folder / "corpus.json", most=2**34)  # version 0.5 wrote the names of all documents
         tokens, offsets = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in _FILES[:2])
-        fields = ("ids", "num_bytes", "tokenizer", "fingerprint")
-        return cls(tokens, np.array(offsets), **{name: facts[name] for name in fields})
+        return cls(tokens, np.array(offsets), facts["tokenizer"], facts["fingerprint"])
 
 
 def tokenize_corpus(
@@ -213,18 +209,14 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
     """Documents as tokens, in memory."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     parts: list[np.ndarray] = []
-    ids: list[str] = []
-    num_bytes = 0
-    stream = iter(documents)
-    while batch := list(islice(stream, _BATCH)):
-        parts += [encoded.astype(dtype) for encoded in tokenizer.encode_many([document.text for document in batch])]
-        ids += [document.id for document in batch]
-        num_bytes += sum(tokenizer.count_bytes(document.text) for document in batch)
+    texts = (document.text for document in documents)
+    while batch := list(islice(texts, _BATCH)):
+        parts += [encoded.astype(dtype) for encoded in tokenizer.encode_many(batch)]
     tokens, offsets = np.concatenate([np.empty(0, dtype), *parts]), np.cumsum([0, *map(len, parts)], dtype=np.int64)
     digest = hashlib.blake2b(tokenizer.fingerprint.encode(), digest_size=16)
     digest.update(tokens.data)
     digest.update(offsets.data)
-    return TokenCorpus(tokens, offsets, ids, num_bytes, tokenizer.name, digest.hexdigest())
+    return TokenCorpus(tokens, offsets, tokenizer.name, digest.hexdigest())
 
 
 def _with_bar(source: Source, documents: Iterable[Document]) -> Iterable[Document]:

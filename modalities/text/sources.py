@@ -15,7 +15,7 @@ Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
     errors=strict        or "replace": what to do with invalid Unicode in .txt and .jsonl
     data_files=GLOB      hf only: handed to load_dataset, as in "hf:parquet?data_files=shards/*.parquet"
 
-Documents are named by a row's "id", else by file:row. JSONL is read here because errors of `datasets` name no row.
+JSONL is read here because errors of `datasets` name no row.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ LONGEST_ROW = 1 << 28  # bytes of a row of JSONL
 class Document:
     """One text. `split` is set only where the source itself says it (split_field)."""
 
-    id: str
     text: str
     split: str | None = None
 
@@ -123,7 +122,7 @@ class UnseenSource(Source):
 
     def rows(self) -> Iterator[Document]:
         seen = {document.text.strip() for document in self.excerpt if document_split(document) == "train"}
-        return (Document(one.id, one.text, "heldout") for one in self.every if one.text.strip() not in seen)
+        return (Document(one.text, "heldout") for one in self.every if one.text.strip() not in seen)
 
     def cache_key(self) -> str:
         return f"unseen-{self.every.cache_key()}-{self.excerpt.cache_key()}"
@@ -149,7 +148,7 @@ class HFSource(Source):
         return load_dataset(self.name, self.config, split=self.split, streaming=True, **named)
 
     def document(self, row: Mapping[str, object], number: int) -> Document:
-        return _row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
+        return _row_document(row, f"{self.spec}, row {number}", self.options)
 
     def rows(self) -> Iterator[Document]:
         return (self.document(row, number) for number, row in enumerate(self.load()))
@@ -246,7 +245,7 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
             data = b"".join(itertools.islice(parts, (LONGEST_TEXT >> 20) + 1))
         if len(data) > LONGEST_TEXT:
             raise ValueError(f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files")
-        yield Document(path.name, _decode(data, str(path), options).removeprefix("\ufeff"), options.get("split"))
+        yield Document(_decode(data, str(path), options).removeprefix("\ufeff"), options.get("split"))
         return
     with opened(path) as stream:
         for number in itertools.count(1):
@@ -257,10 +256,10 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
                 raise ValueError(f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; use a .txt")
             if line.strip():
                 row = parse_json(_decode(line, where, options).removeprefix("\ufeff"), where)
-                yield _row_document(row, f"{path.name}:{number}", where, options)
+                yield _row_document(row, where, options)
 
 
-def _row_document(row: object, default_id: str, where: str, options: dict[str, str]) -> Document:
+def _row_document(row: object, where: str, options: dict[str, str]) -> Document:
     field = options.get("field", "text")
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object with a field {field!r}, got {type(row).__name__}")
@@ -277,8 +276,7 @@ def _row_document(row: object, default_id: str, where: str, options: dict[str, s
         split = str(_field(row, options["split_field"], where))
         if split not in (*SPLITS, "unused"):
             raise ValueError(f"{where}: split {split!r} is none of 'train', 'heldout', 'unused'")
-    name = row.get("id")
-    return Document(default_id if name is None else str(name), text or "", split)
+    return Document(text or "", split)
 
 
 def _field(row: Mapping[str, object], field: str, where: str) -> object:

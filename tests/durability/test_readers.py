@@ -117,7 +117,7 @@ def test_weights_tokens_and_tokenizers_are_no_pickles(mark: Path, tmp_path: Path
     torch.save({"model": Runs(mark)}, tmp_path / "model" / "model.safetensors")
     with pytest.raises(ValueError, match="is no safetensors file"):
         load_model(tmp_path / "model")
-    corpus_of([Document("a", "words")], ByteTokenizer()).save(tmp_path / "tokens")
+    corpus_of([Document("words")], ByteTokenizer()).save(tmp_path / "tokens")
     np.save(tmp_path / "tokens" / "tokens.npy", np.array([Runs(mark)], dtype=object), allow_pickle=True)
     seal(tmp_path / "tokens")
     with pytest.raises(ValueError, match=r"memory-mapped|allow_pickle"):

@@ -27,7 +27,7 @@ BYTES = load_tokenizer()
 
 
 def corpus(*texts):
-    return corpus_of([Document(str(i), text) for i, text in enumerate(texts)], BYTES)
+    return corpus_of(map(Document, texts), BYTES)
 
 
 def random_texts(count, seed=0, longest=90):
@@ -49,7 +49,7 @@ def take(iterable, count):
 
 def test_the_excerpt_trains_and_measures():
     documents = list(open_source())
-    assert len(documents) == len({d.id for d in documents}) == 36
+    assert len(documents) == 36
     heldout = open_heldout("sotu-excerpt", "bytes").items
     assert sum(document.bytes > 32768 for document in heldout) >= 10
     assert {d.text for d in heldout} == {d.text for d in documents if document_split(d) == "heldout"}
@@ -57,13 +57,13 @@ def test_the_excerpt_trains_and_measures():
 
 
 def test_the_split_depends_on_the_text_alone():
-    documents = [Document(str(i), f"text number {i}") for i in range(4000)]
+    documents = [Document(f"text number {i}") for i in range(4000)]
     heldout = [d for d in documents if document_split(d) == "heldout"]
     assert 150 < len(heldout) < 250
-    assert all(document_split(Document("other name", f" {d.text}\n")) == "heldout" for d in heldout)
+    assert all(document_split(Document(f" {d.text}\n")) == "heldout" for d in heldout)
     # Pinned: a change here would put documents that shipped weights were trained on into their held-out set.
-    assert [d.id for d in heldout[:6]] == PINNED
-    assert document_split(Document("x", heldout[0].text, split="train")) == "train"
+    assert [d.text.split()[-1] for d in heldout[:6]] == PINNED
+    assert document_split(Document(heldout[0].text, split="train")) == "train"
 
 
 PINNED = ["16", "30", "41", "48", "58", "106"]
@@ -77,7 +77,7 @@ def test_text_files_gz_and_globs(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufefffirst é".encode())
     with gzip.open(tmp_path / "c.jsonl.gz", "wt", encoding="utf-8") as stream:
         stream.write('\ufeff{"text": "third", "id": 7}\n\n{"text": "fourth"}\n')
-    assert [(d.id, d.text) for d in open_source(f"{tmp_path}/*")][2:] == [("7", "third"), ("c.jsonl.gz:3", "fourth")]
+    assert [d.text for d in open_source(f"{tmp_path}/*")][2:] == ["third", "fourth"]
     assert [d.text for d in open_source(f"{tmp_path}/?.txt")] == ["first é", "second"]  # "?" of a glob, not options
 
 
@@ -109,8 +109,8 @@ def test_a_source_can_bring_its_own_split(tmp_path):
     rows = [{"text": f"t{i}", "s": name} for i, name in enumerate(["train", "heldout", "unused", "train"])]
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     by_field = open_source(f"{path}?split_field=s")
-    assert tokenize_corpus(by_field, BYTES).ids == ["a.jsonl:1", "a.jsonl:4"]
-    assert tokenize_corpus(by_field, BYTES, split="heldout").ids == ["a.jsonl:2"]
+    assert BYTES.decode(tokenize_corpus(by_field, BYTES).tokens) == "t0t3"
+    assert BYTES.decode(tokenize_corpus(by_field, BYTES, split="heldout").tokens) == "t1"
     for split, other in (("train", "heldout"), ("heldout", "train")):
         source = open_source(f"{path}?split={split}")
         assert len(tokenize_corpus(source, BYTES, split=split)) == 4
@@ -125,11 +125,13 @@ def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, 
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     (tmp_path / "sotu").mkdir()
     excerpt = list(open_source("sotu-excerpt"))
-    rows = [{"id": d.id, "text": d.text} for d in excerpt] + [{"id": "new", "text": "A speech of its own."}]
+    rows = [{"text": d.text} for d in excerpt] + [{"text": "A speech of its own."}]
     write_jsonl(tmp_path / "sotu" / "sotu.jsonl", rows)
     unseen = list(open_source("sotu-unseen"))
-    held = [d.id for d in excerpt if document_split(d) == "heldout"]
-    assert [d.id for d in unseen] == [*held, "new"] and {document_split(d) for d in unseen} == {"heldout"}
+    held = [d.text for d in excerpt if document_split(d) == "heldout"]
+    assert [d.text for d in unseen] == [*held, "A speech of its own."] and {document_split(d) for d in unseen} == {
+        "heldout"
+    }
 
 
 def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypatch):
@@ -138,10 +140,10 @@ def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypat
         (tmp_path / name).mkdir()
         rows = [{"id": f"{name}{n}", "text": f"{name} {n}"} | split for n in range(21)]
         write_jsonl(tmp_path / name / f"{name}.jsonl", rows)
-    splits = {d.id: document_split(d) for d in open_source("english")}
+    splits = {d.text: document_split(d) for d in open_source("english")}
     assert len(splits) == 21 + 11 + 3  # every speech, every second poem, every tenth RFC
     assert [split for name, split in splits.items() if name.startswith("rfc")] == ["unused"] * 3
-    assert {d.id: document_split(d) for d in open_source("sotu")}.items() <= splits.items()
+    assert {d.text: document_split(d) for d in open_source("sotu")}.items() <= splits.items()
 
 
 def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
@@ -172,7 +174,7 @@ def test_cache_is_used_and_notices_changes(tmp_path):
     first, second = (tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache) for _ in range(2))
     plain = tokenize_corpus(open_source(str(path)), BYTES)
     assert isinstance(first.tokens, np.memmap) and first.tokens.dtype == np.uint16 and len(list(cache.iterdir())) == 1
-    assert first.fingerprint == second.fingerprint == plain.fingerprint and second.ids == plain.ids
+    assert first.fingerprint == second.fingerprint == plain.fingerprint
     write_jsonl(path, [{"text": t} for t in random_texts(51)])
     assert tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache).fingerprint != first.fingerprint
     assert len(list(cache.iterdir())) == 2

@@ -56,7 +56,7 @@ def markers(rows):
 
 
 def train_texts(texts):
-    return {t[:5] for t in texts if document_split(Document("", t)) == "train"}
+    return {t[:5] for t in texts if document_split(Document(t)) == "train"}
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 import zoo
 from modalities.contract import Modality, find_modality, modality_names
 from modalities.text import MODALITY as TEXT
-from modalities.text.model import CausalLM
+from modalities.text import CausalLM
 from recipes.runs import RunFolder
 from tests.launching import ROOT, command
 from zoo import catalog

@@ -26,9 +26,9 @@ from modalities.cost import Meter
 from modalities.decoder.llama import as_llama
 from modalities.decoder.model import IGNORED
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
+from modalities.text import CausalLM
 from modalities.text.data import PackedDataset, TextDataConfig, load_corpus
 from modalities.text.hf import fast_tokenizer
-from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from zoo.adapters import ADAPTER, load_adapted
 from zoo.adapters.layer import prior_parameters

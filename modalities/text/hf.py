@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.tokenizers import make_fast
-from modalities.text.model import CausalLM
+from modalities.text import CausalLM
 from modalities.text.tokenizers import BPETokenizer, OutsideTokenizer, load_tokenizer
 
 

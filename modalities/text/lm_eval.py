@@ -16,8 +16,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from modalities.text import CausalLM
 from modalities.text.hf import fast_tokenizer, wrap
-from modalities.text.model import CausalLM
 from zoo.catalog import create_model, load_model
 from zoo.errors import check_options, nearest
 

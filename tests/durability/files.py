@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from modalities.text.model import CausalLM, TextConfig
+from modalities.text import CausalLM, TextConfig
 
 # What happens to a file on its way.
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

@@ -14,13 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from modalities.dna.evaluators.variants import read_variants
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
-from modalities.dna.evaluators.variants import read_variants
 from modalities.evaluation import LengthSettings
-from modalities.text import sources
+from modalities.text import CausalLM, TextConfig, sources
 from modalities.text.data import TokenCorpus, corpus_of
-from modalities.text.model import CausalLM, TextConfig
 from modalities.text.sources import Document, open_source
 from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
 from modalities.vision import VisionConfig

@@ -21,9 +21,9 @@ import pytest
 import torch
 from PIL import Image
 
+from modalities.text import CausalLM, TextConfig
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.evaluators.passkey import Passkey
-from modalities.text.model import CausalLM, TextConfig
 from modalities.vision import VisionConfig, VisionTransformer
 from modalities.vision.evaluators.resolution import Resolution
 from recipes import evaluate as command

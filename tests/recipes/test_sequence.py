@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import zoo.sequence
 from modalities.decoder import causal_lm_loss
-from modalities.text.model import build
+from modalities.text import build_model as build
 from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.engine import sequence_group
 from recipes.estimate import describe

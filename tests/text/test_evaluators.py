@@ -14,12 +14,12 @@ from torch import nn
 
 from modalities.paired import scores_by_unit
 from modalities.results import ModelResult
+from modalities.text import CausalLM, TextConfig
 from modalities.text.data import open_heldout
 from modalities.text.evaluators.attention import Heads
 from modalities.text.evaluators.passkey import NeedleGrid, Passkey
 from modalities.text.evaluators.perplexity import Perplexity
 from modalities.text.evaluators.recall import Recall
-from modalities.text.model import CausalLM, TextConfig
 from modalities.text.prompts import state_facts
 from modalities.text.tokenizers import load_tokenizer
 from zoo import KVCache

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from modalities.text.model import CausalLM
+from modalities.text import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from tests.launching import ROOT, command
 from zoo import create_model

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modalities.text.model import CausalLM
+from modalities.text import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
 

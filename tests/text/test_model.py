@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modalities.decoder import causal_lm_loss
-from modalities.text.model import CausalLM, TextConfig
+from modalities.text import CausalLM, TextConfig
 from zoo import create_model
 from zoo.catalog import register_model
 from zoo.methods import list_positions

@@ -24,16 +24,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from zoo.catalog import (
-    WEIGHTS,
-    create_model,
-    import_named,
-    list_models,
-    load_model,
-    manifest,
-    model_entry,
-    weights_entry,
-)
+from zoo.catalog import WEIGHTS, create_model, import_named, list_models, load_model, model_entry, weights_entry
 from zoo.errors import from_outside, one_line, printable, require
 from zoo.files import read_object
 from zoo.layers import Attention
@@ -133,7 +124,7 @@ def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[l
         groups.setdefault((name.partition("_")[0], name.rpartition(".")[2]), []).append(name)
     tables = []
     for (modality, tag), members in groups.items():
-        cards = [manifest()[name] for name in members]
+        cards = [weights_entry(name) for name in members]
         measured = cards[0]["measured"]
         axis = next(iter(measured[0]))
         score = next(name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5)

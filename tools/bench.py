@@ -3,7 +3,6 @@
     python tools/bench.py attention --lengths 2048,16384          compared with torch, flash-attn and FlexAttention
     python tools/bench.py training --models text_rope_tiny,text_ggd_ssmax_tiny        compared with a transformers Llama
     python tools/bench.py decoding --lengths 4096,65536           a token after many, compared with a transformers Llama
-    python tools/bench.py images --size 96                        compared with a timm vision transformer
     python tools/bench.py attention --device cuda --out benchmarks/gpu/attention.json
 
 --out is written after each shape, so that a run cut short keeps its rows. Needs torch, numpy and safetensors; what is not
@@ -20,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-COMMANDS = ("attention", "training", "decoding", "images")
+COMMANDS = ("attention", "training", "decoding")
 
 
 def main(argv: list[str] | None = None) -> int:

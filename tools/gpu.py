@@ -32,11 +32,6 @@ STEPS: dict[str, tuple[float, str, str]] = {
     "attention": (6, "tools/bench.py attention --seconds 0.3", "--lengths 64 --without Flex"),
     "decoding": (4, "tools/bench.py decoding --lengths 8192,131072 --seconds 0.3", "--lengths 128"),
     "training": (5, "tools/bench.py training --seconds 3", "--models text_rope_tiny,text_ggd_ssmax_tiny --lengths 32"),
-    "images": (
-        3,
-        "tools/bench.py images --model small_patch16 --size 384 --seconds 1",
-        "--model tiny_patch8 --size 48",
-    ),
 }
 
 

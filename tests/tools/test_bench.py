@@ -45,7 +45,6 @@ def test_contenders_are_compared_with_float64() -> None:
         ("attention --lengths 64 --without Flex,cable", {"sdpa", "ours: ggd", "ggd as dense bias"}),
         ("training --models text_rope_tiny --lengths 16 --tokens 32", {"text_rope_tiny", "transformers Llama"}),
         ("decoding --lengths 64", {"transformers Llama", "text_alibi_tiny.facts"}),
-        ("images --size 48 --batch 1 --methods nope,goat", {"timm", "nope", "goat"}),
     ],
 )
 def test_each_benchmark_records_what_it_prints(command: str, names: set[str], tmp_path: Path, capsys) -> None:

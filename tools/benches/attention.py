@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tools.benches.timing import Call, Record, Refused, device_of, matmul_tflops, numbers, parser, words
+from tools.benches.timing import Call, Record, Refused, device_of, numbers, parser, words
 from zoo import Positions, create_prior, prior_attention
 from zoo.attention import skipping
 from zoo.attention.selfcheck import BOUNDS, relative_error
@@ -195,7 +195,7 @@ def main(argv: Sequence[str]) -> int:
     device = device_of(args)
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
-    record = Record(args, device, dtype=str(dtype), matmul_tflops=matmul_tflops(device, dtype))
+    record = Record(args, device, dtype=str(dtype))
     known, baselines = contenders(device, args.methods)
     known = {name: make for name, make in known.items() if not any(word in name for word in args.without)}
     short = Problem(1, 2, CHECK, args.width, dtype, device)
@@ -213,9 +213,8 @@ def main(argv: Sequence[str]) -> int:
         for name, make in correct.items():
             with record.guard(name, str(problem)):
                 runs[name] = make(problem)
-        pairs = problem.batch * heads * length * (length + 1) / 2
         forward: dict[str, Call] = {name: torch.no_grad()(run.forward) for name, run in runs.items()}
         steps: dict[str, Call] = {n: partial(run.step, problem.grad) for n, run in runs.items() if run.leaves}
-        for what, calls, flops in (("forward", forward, 4.0), ("forward and backward", steps, 14.0)):
-            record.compare(str(problem), what, calls, baselines, gflops=flops * args.width * pairs / 1e9)
+        for what, calls in (("forward", forward), ("forward and backward", steps)):
+            record.compare(str(problem), what, calls, baselines)
     return record.finish()

@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -65,22 +64,8 @@ def device_of(options: argparse.Namespace) -> torch.device:
 # ---- time and memory
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """Milliseconds of each call in each round, by name."""
-
-    rows: list[dict[str, float]]
-
-    def ms(self, name: str) -> float:
-        return statistics.median(row[name] for row in self.rows)
-
-    def ratio(self, name: str, to: str) -> float:
-        """Median over rounds of one call's time by another's in the same round."""
-        return statistics.median(row[name] / row[to] for row in self.rows)
-
-
-def in_turns(calls: Mapping[str, Call], seconds: float, device: torch.device) -> Rounds:
-    """A warm-up, then rounds of all calls one after the other: three at least, 200 at most, for about `seconds` each call."""
+def in_turns(calls: Mapping[str, Call], seconds: float, device: torch.device) -> list[dict[str, float]]:
+    """Milliseconds by name of rounds of all calls one after the other, after a warm-up: 3 to 200, about `seconds` a call."""
     for call in calls.values():
         call()
     clock = _events(device) if device.type == "cuda" else _wall
@@ -88,7 +73,7 @@ def in_turns(calls: Mapping[str, Call], seconds: float, device: torch.device) ->
     end = time.perf_counter() + seconds * len(calls)
     while len(rows) < 3 or (time.perf_counter() < end and len(rows) < 200):
         rows.append({name: clock(call) for name, call in calls.items()})
-    return Rounds(rows)
+    return rows
 
 
 def _wall(call: Call) -> float:
@@ -121,13 +106,6 @@ def peak_mib(call: Call, device: torch.device) -> float | None:
         result = call()
     del result
     return None if meter.peak_bytes is None else meter.peak_bytes / 2**20
-
-
-def matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
-    """TFLOP/s of a large square matrix product: the ceiling that rates are shares of."""
-    size = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / in_turns({"mm": lambda: a @ b}, 0.5, device).ms("mm") / 1e9
 
 
 # ---- record
@@ -173,13 +151,15 @@ class Record:
         if not runnable:
             return
         rounds = in_turns(runnable, self.seconds, self.device)
-        baseline = min((name for name in baselines if name in runnable), key=rounds.ms, default=next(iter(runnable)))
-        for name in runnable:
-            ms = rounds.ms(name)
+        times = {name: statistics.median(row[name] for row in rounds) for name in runnable}
+        baseline = min(
+            (name for name in baselines if name in runnable), key=times.__getitem__, default=next(iter(runnable))
+        )
+        for name, ms in times.items():
             rates = {f"{unit}_per_s": 1e3 * count / ms for unit, count in units.items()}
-            ratios = {"ratio": rounds.ratio(name, baseline), "baseline": baseline, "rounds": len(rounds.rows)}
-            place = {"shape": shape, "what": what, "name": name}
-            self.rows.append({**place, "ms": ms, "mib": memory[name], **ratios, **rates})
+            ratio = statistics.median(row[name] / row[baseline] for row in rounds)
+            place = {"shape": shape, "what": what, "name": name, "ms": ms, "mib": memory[name]}
+            self.rows.append({**place, "ratio": ratio, "baseline": baseline, "rounds": len(rounds), **rates})
         self.save()
         if self.device.type == "cuda":
             gc.collect()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import nn
 
 from modalities.contract import find_modality
-from modalities.decoder.model import Decoder, DecoderConfig
-from tools.benches.timing import Record, Refused, device_of, matmul_tflops, numbers, parser, words
+from modalities.decoder.model import DecoderConfig
+from tools.benches.timing import Record, Refused, device_of, numbers, parser, words
 from zoo import create_model
 
 LLAMA = "transformers Llama"
@@ -50,13 +49,6 @@ def training_step(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Callabl
     return step
 
 
-def flops_per_token(model: Decoder, context: int) -> float:
-    """6 operations for each parameter that multiplies an activation, and 6·C for each of the (L + 1)/2 keys a layer twice."""
-    config = model.config
-    matrices = sum(m.weight.numel() for m in model.layers.modules() if isinstance(m, nn.Linear))
-    return 6.0 * (matrices + config.vocab_size * config.dim) + 6.0 * config.num_layers * config.dim * (context + 1)
-
-
 def main(argv: Sequence[str]) -> int:
     """Steps of plain torch with random tokens, in bfloat16 on CUDA."""
     options = parser("training", main.__doc__)
@@ -69,10 +61,10 @@ def main(argv: Sequence[str]) -> int:
     size = "125m" if cuda else "tiny"
     names = args.models or [f"text_{method}_{size}" for method in ("rope", "alibi", "goat", "ggd_ssmax")]
     dtype = torch.bfloat16 if cuda else torch.float32
-    record = Record(args, device, dtype=str(dtype), matmul_tflops=matmul_tflops(device, dtype))
+    record = Record(args, device, dtype=str(dtype))
     for length in args.lengths or ([2048, 16384] if cuda else [256]):
         rows = max(1, (args.tokens or (32768 if cuda else 1024)) // length)
-        shape, steps, flops = f"{rows} × {length} tokens", {}, 0.0
+        shape, steps = f"{rows} × {length} tokens", {}
         for name in names:
             with record.guard(name, shape):
                 torch.manual_seed(0)
@@ -81,17 +73,12 @@ def main(argv: Sequence[str]) -> int:
                 batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
                 loss = find_modality(model.modality).loss
                 steps[name] = training_step(model, lambda m=model, b=batch, f=loss: f(m, b)[0])
-                flops = flops or flops_per_token(model, length)
                 config = model.config
         if not steps:
             continue
         with record.guard(LLAMA, shape):
             llama = llama_like(config, length).to(device, dtype).train()
             ids = torch.randint(0, config.vocab_size, (rows, length), device=device)
-            steps[LLAMA] = training_step(llama, partial(_llama_loss, llama, ids))
-        record.compare(shape, "training step", steps, [LLAMA], tokens=rows * length, gflops=flops * rows * length / 1e9)
+            steps[LLAMA] = training_step(llama, lambda m=llama, x=ids: m(input_ids=x, labels=x).loss)
+        record.compare(shape, "training step", steps, [LLAMA], tokens=rows * length)
     return record.finish()
-
-
-def _llama_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, labels=ids).loss

@@ -180,7 +180,7 @@ def build_model(name: str, options: Mapping[str, object], data: DnaDataConfig) -
     check_tokenizer(options, data.tokenizer)
     tokenizer = load_tokenizer(data.tokenizer)
     fields = {"train_context": data.context, "tokenizer": data.tokenizer, "vocab_size": tokenizer.vocab_size}
-    return create_model(name, pretrained=False, **fields | {"num_targets": tokenizer.num_targets} | dict(options))
+    return create_model(name, **fields | {"num_targets": tokenizer.num_targets} | dict(options))
 
 
 def register_dna_models() -> None:

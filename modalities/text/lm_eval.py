@@ -18,7 +18,7 @@ from lm_eval.models.huggingface import HFLM
 
 from modalities.text import CausalLM
 from modalities.text.hf import fast_tokenizer, wrap
-from zoo.catalog import create_model, load_model
+from zoo.catalog import list_models, load_model
 from zoo.errors import check_options, nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -83,7 +83,9 @@ class PriorzooLM(HFLM):
 
 def _load(name: str) -> CausalLM:
     """The text model of a name with weights, or in a folder."""
-    model = load_model(name) if Path(name).is_dir() else create_model(name, pretrained=True)
+    if not Path(name).is_dir() and name not in (known := list_models("text_*", pretrained=True)):
+        raise ValueError(f"{name!r} is no folder, and has no weights: {nearest(name, known)}")
+    model = load_model(name)
     if not isinstance(model, CausalLM):
         raise ValueError(f"{name}: a model of {model.modality}; the harness asks for models of text")
     return model

@@ -148,7 +148,7 @@ def test_what_is_not_served_is_named(tmp_path) -> None:
     for options, message in (
         ({"max_lenght": 9}, "did you mean 'max_length'"),
         ({"dtype": "bfloat"}, "did you mean 'bfloat16'"),
-        ({"pretrained": "text_ggd_ssmax_tiny.fact"}, "it has: facts"),
+        ({"pretrained": "text_ggd_ssmax_tiny"}, NAME),
         ({"pretrained": "runs/none"}, "'runs/none'"),
         ({"pretrained": str(tmp_path)}, "a model of dna"),
     ):

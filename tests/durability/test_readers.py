@@ -22,7 +22,6 @@ from modalities.text import CausalLM, TextConfig, sources
 from modalities.text.data import TokenCorpus, corpus_of
 from modalities.text.sources import Document, open_source
 from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
-from modalities.vision import VisionConfig
 from modalities.vision.images import decode_image
 from modalities.vision.sources import open_images
 from tests.durability.files import DAMAGE, Peak, Runs, png, save_model, tar, whole_files
@@ -168,13 +167,10 @@ def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
     ("kind", "option", "message"),
     [
         (TextConfig, {"num_layers": 10**6}, "num_layers=1000000: expected a whole number from 1 to 1,024"),
-        (TextConfig, {"num_layers": True}, "num_layers=True"),
-        (TextConfig, {"ssmax_start": float("nan")}, "ssmax_start=nan: expected a number or none"),
         (TextConfig, {"dim": 2**17, "hidden_dim": 2**20, "num_layers": 1024}, "a model of about .* parameters; at most"),
-        (VisionConfig, {"img_size": 2**16, "patch_size": 1}, "has 4,294,967,296 patches of 1; at most 16,777,216"),
         (LengthSettings, {"lengths": (128, 99_999_999_999)}, "lengths 99,999,999,999: expected at most 134,217,728"),
     ],
 )  # fmt: skip
-def test_numbers_are_typed_and_bounded(kind: type, option: dict[str, object], message: str) -> None:
+def test_numbers_are_bounded(kind: type, option: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**option)

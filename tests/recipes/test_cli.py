@@ -84,13 +84,6 @@ def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
     assert capsys.readouterr().out == "The\n"
 
 
-@pytest.mark.slow
-def test_train_runs_as_a_whole_process():
-    entry = "import sys; from recipes.cli import main; sys.exit(main())"
-    done = command([sys.executable, "-c", entry, "train", "text.ggd_tinny"], PYTHONPATH=str(ROOT))
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and "'text.ggd_tiny'" in done.stderr
-
-
 def test_recipes_are_listed_by_family_and_planned_as_json(capsys):
     assert train.main(["--list"]) == 0
     printed = capsys.readouterr().out

@@ -64,14 +64,13 @@ def four():
 group = cache(sequence_group)
 
 
-def batch_of(documents: bool) -> dict[str, Tensor]:
-    """Two rows; with documents, some that end inside a rank's part, and a rank without a target."""
+def batch_of_documents() -> dict[str, Tensor]:
+    """Two rows with documents, some of which end inside a rank's part, and a rank without a target."""
     draw = torch.Generator().manual_seed(1)
     batch = {"tokens": torch.randint(0, 64, (2, LENGTH + 1), generator=draw)}
     place = torch.arange(LENGTH + 1).expand(2, -1)
-    batch["segments"] = torch.stack([place[0] // 20, (place[1] > 3).long()]) if documents else torch.zeros_like(place)
-    if documents:
-        batch["weights"] = 10 * torch.rand(2, LENGTH + 1, generator=draw) * (place > LENGTH // 4)
+    batch["segments"] = torch.stack([place[0] // 20, (place[1] > 3).long()])
+    batch["weights"] = 10 * torch.rand(2, LENGTH + 1, generator=draw) * (place > LENGTH // 4)
     return batch
 
 
@@ -80,7 +79,7 @@ def model_of(config: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     if config["position"] == "outside":
         PRIORS["outside"] = Outside
-    model = build(**SMALL | {key: value for key, value in config.items() if key != "documents"})
+    model = build(**SMALL | config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2 if name in model.prior_parameters() else 0.05)
@@ -90,7 +89,7 @@ def model_of(config: dict[str, Any]) -> Any:
 def differences(config: dict[str, Any]) -> dict[str, float]:
     """How far the loss and each gradient of two and four ranks that share lines are from rank 0's."""
     zoo.sequence.NEGLIGIBLE = 2.0  # so that heads of short lines differ in what they see
-    model, batch = model_of(config), batch_of(config.get("documents", True))
+    model, batch = model_of(config), batch_of_documents()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rank, groups, totals = torch.distributed.get_rank(), {1: None, 2: group(2), 4: group(4)}, []
     for size, model.sequence in groups.items():

@@ -221,7 +221,7 @@ class Engine:
         """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = None
-        if last and self.settings.zero_stage == 0 and self.settings.precision == "fp32":
+        if last and self.settings.zero_stage == 0:
             # Here DeepSpeed keeps no norm, and every rank holds the whole averaged gradient.
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         self._deepspeed.step()

@@ -126,35 +126,14 @@ def test_masks_of_both_kinds_by_definition(name: str, causal: bool) -> None:
     compare(module, tensors, expected, is_causal=causal, attn_mask=as_float, key_padding_mask=of_keys)
 
 
-@pytest.mark.parametrize("layout", [{}, {"batch_first": True}, {"kdim": 10, "vdim": 7}])
-def test_a_uniform_prior_is_torchs_module(layout: dict[str, Any]) -> None:
-    """Outputs and weights without and with masks, and gradients of torch's parameters."""
-    torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.1, dtype=DOUBLE, **layout).eval()
-    ours = PriorMultiheadAttention.from_torch(theirs, position="ggd", position_options={"init": "uniform"})
-    assert not ours.training and ours.dropout == 0.1
-    widths = ((5, WIDTH), (9, theirs.kdim), (9, theirs.vdim))
-    tensors = [torch.randn(3, length, width, dtype=DOUBLE) for length, width in widths]
-    tensors = tensors if theirs.batch_first else [x.transpose(0, 1) for x in tensors]
-    hidden = torch.arange(9).expand(5, 9) > 3
-    as_float = torch.randn(5, 9, dtype=DOUBLE).masked_fill(hidden, -math.inf)
-    for masks in ({}, {"key_padding_mask": hidden[:3]}, {"attn_mask": as_float}):
-        for how in ({}, {"need_weights": False}, {"average_attn_weights": False}):
-            results = [module(*tensors, **masks, **how) for module in (ours, theirs)]
-            torch.testing.assert_close(*results, rtol=0, atol=1e-12)
-    names = [name for name, p in theirs.named_parameters() if p is not None]
-    torch.testing.assert_close(*(
-        gradients(module(*tensors)[0], [module.get_parameter(name) for name in names]) for module in (ours, theirs)
-    ))  # fmt: skip
-
-
 def test_torchs_encoder_layer_with_the_module_in_its_place() -> None:
     """In evaluation torch computes a whole layer from its weights, and would leave out the prior: it must not here."""
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=DOUBLE).eval()
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, dtype=DOUBLE).eval()
     x, padding = torch.randn(2, 7, WIDTH, dtype=DOUBLE), torch.arange(7).expand(2, 7) > 4
     attention, plain = layer.self_attn, layer(x, src_key_padding_mask=padding)
     for position in ("nope", "alibi"):
         layer.self_attn = PriorMultiheadAttention.from_torch(attention, position=position)
+        assert layer.self_attn.dropout == 0.1 and not layer.self_attn.training
         tracked = layer(x, src_key_padding_mask=padding)
         with torch.no_grad():
             torch.testing.assert_close(layer(x, src_key_padding_mask=padding), tracked)

@@ -46,9 +46,7 @@ def test_heads() -> None:
     assert [row["head"] for row in rows] == [f"{n}.{h}" for n in range(len(model.layers)) for h in range(4)]
     texts = [evaluator.text(model, 1024, index) for index in range(4)]
     assert all(asked == [len(ids) - 1] and spans for ids, asked, spans in texts)
-    layers = [
-        analyse(model, torch.as_tensor(ids)[None], layers=[1], rows=asked, full=True)[0] for ids, asked, _ in texts
-    ]
+    layers = [analyse(model, torch.as_tensor(ids)[None], rows=asked, full=True)[1] for ids, asked, _ in texts]
     for h, row in enumerate(rows[4:8]):
         assert row["entropy"] == pytest.approx(np.mean([float(one.entropy[0, h].mean()) for one in layers]), rel=1e-6)
         masses = [

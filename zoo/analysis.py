@@ -12,9 +12,9 @@ GOAT (arXiv 2601.15380) §5, BAM (2505.22842) on Z.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -34,24 +34,24 @@ class Analysis:
     """One layer's attention at some rows. Measures are (B, H, R) float64, of the asked heads and rows, in nats or logits.
 
     Attributes:
-        layer: its number.  heads, rows: (H,) and (R,) int64, those that were asked for.
+        layer: its number.
+        rows: (R,) int64, those that were asked for.
         seen: how many keys the row sees.
         entropy: −Σ p ln p.
         divergence: KL(p‖π) = Σ p ln(p/π), what the content adds to the prior.
         content_range: ω = max s − min s over the keys seen; π·e^−ω ≤ p ≤ π·e^ω (GOAT th. 5.1).
         log_z: ln Z = −ln Σ_j c_j·π_j, how far content and prior disagree; BAM's pointwise mutual information, row by row.
-        sink_mass: p_j* of the sink j*.
+        sink_mass: p_j* of the sink j*, the first key of the row's document.
         content_margin, prior_margin: s and K at the sink, less theirs at the other key whose s + K is greatest (def. 5.2).
         mass: (B, H, R, spans) Σ p over each marked span.
-        distance: Σ p·‖x_i − x_j‖ over keys that have a place x_j, by their share of p; NaN without places.
-        weights, prior, content: (B, H, R, S) p, π and c, where asked for.
+        distance: Σ p·|i − j|, in tokens of a line.
+        weights: (B, H, R, S) p, where asked for.
 
     A row that does not see the sink has NaN for its mass and margins, one that sees nothing else infinite
     margins. A row that sees no key at all, as a mask may have it, has weights and masses 0 and NaN for the rest.
     """
 
     layer: int
-    heads: Tensor
     rows: Tensor
     seen: Tensor
     entropy: Tensor
@@ -64,59 +64,48 @@ class Analysis:
     mass: Tensor
     distance: Tensor
     weights: Tensor | None = None
-    prior: Tensor | None = None
-    content: Tensor | None = None
+
+
+class _Features(Protocol):
+    def forward_features(self, *inputs: Tensor, kernel: Observer, **options: object) -> Tensor: ...
 
 
 @torch.no_grad()
 def analyse(
     model: ZooModel,
     *inputs: Tensor,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
-    sink: int = 0,
     spans: Sequence[tuple[int, int]] = (),
-    places: Tensor | None = None,
     full: bool = False,
-    **options: Any,
+    **options: object,
 ) -> list[Analysis]:
     """Run `model.forward_features` and look into its attention.
 
     Args:
         inputs: of the model: tokens (B, T), images (B, C, height, width).
-        layers: numbers of layers, from 0; default all. Negative ones count from the last.
-        heads: default all.
         rows: queries, by their position; default all. Negative ones count from the last.
-        sink: the key j*, counted from the start of a row's document.
         spans: (start, stop) of keys.
-        places: (S, n) where keys and queries are, NaN for tokens without a place such as a class token; for `distance`.
-        full: keep p, π and c as well, (B, H, R, S).
+        full: keep p as well, (B, H, R, S).
         options: of `forward_features`, such as segments.
 
     Returns:
-        an `Analysis` for each asked layer, in order.
+        an `Analysis` for each layer, in order.
 
     Raises:
-        ValueError: for layers, heads, rows or spans that the model or its input does not have.
+        ValueError: for rows or spans that the model or its input does not have.
     """
-    count = len(cast(Any, model).layers)
-    chosen = range(count) if layers is None else _indices("layers", layers, count)
-    numbers = iter(range(count))  # layers attend in order
-    found: dict[int, Analysis] = {}
+    layers: list[Analysis] = []  # which attend in order
 
     def see(call: AttentionCall) -> None:
-        layer = next(numbers)
-        if layer in chosen:
-            asked: dict[str, Any] = dict(heads=heads, rows=rows, sink=sink, spans=spans, places=places, full=full)
-            found[layer] = analyse_call(call, layer=layer, **asked)
+        layer = len(layers)
+        layers.append(analyse_call(call, layer=layer, rows=rows, spans=spans, full=full))
 
     training = model.training
     try:
-        cast(Any, model.eval()).forward_features(*inputs, kernel=Observer(see), **options)
+        cast(_Features, model.eval()).forward_features(*inputs, kernel=Observer(see), **options)
     finally:
         model.train(training)
-    return [found[layer] for layer in chosen]
+    return layers
 
 
 @torch.no_grad()
@@ -124,51 +113,35 @@ def analyse_call(
     call: AttentionCall,
     *,
     layer: int = 0,
-    heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
-    sink: int = 0,
     spans: Sequence[tuple[int, int]] = (),
-    places: Tensor | None = None,
     full: bool = False,
 ) -> Analysis:
     """The same of one call of `prior_attention`. Arguments as in `analyse`; rows are counted from the first query."""
     num_heads, queries, keys = call.q.shape[1], call.num_queries, call.num_keys
-    of = torch.tensor(range(num_heads) if heads is None else _indices("heads", heads, num_heads))
-    asked = torch.tensor(range(queries) if rows is None else _indices("rows", rows, queries))
+    chosen = list(range(queries)) if rows is None else [n + queries if n < 0 else n for n in rows]
+    if not chosen or any(not 0 <= n < queries for n in chosen):
+        raise ValueError(f"rows {list(rows or [])}: expected some of 0 to {queries - 1}")
     marked = torch.zeros(len(spans), keys, dtype=torch.float64, device=call.q.device)
     for n, (start, stop) in enumerate(spans):
         if not 0 <= start < stop <= keys:
             raise ValueError(f"span ({start}, {stop}) is not within the {keys} keys")
         marked[n, start:stop] = 1
-    at = torch.full((keys, 1), math.nan) if places is None else places
-    if len(at) != keys:
-        raise ValueError(f"places are of {len(at)} keys, the call has {keys}")
-    at = at.to(call.q.device, torch.float64)
+    at = torch.arange(keys, dtype=torch.float64, device=call.q.device)
     parts: dict[str, list[Tensor]] = {}
-    for start, stop in _runs(asked.tolist(), max(1, LOGITS // (len(call.q) * len(of) * keys))):
-        content, prior = _logits(call, of, start, stop)
+    for start, stop in _runs(chosen, max(1, LOGITS // (len(call.q) * num_heads * keys))):
+        content, prior = _logits(call, start, stop)
         mask = visible(call, start, stop)
         if mask is not None:
-            mask = mask if mask.shape[1] == 1 else mask[:, of]
             content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
-        first = keys - queries
-        away = torch.cdist(at[first + start : first + stop], at, compute_mode="donot_use_mm_for_euclid_dist")
-        measured = _measure(content, prior, _sinks(call, sink, start, stop), marked, away)
+        away = (at[call.offset + start : call.offset + stop, None] - at).abs()
+        measured = _measure(content, prior, _sinks(call, start, stop), marked, away)
         if full:
-            shown = {"weights": content + prior, "prior": prior, "content": content}
-            empty = measured["seen"][..., None] == 0
-            measured |= {name: logits.softmax(-1).masked_fill(empty, 0.0) for name, logits in shown.items()}
+            weights = (content + prior).softmax(-1)
+            measured["weights"] = weights.masked_fill(measured["seen"][..., None] == 0, 0.0)
         for name, value in measured.items():
             parts.setdefault(name, []).append(value.cpu())
-    return Analysis(layer, of, asked, **{name: torch.cat(values, dim=2) for name, values in parts.items()})
-
-
-def _indices(name: str, wanted: Iterable[int], count: int) -> list[int]:
-    """Indices below `count`, negative ones from the end; ValueError for others, or none."""
-    found = [n + count if n < 0 else n for n in wanted]
-    if not found or any(not 0 <= n < count for n in found):
-        raise ValueError(f"{name} {list(wanted)}: expected some of 0 to {count - 1}")
-    return found
+    return Analysis(layer, torch.tensor(chosen), **{name: torch.cat(values, dim=2) for name, values in parts.items()})
 
 
 def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
@@ -180,41 +153,37 @@ def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
             start = n
 
 
-def _logits(call: AttentionCall, heads: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """(B, H, r, S) float64 content and prior logits of queries [start, stop), times the row scale, nothing hidden."""
     num_heads, width = call.q.shape[1], call.q.shape[-1]
-    q = call.q[:, heads, start:stop].double()
-    k = repeat_heads(call.k, num_heads)[:, heads].double()
+    q = call.q[:, :, start:stop].double()
+    k = repeat_heads(call.k, num_heads).double()
     content = q @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
     prior = torch.zeros_like(content)
     if call.terms.q_lanes is not None:
-        lanes = call.terms.q_lanes.expand(-1, num_heads, -1, -1)[:, heads, start:stop].double()
-        if call.terms.k_lanes is None:
-            k_lanes = k[..., :-width]
-        else:
-            k_lanes = call.terms.k_lanes.expand(-1, num_heads, -1, -1)[:, heads].double()
+        lanes = call.terms.q_lanes[:, :, start:stop].double()
+        k_lanes = k[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.double()
         prior = prior + lanes @ k_lanes.transpose(-1, -2)
     if call.table is not None:
-        prior = prior + call.table.of_heads(heads).rows(start, stop, call.num_keys).double()
+        prior = prior + call.table.unroll().rows(start, stop, call.num_keys).double()
     if call.terms.bias is not None:
-        prior = prior + bias_block(call.terms.bias, heads, slice(start, stop), call.num_keys).double()
+        prior = prior + bias_block(call.terms.bias, slice(None), slice(start, stop), call.num_keys).double()
     if call.sinks:
-        level = call.level.expand(-1, num_heads, -1, -1)[:, heads, start:stop].double()
-        prior = torch.where(call.exempt[:, None, None], level, prior)
+        prior = torch.where(call.exempt[:, None, None], call.level[:, :, start:stop].double(), prior)
     if call.query_scale is not None:
-        scale = call.query_scale[:, heads, start:stop, None].double()
+        scale = call.query_scale[:, :, start:stop, None].double()
         content, prior = content * scale, prior * scale
     return content, prior
 
 
-def _sinks(call: AttentionCall, sink: int, start: int, stop: int) -> Tensor:
-    """(1 or B, 1, r, 1) int64: the sink's key of each row; one beyond the last key is no key."""
+def _sinks(call: AttentionCall, start: int, stop: int) -> Tensor:
+    """(1 or B, 1, r, 1) int64: the sink's key of each row."""
     if call.segments is None:
         first = torch.zeros(1, stop - start, dtype=torch.int64, device=call.q.device)
     else:
-        mine = call.segments[:, call.offset + start : call.offset + stop, None]
-        first = (mine == call.segments[:, None]).int().argmax(-1)
-    return (first + sink)[:, None, :, None]
+        documents = call.segments[:, call.offset + start : call.offset + stop, None]
+        first = (documents == call.segments[:, None]).int().argmax(-1)
+    return first[:, None, :, None]
 
 
 def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away: Tensor) -> dict[str, Tensor]:
@@ -224,22 +193,14 @@ def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away
     seen = logits > -math.inf
     p, empty = log_p.exp().masked_fill(~seen, 0.0), ~seen.any(-1)
     gain = (log_p - log_prior).masked_fill(~seen, 0.0)
-    keys = logits.shape[-1]
-    at = sinks.clamp(max=keys - 1).expand(*logits.shape[:3], 1)
-    shown = (sinks < keys) & seen.gather(-1, at)
+    at = sinks.expand(*logits.shape[:3], 1)
+    shown = seen.gather(-1, at)
     other = logits.scatter(-1, at, -math.inf).max(-1, keepdim=True)
 
-    def at_sink(values: Tensor) -> Tensor:
-        return values.gather(-1, at)
-
     def margin(values: Tensor) -> Tensor:
-        return (at_sink(values) - values.gather(-1, other.indices)).where(other.values > -math.inf, math.inf)
+        return (values.gather(-1, at) - values.gather(-1, other.indices)).where(other.values > -math.inf, math.inf)
 
-    of_sink = {
-        "sink_mass": at_sink(p),
-        "content_margin": margin(content),
-        "prior_margin": margin(prior),
-    }
+    of_sink = {"sink_mass": p.gather(-1, at), "content_margin": margin(content), "prior_margin": margin(prior)}
     of_row = {
         "entropy": -(p * log_p.masked_fill(~seen, 0.0)).sum(-1),
         "divergence": (p * gain).sum(-1),
@@ -251,5 +212,5 @@ def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away
         **{name: value.masked_fill(empty, math.nan) for name, value in of_row.items()},
         **{name: value.where(shown, math.nan)[..., 0] for name, value in of_sink.items()},
         "mass": p @ marked.T,
-        "distance": (p * away.nan_to_num()).sum(-1) / (p * ~away.isnan()).sum(-1),
+        "distance": (p * away).sum(-1).masked_fill(empty, math.nan),
     }

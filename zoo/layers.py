@@ -108,8 +108,8 @@ class SSMax(nn.Module):
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
         """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the length; raises ValueError for packed documents."""
         if causal and positions.within is None and positions.length == 1:  # a token after a cache's
-            seen = positions.offset + 1 if self.window is None else min(positions.offset + 1, self.window)
-            return self.s.to(torch.promote_types(self.s.dtype, torch.float32))[None, :, None] * math.log(seen)
+            keys = positions.offset + 1 if self.window is None else min(positions.offset + 1, self.window)
+            return self.s.to(torch.promote_types(self.s.dtype, torch.float32))[None, :, None] * math.log(keys)
         if causal:
             seen = positions.index(self.s.device).double() + 1
         elif positions.within is not None:
@@ -210,8 +210,7 @@ class Attention(nn.Module):
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         if self.rotary is not None:
-            line = {} if sequence is None else {"length": positions.length}
-            q, k = self.rotary.both(q, q_pos, k, k_pos, **line)
+            q, k = self.rotary.both(q, q_pos, k, k_pos)
         scale = None if self.ssmax is None else self.ssmax(q_pos, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None

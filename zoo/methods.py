@@ -12,12 +12,10 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import nn
 
-from zoo.errors import Options, check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.layers import LANES
+from zoo.errors import Options, check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.positions import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.priors import PRIORS, Prior, create_prior, on_grid
 
@@ -193,11 +191,7 @@ def layer_methods(position: str | Sequence[str], options: Options, num_layers: i
 
 
 def shared_embedding(methods: Sequence[tuple[str, object]], positions: Sequence[Position]) -> nn.Module | None:
-    """The embedding that layers' positions have in common, which a model adds once before its first layer.
-
-    Raises:
-        ValueError: where layers have different ones.
-    """
+    """The embedding that layers' positions have in common, which a model adds once; ValueError where they have several."""
     embeddings: dict[str, nn.Module] = {}
     for (name, _), position in zip(methods, positions, strict=True):
         if position.embedding is not None:
@@ -271,7 +265,6 @@ def create_grid_position(
     without "2d" and what follows it, so that options read alike in every modality.
     """
     check_grid("train_grid", train_grid)
-    check_depth(depth)
     if isinstance(options, Mapping) and "sinks" in options:
         raise ValueError(f"sinks of {name!r}: they are of a line of tokens; on a grid prefix tokens have no prior")
     supplied = {"dim": dim, "num_heads": num_heads, "train_grid": tuple(train_grid), "depth": depth}
@@ -281,10 +274,7 @@ def create_grid_position(
 def pinned_context(name: str, train_context: int) -> Options:
     """Options with which a method of a line is as it was trained at `train_context` in a model of a longer one.
 
-    A key bias, for one, divides positions by it.
-
-    Raises:
-        ValueError: for a method that ends at its training context, or whose window is a model's context.
+    A key bias, for one, divides positions by it. ValueError for a method that ends at its context, or whose window that is.
     """
     parts = _parts(name, line_methods(), {})
     for part, method in parts.items():
@@ -295,12 +285,8 @@ def pinned_context(name: str, train_context: int) -> Options:
     return options if _is_sum(name) else options.get(name, {})
 
 
-def uniform_options(name: str, options: Mapping[str, Any], *, grid: bool = False) -> Options:
-    """`options` of a method with which every part that has an option `init`, and has it not among them, starts uniform.
-
-    Raises:
-        ValueError: for an unknown method.
-    """
+def uniform_options(name: str, options: Options, *, grid: bool = False) -> Options:
+    """`options` of a method with which every part that has an option `init`, and has it not among them, starts uniform."""
     parts = _parts(name, grid_methods() if grid else line_methods(), GRID_PARTS if grid else {})
     start = {part: {"init": "uniform"} for part, method in parts.items() if method.takes("init")}
     if not _is_sum(name):
@@ -358,10 +344,6 @@ def _create(
     """The position of a method, or of a sum. pairs: a rotation turns a multiple of so many columns."""
     for size in ("dim", "num_heads"):
         check_whole(size, supplied[size], 1)
-    if lanes not in LANES:
-        raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
-    if not isinstance(options or {}, Mapping):
-        raise ValueError(f"the options of {name!r} must be given by name, got {options!r}")
     head_dim, is_sum = supplied["dim"] // supplied["num_heads"], _is_sum(name)
     parts = _parts(name, methods, stand_for)
     by_part: Options = dict(options or {}) if is_sum else {name: dict(options or {})}

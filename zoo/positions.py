@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import check_grid, check_number, check_whole, nearest
+from zoo.errors import check_grid, check_number, check_whole
 
 __all__ = [
     "Learned",
@@ -107,8 +107,6 @@ class Positions:
     def tail(self, count: int) -> Positions:
         """The last `count` positions of a line."""
         check_whole("count", count, 1)
-        if self.is_grid or count > self.length:
-            raise ValueError(f"the last {count} of {self.length} positions: expected 1 to all, of a line")
         return self.slice(self.length - count, self.length)
 
     def slice(self, start: int, stop: int) -> Positions:
@@ -132,6 +130,15 @@ class Positions:
             return self.within.to(device) if device is not None else self.within
         return self.row_index(device)[None]
 
+    def index_below(self, size: int, what: str, device: torch.device | str | None) -> Tensor:
+        """`index`; ValueError where a position is `size` or more, beyond `what`."""
+        index, last = self.index(device), self.offset + self.length - 1
+        if last >= size and self.within is not None:
+            last = int(index.max())  # positions restart in documents; reading them back synchronises
+        if last >= size:
+            raise ValueError(f"{what}, got position {last}")
+        return index
+
     def yx(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Row and column of each patch, both (height·width,) int64, prefix tokens left out.
 
@@ -151,9 +158,8 @@ def slices(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-# As transformers names them; "ntk" is "dynamic" with the factor given instead of read off the length.
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn")
-UNLIMITED = ("none", "linear", "ntk")  # those that need no training context, and those of grids
+# As transformers names them, but for "ntk", its "dynamic" with a factor that is given.
+SCALINGS = ("none", "linear", "ntk", "yarn")
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
@@ -172,12 +178,10 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 class Rotation(nn.Module):
     """What turns queries and keys, called as rotation(x, positions)."""
 
-    def both(
-        self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions, **line: int
-    ) -> tuple[Tensor, Tensor]:
+    def both(self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions) -> tuple[Tensor, Tensor]:
         """q and k of one attention call, turned alike: their products depend on where they are and on nothing that is drawn for
         one of them."""
-        return self(q, q_positions, **line), self(k, k_positions, **line)
+        return self(q, q_positions), self(k, k_positions)
 
 
 class Rotary(Rotation):
@@ -186,17 +190,13 @@ class Rotary(Rotation):
     Args:
         head_dim: D, even.
         theta: 10000 as published, 500000 for Llama 3.
-        train_context: L, tokens seen in training, which all scalings but "linear" and "ntk" need.
-        scaling: how positions beyond L are read; an evaluation-time option, of the names that transformers has; None: "none".
+        train_context: L, tokens seen in training, which "yarn" needs.
+        scaling: how positions beyond L are read; an evaluation-time option.
             "linear": ω/factor (arXiv 2306.15595).
             "ntk": theta·factor^(D/(D−2)) for theta.
-            "dynamic": theta·(factor·T/L − factor + 1)^(D/(D−2)) for theta, T the tokens read so far and at least L.
-            "yarn" (arXiv 2309.00071): ω/factor for pairs slower than `slow`, ω for those faster than `fast`, between them a
-            ramp over the pairs' numbers, as all released code has it; q and k times 0.1·ln factor + 1.
+            "yarn" (arXiv 2309.00071): ω/factor for pairs that turn less than once within L, ω for those that turn more than 32
+            times, between them a ramp over the pairs' numbers, as all released code has it; q and k times 0.1·ln factor + 1.
         factor: target length / training length, at least 1.
-        slow, fast: turns within L, as published. At 128 tokens the fastest pair makes 20 turns: use less.
-
-    With "dynamic" a row's logits depend on its length, and keys in a KV cache keep the angles they were read at.
     """
 
     def __init__(
@@ -205,59 +205,49 @@ class Rotary(Rotation):
         *,
         theta: float = 10000.0,
         train_context: int | None = None,
-        scaling: str | None = "none",
+        scaling: str = "none",
         factor: float = 1.0,
-        slow: float = 1.0,
-        fast: float = 32.0,
     ) -> None:
         super().__init__()
-        scaling = "none" if scaling is None else scaling
         check_number("theta", theta, above=1)
         check_number("factor", factor, least=1)
         if train_context is not None:
-            check_whole("train_context", train_context, 1 if scaling in UNLIMITED else 2)
+            check_whole("train_context", train_context, 1)
         if head_dim % 2:
             raise ValueError(f"RoPE turns pairs of columns: the head width must be even, got {head_dim}")
         if scaling not in SCALINGS:
             raise ValueError(f"unknown RoPE scaling {scaling!r}; known: {', '.join(SCALINGS)}")
         if scaling == "none" and factor != 1:
             raise ValueError(f"RoPE scaling 'none' does not take factor={factor}; known: {', '.join(SCALINGS)}")
-        if scaling not in UNLIMITED and train_context is None:
-            raise ValueError(f"RoPE scaling {scaling!r} needs train_context, the number of tokens seen in training")
-        check_number("slow", slow, above=0)
-        check_number("fast", fast, above=0)
-        if slow >= fast:
-            raise ValueError(f"slow and fast must be two increasing positive numbers of turns, got {slow} and {fast}")
+        if scaling == "yarn" and train_context is None:
+            raise ValueError("RoPE scaling 'yarn' needs train_context, the number of tokens seen in training")
         self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
-        self.scaling, self.factor, self.slow, self.fast = scaling, factor, slow, fast
+        self.scaling, self.factor = scaling, factor
 
-    def frequencies(self, device: torch.device | str | None = None, *, length: int = 0) -> Tensor:
-        """(D/2,) float64, after scaling; `length`, in tokens, is read by "dynamic" alone."""
+    def frequencies(self, device: torch.device | str | None = None) -> Tensor:
+        """(D/2,) float64, after scaling."""
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
-        grown = self.head_dim / max(self.head_dim - 2, 1)
-        context, theta = self.train_context or 0, self.theta
+        theta = self.theta
         if self.scaling == "ntk":
-            theta *= self.factor**grown
-        elif self.scaling == "dynamic":
-            theta *= (self.factor * max(length, context) / context - (self.factor - 1)) ** grown
+            theta *= self.factor ** (self.head_dim / max(self.head_dim - 2, 1))
         omega = theta**-pairs
         if self.scaling == "linear":
             return omega / self.factor
         if self.scaling == "yarn":
 
             def column(turns: float) -> float:
+                context = self.train_context or 1
                 return self.head_dim * math.log(context / (2 * math.pi * turns)) / (2 * math.log(self.theta))
 
-            first, last = max(math.floor(column(self.fast)), 0), min(math.ceil(column(self.slow)), self.head_dim - 1)
+            first, last = max(math.floor(column(32)), 0), min(math.ceil(column(1)), self.head_dim - 1)
             steps = torch.arange(len(omega), dtype=omega.dtype, device=omega.device)
             whole = 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)  # the share that is not divided
             return omega * whole + omega / self.factor * (1 - whole)
         return omega
 
-    def forward(self, x: Tensor, positions: Positions, *, length: int | None = None) -> Tensor:
-        """x (B, H, T, D), rotated by the positions of its T tokens; length: tokens read so far, if those are not the last."""
-        omega = self.frequencies(x.device, length=length or positions.offset + positions.length)
-        turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * omega)
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
+        """x (B, H, T, D), rotated by the positions of its T tokens."""
+        turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device))
         return turned * (0.1 * math.log(self.factor) + 1) if self.scaling == "yarn" else turned
 
 
@@ -273,150 +263,80 @@ class Rotary2d(Rotation):
         num_heads: H.
         form: "axial" or "mixed".
         theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as published.
-        scaling: how patches beyond the training grid are read, each axis by its own factor; an evaluation-time option; None:
-            "none".
-            "linear": coordinates / factor, position interpolation (arXiv 2306.15595).
-            "ntk": theta·factor^(D/(D−4)) for theta, so that the slowest pair turns as far as in training and the fastest
-            as fast; of "axial" alone.
-        factor: target side / training side, at least 1; None: of the grid that is read and `train_grid`.
-        train_grid: (height, width) in patches, which a factor of None needs.
     """
 
-    def __init__(
-        self,
-        head_dim: int,
-        *,
-        num_heads: int,
-        form: str = "axial",
-        theta: float | None = None,
-        scaling: str | None = "none",
-        factor: float | None = None,
-        train_grid: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float | None = None) -> None:
         super().__init__()
-        scaling = "none" if scaling is None else scaling
-        if head_dim % 4:
-            raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
+        _check_quarters("2-D RoPE", head_dim)
         if form not in ("axial", "mixed"):
             raise ValueError(f"unknown form {form!r} of 2-D RoPE; known: axial, mixed")
-        if scaling not in UNLIMITED:
-            raise ValueError(f"scaling={scaling!r} of 2-D RoPE: {nearest(str(scaling), UNLIMITED)}")
-        if scaling == "ntk" and (form != "axial" or head_dim == 4):
-            raise ValueError(
-                "scaling='ntk' of 2-D RoPE changes theta: expected form='axial' and a head width of 8 or more"
-            )
-        if factor is not None:
-            check_number("factor", factor, least=1)
-        if train_grid is not None:
-            check_grid("train_grid", train_grid)
-        if scaling == "none" and factor is not None:
-            raise ValueError(f"factor={factor} of 2-D RoPE: expected none without scaling='linear' or 'ntk'")
-        if scaling != "none" and factor is None and train_grid is None:
-            raise ValueError(f"scaling={scaling!r} of 2-D RoPE needs a factor, or train_grid to read it off the grid")
         self.form, self.head_dim = form, head_dim
-        self.scaling, self.factor, self.train_grid = scaling, factor, train_grid
         self.theta = theta if theta is not None else 100.0 if form == "axial" else 10.0
         check_number("theta", self.theta, above=1)
         if form == "mixed":
-            size = self._sizes(None).float()
+            size = _quarters(head_dim, self.theta).float()
             turn = torch.rand(num_heads, 1) * 2 * math.pi
             omega_y = torch.cat([size * turn.cos(), size * -turn.sin()], dim=-1)
             omega_x = torch.cat([size * turn.sin(), size * turn.cos()], dim=-1)
             self.omega = nn.Parameter(torch.stack([omega_y, omega_x]))  # (2, H, D/2)
 
-    def _sizes(self, device: torch.device | None, factor: float = 1.0) -> Tensor:
-        """(D/4,) float64; factor: by which an axis is longer, where theta follows it."""
-        grown = self.head_dim / max(self.head_dim - 4, 1)
-        theta = self.theta if factor == 1.0 else self.theta * factor**grown
-        return theta ** -(torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=device) / self.head_dim)
-
-    def _factors(self, positions: Positions) -> tuple[float, float]:
-        """By which rows and columns are more than in training."""
-        if self.scaling == "none":
-            return 1.0, 1.0
-        if self.factor is not None:
-            return self.factor, self.factor
-        assert self.train_grid is not None and positions.shape is not None
-        down, across = (max(1.0, now / then) for now, then in zip(positions.shape, self.train_grid, strict=True))
-        return down, across
-
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x (B, H, T, D)."""
         at_y, at_x = (c.double()[:, None] for c in positions.yx(x.device))
-        down, across = self._factors(positions)
-        if self.scaling == "linear":
-            at_y, at_x = at_y / down, at_x / across
         if self.form == "mixed":
             omega_y, omega_x = self.omega.double()[:, :, None, :]
             angle = (at_y * omega_y + at_x * omega_x)[None]
         else:
-            size_y, size_x = (self._sizes(x.device, f if self.scaling == "ntk" else 1.0) for f in (down, across))
-            angle = torch.cat([at_y * size_y, at_x * size_x], dim=-1)[None, None]
+            size = _quarters(self.head_dim, self.theta, x.device)
+            angle = torch.cat([at_y * size, at_x * size], dim=-1)[None, None]
         return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
 
 
 class NormalisedRotary2d(Rotation):
-    """RoPE of DINOv3 (arXiv 2508.10104): coordinates in −1…1 whatever the grid, and in training a box of random size.
+    """RoPE of DINOv3 (arXiv 2508.10104): coordinates in −1…1 whatever the grid, scaled at random in training.
 
     angle = 2π·c·theta^(−4n/D), n = 0 … D/4 − 1, a pair with y and one with x each; c = 2·(p + 1/2)/side − 1, p from 0. In
-    training mode every attention call draws c ← (c + s)·j·r, the same for q and k, s uniform in ±shift and ln j in ±ln jitter
-    for each axis, ln r uniform in ±ln rescale for both. Prefix tokens are not turned.
+    training mode every attention call draws c ← c·r, the same for q and k, ln r uniform in ±ln rescale. Prefix tokens are not
+    turned.
 
     Args:
         head_dim: D, a multiple of 4.
         theta: longest period / shortest, 100 as released.
-        shift, jitter, rescale: 0, 1 and 1 draw nothing; DINOv3 is trained with a rescale of 2.
+        rescale: 1 draws nothing; DINOv3 is trained with 2.
     """
 
-    def __init__(
-        self, head_dim: int, *, theta: float = 100.0, shift: float = 0.0, jitter: float = 1.0, rescale: float = 2.0
-    ) -> None:
+    def __init__(self, head_dim: int, *, theta: float = 100.0, rescale: float = 2.0) -> None:
         super().__init__()
-        if head_dim % 4:
-            raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
+        _check_quarters("2-D RoPE", head_dim)
         check_number("theta", theta, above=1)
-        check_number("shift", shift, least=0)
-        check_number("jitter", jitter, least=1)
         check_number("rescale", rescale, least=1)
-        self.head_dim, self.theta, self.shift, self.jitter, self.rescale = head_dim, theta, shift, jitter, rescale
+        self.head_dim, self.theta, self.rescale = head_dim, theta, rescale
 
-    def box(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor] | None:
-        """(2,) shift and (2,) size of y and x, drawn for one attention call in training; None outside it."""
-        if not self.training or (self.shift, self.jitter, self.rescale) == (0, 1, 1):
-            return None
-        drawn = 2 * torch.rand(5, dtype=torch.float64, device=device) - 1  # on the device: nothing is read back
-        return self.shift * drawn[:2], (drawn[2:4] * math.log(self.jitter) + drawn[4] * math.log(self.rescale)).exp()
+    def both(self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions) -> tuple[Tensor, Tensor]:
+        scale: Tensor | float = 1.0
+        if self.training and self.rescale != 1:  # drawn on the device: nothing is read back
+            drawn = 2 * torch.rand((), dtype=torch.float64, device=q.device) - 1
+            scale = (drawn * math.log(self.rescale)).exp()
+        return self(q, q_positions, scale), self(k, k_positions, scale)
 
-    def coordinates(
-        self,
-        positions: Positions,
-        device: torch.device | str | None = None,
-        box: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """y and x of the patches, (height·width,) float64 each, in a box that was drawn or −1…1."""
-        if positions.shape is None:
-            raise ValueError("normalised 2-D RoPE needs the positions of a grid of patches")
-        y, x = (
-            2 * (at.double() + 0.5) / side - 1 for at, side in zip(positions.yx(device), positions.shape, strict=True)
-        )
-        if box is None:
-            return y, x
-        shift, size = box
-        return (y + shift[0]) * size[0], (x + shift[1]) * size[1]
-
-    def both(
-        self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions, **line: int
-    ) -> tuple[Tensor, Tensor]:
-        box = self.box(q.device)
-        return self(q, q_positions, box), self(k, k_positions, box)
-
-    def forward(self, x: Tensor, positions: Positions, box: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """x (B, H, T, D), its patches in a box of `box`; without one as they are, in training too."""
-        omega = torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=x.device) / self.head_dim
-        omega = 2 * math.pi * self.theta**-omega
-        at_y, at_x = (c[:, None] * omega for c in self.coordinates(positions, x.device, box))
-        angle = torch.cat([at_y, at_x], dim=-1)[None, None]
+    def forward(self, x: Tensor, positions: Positions, scale: Tensor | float = 1.0) -> Tensor:
+        """x (B, H, T, D), the coordinates of its patches times `scale`."""
+        omega = 2 * math.pi * _quarters(self.head_dim, self.theta, x.device)
+        sides = positions.shape or (1, 1)  # of a line `yx` is an error
+        places = zip(positions.yx(x.device), sides, strict=True)
+        y_x = [(2 * (at.double() + 0.5) / side - 1) * scale for at, side in places]
+        angle = torch.cat([at[:, None] * omega for at in y_x], dim=-1)[None, None]
         return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
+
+
+def _check_quarters(what: str, width: int) -> None:
+    if width % 4:
+        raise ValueError(f"{what} splits the pairs between two axes: a width that is a multiple of 4, got {width}")
+
+
+def _quarters(width: int, theta: float, device: torch.device | str | None = None) -> Tensor:
+    """(D/4,) float64 theta^(−4n/D)."""
+    return theta ** -(torch.arange(0, width, 4, dtype=torch.float64, device=device) / width)
 
 
 class Sinusoidal(nn.Module):
@@ -455,13 +375,12 @@ class Sinusoidal2d(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        if dim % 4:
-            raise ValueError(f"sinusoidal positions of a grid need a width that is a multiple of 4, got {dim}")
+        _check_quarters("a grid's sinusoidal position", dim)
         self.dim = dim
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1, T, C) in the dtype of `like`."""
-        omega = 10000.0 ** -(torch.arange(0, self.dim, 4, dtype=torch.float64, device=like.device) / self.dim)
+        omega = _quarters(self.dim, 10000.0, like.device)
         y, x = (c.double()[:, None] * omega for c in positions.yx(like.device))
         patches = torch.cat([y.sin(), y.cos(), x.sin(), x.cos()], dim=-1)
         return F.pad(patches, (0, 0, positions.num_prefix, 0))[None].to(like.dtype)
@@ -481,16 +400,8 @@ class Learned(nn.Module):
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""
-        index = positions.index(self.weight.device)
-        last = positions.offset + positions.length - 1
-        if last >= len(self.weight) and positions.within is not None:
-            last = int(index.max())  # positions restart in documents; reading them back synchronises
-        if last >= len(self.weight):
-            raise ValueError(
-                f"learned positions end at {len(self.weight)} tokens, got position {last}; "
-                "another position method extrapolates"
-            )
-        return self.weight[index].to(like.dtype)
+        end = f"learned positions, unlike other methods, end at {len(self.weight)} tokens"
+        return self.weight[positions.index_below(len(self.weight), end, self.weight.device)].to(like.dtype)
 
 
 class Learned2d(nn.Module):

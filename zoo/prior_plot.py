@@ -1,28 +1,29 @@
 """Figures of a model's log-priors: curves over distance, and maps around the centre of an image.
 
-A curve is the last row of K, a map the row of the centre patch: O(N) memory, for lengths and grids far beyond training.
+A curve is the last row of K, a map the row of the centre patch.
 matplotlib is imported when a figure is drawn.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from zoo.files import save_figure
-from zoo.layers import Attention
+from zoo.layers import Attention, SSMax
 from zoo.model import ZooModel
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms
-from zoo.priors.tables import bias_block
+from zoo.priors.base import Prior
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 __all__ = [
     "FLOOR",
@@ -39,75 +40,61 @@ LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 d
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
 
-class LayerLogPrior(Prior):
+@dataclass(frozen=True)
+class LayerLogPrior:
     """What a layer adds to the content's logits: s_h·ln n·K, n the keys that a query sees; s·ln n is 1 without SSMax.
 
     SSMax's s is not bounded: where it is negative the prior is turned round, and its head looks where K is low.
     """
 
-    def __init__(self, attention: Attention) -> None:
-        super().__init__(attention.prior.num_heads)
-        self.prior = attention.prior
-        self.ssmax = attention.ssmax if attention.scale_prior else None
+    prior: Prior
+    ssmax: SSMax | None = None
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        scale = _scale(self, q_pos, causal=causal)[..., None]
-        return self.prior.log_prior(q_pos, k_pos, causal=causal).double().cpu() * scale
+    @staticmethod
+    def of(attention: Attention) -> LayerLogPrior:
+        return LayerLogPrior(attention.prior, attention.ssmax if attention.scale_prior else None)
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        return self.prior(q_pos, k_pos, causal=causal)
+    def scale(self, queries: Positions, *, causal: bool) -> Tensor:
+        """(1, 1 or H, 1 or T) float64 by which the layer multiplies K."""
+        if self.ssmax is None:
+            return torch.ones(1, 1, 1, dtype=torch.float64)
+        return self.ssmax(queries, causal=causal).double().cpu()
 
-    def parts(self) -> list[Prior]:
-        return self.prior.parts() or [self.prior]
-
-    def head_parameters(self) -> dict[str, Tensor]:
-        return self.prior.head_parameters() | ({} if self.ssmax is None else {"s of SSMax": self.ssmax.s})
-
-    def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
-        return self.prior.retrieval_heads(None if self.ssmax is None else self.ssmax.s < 0)
+    def retrieval_heads(self) -> list[bool]:
+        """Whether each head looks away from the query."""
+        return self.prior.retrieval_heads(None if self.ssmax is None else self.ssmax.s < 0).tolist()
 
 
-def _scale(prior: Prior, queries: Positions, *, causal: bool) -> Tensor:
-    """(1, 1 or H, 1 or T) float64 by which a layer multiplies K; 1 without SSMax."""
-    if not isinstance(prior, LayerLogPrior) or prior.ssmax is None:
-        return torch.ones(1, 1, 1, dtype=torch.float64)
-    return prior.ssmax(queries, causal=causal).double().cpu()
-
-
-def layer_priors(model: nn.Module) -> list[LayerLogPrior]:
+def layer_priors(model: ZooModel) -> list[LayerLogPrior]:
     """The log-prior of each layer of a model, as its logits get it.
 
     Raises:
-        ValueError: for a model without layers, with K = 0, or whose K depends on its input.
+        ValueError: for a model with K = 0, or whose K depends on its input.
     """
-    attentions = [layer.attention for layer in getattr(model, "layers", [])]
-    priors = [attention.prior for attention in attentions]
-    if not priors:
-        raise ValueError("this model has no layers with a prior")
-    if all(prior.is_zero for prior in priors):
+    attentions = [cast(Attention, layer.attention) for layer in cast(nn.ModuleList, model.layers)]
+    if all(attention.prior.is_zero for attention in attentions):
         raise ValueError(
             "this model's log-prior is 0: its position method acts on queries, keys or embeddings, or it has none"
         )
-    if any(prior.depends_on_content for prior in priors):
+    if any(attention.prior.depends_on_content for attention in attentions):
         raise ValueError("this model's log-prior depends on its input, so it has no fixed curve")
-    return [LayerLogPrior(attention) for attention in attentions]
+    return [LayerLogPrior.of(attention) for attention in attentions]
 
 
 @torch.no_grad()
-def log_prior_curve(prior: Prior, length: int) -> Tensor:
+def log_prior_curve(layer: LayerLogPrior, length: int) -> Tensor:
     """(H, length) float64: K at distances d = 0 … length − 1 from a query at position length − 1, less each head's maximum.
 
     Terms that depend on the key's position alone, such as GOAT's sink, are part of the curve: key 0 is its last point.
     """
     query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
-    row = prior.log_prior(query, keys, causal=True)[0, :, 0].double().cpu().flip(-1)
+    row = layer.prior.log_prior(query, keys, causal=True).double().cpu() * layer.scale(query, causal=True)[..., None]
+    row = row[0, :, 0].flip(-1)
     return row - row.max(dim=-1, keepdim=True).values
 
 
 @torch.no_grad()
-def centre_log_prior(prior: Prior, positions: Positions) -> tuple[Tensor, Tensor]:
+def centre_log_prior(layer: LayerLogPrior, positions: Positions) -> tuple[Tensor, Tensor]:
     """K from the patch in the centre of a grid (the later one of an even side), less each head's maximum over patches.
 
     Returns:
@@ -116,24 +103,11 @@ def centre_log_prior(prior: Prior, positions: Positions) -> tuple[Tensor, Tensor
     assert positions.shape is not None
     height, width = positions.shape
     query = positions.num_prefix + height // 2 * width + width // 2
-    row = _query_row(prior(positions, positions, causal=False), query, positions).double().cpu()
-    row = row * _scale(prior, positions, causal=False)[0, :, :1]
-    prefix, patches = row.expand(prior.num_heads, -1).tensor_split([positions.num_prefix], dim=1)
+    row = layer.prior.log_prior(positions, positions, causal=False)[0, :, query].double().cpu()
+    row = row * layer.scale(positions, causal=False)[0, :, :1]
+    prefix, patches = row.tensor_split([positions.num_prefix], dim=1)
     highest = patches.max(dim=-1, keepdim=True).values
     return (patches - highest).unflatten(-1, (height, width)), prefix - highest
-
-
-def _query_row(terms: PriorTerms, query: int, positions: Positions) -> Tensor:
-    """(1 or H, S): K of one query that is a patch, without the matrix it is a row of."""
-    row = torch.zeros(1, positions.length)
-    if terms.q_lanes is not None and terms.k_lanes is not None:
-        row = row + (terms.q_lanes[0, :, query : query + 1] @ terms.k_lanes[0].transpose(-1, -2))[:, 0].cpu()
-    if (table := terms.table) is not None:
-        values = table.table[:, table.q_code[query] - table.k_code + table.center].cpu()
-        row = row + torch.where(torch.arange(positions.length) >= table.num_prefix, values, 0.0)
-    if terms.bias is not None:
-        row = row + bias_block(terms.bias, slice(None), slice(query, query + 1), positions.length)[0, :, 0].cpu()
-    return row
 
 
 def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:
@@ -151,14 +125,14 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
 
     distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
     for n, prior in enumerate(priors):
-        axis, last = axes[n // columns][n % columns], max(prior.num_heads - 1, 1)
+        axis, last = axes[n // columns][n % columns], max(prior.prior.num_heads - 1, 1)
         curves = log_prior_curve(prior, length)[:, distance]
-        for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads().tolist(), strict=True)):
+        for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads(), strict=True)):
             color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
             width, style = 2.6 if retrieval else 1.7, ("-", "--", "-.", ":")[head % 4]
             axis.plot(distance + 1, curve, color=color, linestyle=style, linewidth=width, label=f"head {head}")
         axis.grid(alpha=0.25, linewidth=0.6)
-        axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.num_heads // 8))
+        axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.prior.num_heads // 8))
         axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)")
         axis.set_ylabel("log-prior − its maximum (nats)")
         axis.set_xscale("log", base=2)
@@ -191,12 +165,14 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     darkest = max(FLOOR, min(-LEAST_RANGE, *(float(patches.min()) for patches, _ in maps)))
     (height, width), (least_height, least_width) = positions.shape, trained.shape
     y, x = height // 2, width // 2
-    figure, axes = _subplots(len(priors), max(prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2))
+    figure, axes = _subplots(
+        len(priors), max(prior.prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2)
+    )
     from matplotlib.patches import Rectangle
 
-    image: Any = None
+    image: AxesImage | None = None
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
-        for h, retrieval in enumerate(prior.retrieval_heads().tolist()):
+        for h, retrieval in enumerate(prior.retrieval_heads()):
             axis = axes[n][h]
             image = axis.imshow(patches[h].numpy(), cmap="viridis", vmin=darkest, vmax=0.0)
             axis.set(title=f"layer {n}, head {h}", xticks=[x], yticks=[y], xticklabels=[], yticklabels=[])
@@ -208,6 +184,7 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
                 axis.add_patch(Rectangle(corner, *extent, fill=False, color="white", linestyle="--"))
             for side in axis.spines.values():
                 side.set(color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6)
+    assert image is not None
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("log-prior − its maximum (nats)")
     grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
     figure.suptitle(f"{title}: log-prior of every head from the centre (ticks)\n{grids}", fontsize=9)

@@ -22,7 +22,8 @@ from tests.zoo.test_attention import Case, build, evaluate
 from zoo import Positions
 from zoo.attention import skipping
 from zoo.attention.selfcheck import BOUNDS, CANCELLING, relative_error
-from zoo.priors import Alibi, Ggd
+from zoo.priors.alibi import Alibi
+from zoo.priors.ggd import Ggd
 
 pytest.importorskip("triton")
 from zoo.attention.triton import TRITON, common, table_grad

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
 
 from zoo import Positions, create_prior, list_priors
 from zoo.priors import Prior
@@ -65,3 +66,10 @@ def causal_modes(name: str) -> list[bool]:
 
 
 CASES = [(name, causal) for name in list_priors() for causal in causal_modes(name)]
+
+
+@torch.no_grad()
+def decoded(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """The model's logits by its cache: 20 tokens at once, then one after the other."""
+    cache = model.new_cache(40)  # type: ignore[operator]
+    return torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)

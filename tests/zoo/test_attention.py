@@ -18,8 +18,8 @@ from zoo.attention.base import AttentionCall, Kernel
 from zoo.attention.dispatch import choose_kernel
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
-from zoo.priors import Compose
 from zoo.priors.base import PriorTerms, RelativeTable
+from zoo.priors.sums import Compose
 
 HEADS, HEAD_WIDTH, LANES = 4, 8, 3
 # "triton" and "flash" compute below float64: tests/zoo/test_triton_attention.py, tests/zoo/test_dispatch.py.

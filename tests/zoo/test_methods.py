@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.zoo.priors_table import decoded
 from zoo import Positions, create_model, list_models, load_model, priors
 from zoo.methods import (
     GRID_PARTS,
-    SUMS,
     create_grid_position,
     create_position,
     grid_methods,
@@ -23,10 +23,17 @@ from zoo.priors import GridPrior, Prior, TablePrior
 
 LINE = dict(dim=64, num_heads=2, train_context=32)
 GRID = dict(dim=64, num_heads=2, train_grid=(3, 4))
-SHAPE = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=32)
+SHAPE = dict(num_layers=2, dim=64, num_heads=2, num_kv_heads=1, hidden_dim=32)
 # Sums of each two kinds of terms, and those with a rotation and an embedding.
-PAIRS = [f"{name}+{'kerple' if name == 'ggd' else 'ggd'}" for name in ("alibi", "t5", "table", "sinusoidal", "ggd")]
-SUMMED = [*PAIRS, "ggd_goat", "cable+fire+key_bias", "rope+key_bias+learned", "local+goat"]
+SUMMED = [
+    "alibi+ggd",
+    "t5+table",
+    "sinusoidal+ggd",
+    "ggd_goat",
+    "cable+fire+key_bias",
+    "rope+key_bias+learned",
+    "local+goat",
+]
 
 
 def seeded(name: str, **overrides) -> nn.Module:
@@ -43,8 +50,6 @@ def same_states(a: nn.Module, b: nn.Module) -> bool:
     ("short", "name"),
     [
         ("text_ggd_goat_tiny", "text_ggd+spectral+key_bias_tiny"),
-        ("dna_ggd_goat_ssmax_tiny", "dna_ggd+spectral+key_bias_ssmax_tiny"),
-        ("vision_ggd_goat_tiny_patch8", "vision_ggd+spectral+key_bias_tiny_patch8"),
         ("vision_ggd_goat_ssmax_tiny_patch8", "vision_ggd2d_separable+spectral2d+key_bias2d_ssmax_tiny_patch8"),
     ],
 )
@@ -59,14 +64,11 @@ def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
 
 def test_what_a_sum_starts_with() -> None:
     """The key bias without a slope, ggd and the sink flat, the spectral part seeded at rank 2."""
-    torch.manual_seed(0)
     prior, pos = create_position("ggd_goat", **LINE).prior, Positions.line(20)
-    assert isinstance(prior, priors.Compose) and prior.num_lanes == 9
-    assert prior.get_submodule("key_bias").slopes().max() < 1e-15 and prior.get_submodule("spectral").rank == 2
+    assert prior.num_lanes == 9 and prior.key_bias.slopes().max() < 1e-15
     bias = prior.log_prior(pos, pos, causal=True)
     assert 0 < (bias - bias[..., :1]).abs().max() < 0.2
-    grid = create_grid_position("ggd_goat", **GRID).prior
-    assert grid.num_lanes == 9 and grid.get_submodule("spectral").y.alpha.abs().max() > 0
+    assert create_grid_position("ggd_goat", **GRID).prior.spectral.y.alpha.abs().max() > 0
 
 
 @pytest.mark.parametrize("name", SUMMED)
@@ -77,35 +79,26 @@ def test_a_sum_on_a_line_decodes_as_it_reads(name: str) -> None:
         for parameter in prior.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     tokens = torch.randint(0, 256, (2, 33))
-    full = model(tokens)
-    cache = model.new_cache(40)
-    found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
-    torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(decoded(model, tokens), model(tokens), atol=1e-5, rtol=1e-5)
     prompts = [tokens[0, :15].tolist(), tokens[1, :6].tolist()]
     assert model.generate(prompts, max_new_tokens=3)[1] == model.generate(prompts[1:], max_new_tokens=3)[0]
 
 
 def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:
-    line = create_position("rope+key_bias", **LINE)
-    assert line.prior.num_lanes == 5 and line.rotary.head_dim == 26  # of 27: pairs
-    assert create_position("rope+key_bias", **LINE, lanes="beside").rotary.head_dim == 32
-    x = torch.randn(1, 2, 4, 27)
-    turned = line.rotary(x, Positions.line(4))
+    line, x = create_position("rope+key_bias", **LINE), torch.randn(1, 2, 4, 27)
+    assert line.prior.num_lanes == 5 and create_position("rope+key_bias", **LINE, lanes="beside").rotary.head_dim == 32
+    turned = line.rotary(x, Positions.line(4))  # pairs of 27 columns
     assert torch.equal(turned[..., 26], x[..., 26]) and not torch.equal(turned[..., :26], x[..., :26])
-    assert create_position("local+ggd", **LINE).window == 32
-    grid = create_grid_position("rope+key_bias", **GRID)
-    assert grid.rotary.form == "axial" and grid.rotary.head_dim == 28
+    assert create_grid_position("rope+key_bias", **GRID).rotary.head_dim == 28
 
 
 def test_bad_sums_are_named() -> None:
     for name, options, words in [
         ("ggd+spectrl", {}, "unknown part 'spectrl'.*did you mean 'spectral'"),
-        ("ggd+", {}, "unknown part ''"),
         ("ggd+ggd", {}, "the part 'ggd' twice"),
         ("ggd_goat+spectral", {}, "the part 'spectral' twice"),
         ("rope+local", {}, "the rotations rope and local"),
         ("learned+sinusoidal", {}, "the embeddings learned and sinusoidal"),
-        ("ggd_gaot", {}, "did you mean 'ggd_goat'"),
         ("ggd+alibi", {"aliby": {}}, "no part 'aliby'; did you mean 'alibi'"),
         ("ggd+alibi", {"alibi": {"learnble": True}}, "part 'alibi' of 'ggd.alibi' has no option 'learnble'; did you"),
         ("ggd+alibi", {"alibi": True}, "by name, got True"),
@@ -121,10 +114,7 @@ def test_every_grid_sum_of_two_runs() -> None:
         assert position.prior(pos, pos, causal=False).dense().shape[-2:] == (13, 13)
 
 
-# ------------------------------------------------------------------------------------------------ a method per layer
-
-
-@pytest.mark.parametrize("position", [["ggd", "rope", "ggd_goat", "nope"], ["cable", "learned"], ("t5+key_bias",)])
+@pytest.mark.parametrize("position", [["ggd", "rope", "ggd_goat", "nope"], ("cable", "learned")])
 @torch.no_grad()
 def test_a_method_per_layer(position, tmp_path) -> None:
     model = seeded("text_ggd_tiny", position=list(position), train_context=40).eval()
@@ -133,40 +123,28 @@ def test_a_method_per_layer(position, tmp_path) -> None:
     assert (model.position_embedding is not None) == ("learned" in position)
     tokens = torch.randint(0, 256, (2, 33))
     full = model(tokens)
-    cache = model.new_cache(40)
-    found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
-    torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(decoded(model, tokens), full, atol=1e-5, rtol=1e-5)
     model.save_pretrained(tmp_path)
     assert torch.equal(load_model(tmp_path).eval()(tokens), full)
 
 
 def test_a_method_per_layer_of_a_vision_model() -> None:
-    options = {"goat": {"rank": 1}, "ggd+key_bias": {"ggd": {"init": "alibi"}}}
-    model = seeded(
-        "vision_nope_tiny_patch8",
-        position=["goat", "rope2d_axial", "ggd+key_bias", "learned"],
-        position_options=options,
-    )
+    options, position = {"goat": {"rank": 1}}, ["goat", "rope2d_axial", "ggd+key_bias", "learned"]
+    model = seeded("vision_nope_tiny_patch8", position=position, position_options=options)
     assert [layer.attention.prior.num_lanes for layer in model.layers] == [5, 0, 1, 0]
-    assert model.layers[2].attention.prior.ggd.y.theta_beta[0] == 1 and model.config.position_options == options
-    assert model(torch.randn(1, 3, 48, 72)).shape == (1, 26)
+    assert model.config.position_options == options and model(torch.randn(1, 3, 48, 72)).shape == (1, 26)
 
 
 def test_bad_lists_are_named() -> None:
     for position, options, words in [
         (["ggd"] * 3, {}, "divides 4"),
-        ([], {}, "divides 4"),
         (["ggd", 3], {}, "each a string"),
-        (["ggd", "alibbi"], {}, "did you mean 'alibi'"),
         (["ggd", "alibi"], {"ggdd": {}}, "'ggdd'.*did you mean 'ggd'"),
         (["ggd", "alibi"], {"ggd": 3}, "got 3"),
         (["learned", "sinusoidal"], {}, "learned and sinusoidal"),
     ]:
         with pytest.raises(ValueError, match=words):
             create_model("text_ggd_tiny", position=position, position_options=options)
-
-
-# ------------------------------------------------------------------------------------------------ priors from outside
 
 
 class Fading(TablePrior):
@@ -221,20 +199,12 @@ def test_bad_registrations_are_named(registry) -> None:
         ("rope", Fading, "'rope' is taken"),
         ("ggd_goat", Fading, "'ggd_goat' is taken"),
         ("my+own", Fading, "cannot name a prior"),
-        ("my.own", Fading, "cannot name a prior"),
         ("own_ssmax", Fading, "cannot name a prior"),
-        ("Own", Fading, "cannot name a prior"),
         ("own", nn.Linear, "derived from zoo.Prior"),
         ("own", Fading(2), "derived from zoo.Prior"),
     ]:
         with pytest.raises(ValueError, match=words):
             zoo.register_prior(name, made)
-
-
-def test_reserved_names_are_all_that_mean_something_else() -> None:
-    methods = {"ssmax", *SUMS, *line_methods(), *grid_methods()}
-    shipped = {name.removesuffix("2d").removesuffix("_") for name in priors.PRIORS} | priors.PRIORS.keys()
-    assert methods - shipped == priors.RESERVED
 
 
 def test_what_is_meant_by_names_of_no_method_is_said() -> None:
@@ -259,16 +229,11 @@ def test_a_method_in_a_longer_model_is_as_it_was_trained():
         line = Positions.line(100)
         equal = [prior.log_prior(line, line, causal=True) for prior in (short, longer)]
         assert torch.equal(*equal)
-
-
-def test_what_ends_at_its_context_cannot_be_pinned():
     for name in ("learned", "local"):
         with pytest.raises(ValueError, match=f"'{name}'"):
             pinned_context(name, 64)
 
 
 def test_the_window_of_local_follows_its_option():
-    sizes = dict(dim=32, num_heads=2, train_context=32)
-    assert create_position("local", **sizes).window == 32
-    assert create_position("local", options={"train_context": 8}, **sizes).window == 8
-    assert create_position("local+alibi", options={"local": {"train_context": 8}}, **sizes).window == 8
+    assert create_position("local", **LINE).window == 32
+    assert create_position("local+alibi", options={"local": {"train_context": 8}}, **LINE).window == 8

@@ -35,15 +35,8 @@ def test_grid_is_row_major_on_a_grid_that_is_not_square() -> None:
     assert y.tolist() == [0, 0, 0, 1, 1, 1] and x.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_impossible_positions_are_named() -> None:
-    for make in [lambda: Positions.line(0), lambda: Positions.line(2, offset=-1), lambda: Positions.grid(0, 2)]:
-        with pytest.raises(ValueError, match="got"):
-            make()
-
-
-@pytest.mark.parametrize("scaling", ["linear", "dynamic", "yarn"])
-@pytest.mark.parametrize(("theta", "length"), [(1e4, 5000), (5e5, 100)])
-def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, length: int) -> None:
+@pytest.mark.parametrize(("scaling", "theta"), [("linear", 1e4), ("yarn", 1e4), ("yarn", 5e5)])
+def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float) -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -53,9 +46,9 @@ def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, l
         max_position_embeddings=2048,
         rope_parameters=dict(rope_type=scaling, rope_theta=theta, factor=8.0, original_max_position_embeddings=2048),
     )
-    theirs, lengthened = ROPE_INIT_FUNCTIONS[scaling](config, "cpu", seq_len=length)
+    theirs, lengthened = ROPE_INIT_FUNCTIONS[scaling](config, "cpu")
     ours = Rotary(64, theta=theta, train_context=2048, scaling=scaling, factor=8.0)
-    torch.testing.assert_close(ours.frequencies(length=length).float(), theirs, rtol=2e-6, atol=0)
+    torch.testing.assert_close(ours.frequencies().float(), theirs, rtol=2e-6, atol=0)
     x = torch.randn(1, 1, 3, 64)
     norms = [v.norm(dim=-1) for v in (ours(x, Positions.line(3)), lengthened * x)]
     torch.testing.assert_close(*norms)
@@ -76,11 +69,9 @@ def test_embeddings() -> None:
 
 def test_bad_rotary_options() -> None:
     for options, message in [
-        ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, dynamic, yarn"),
+        ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, yarn"),
         ({"scaling": "linear", "factor": 0.5}, "factor must be a finite number of 1 or more, got 0.5"),
-        ({"factor": 2.0}, "'none' does not take factor=2.0"),
         ({"scaling": "yarn", "factor": 2.0}, "'yarn' needs train_context"),
-        ({"slow": 4.0, "fast": 1.0}, r"4\.0 and 1\.0"),
     ]:
         with pytest.raises(ValueError, match=message):
             Rotary(16, **options)

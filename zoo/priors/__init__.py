@@ -9,33 +9,25 @@ import re
 from collections import UserDict
 from collections.abc import MutableMapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zoo.errors import check_options, did_you_mean
 from zoo.priors.base import GridPrior, Prior, PriorTerms, RelativeTable, TablePrior
 
-if TYPE_CHECKING:
-    from zoo.priors.given import Matrix, Table
-    from zoo.priors.sums import Compose, compose
-
 __all__ = [
     "PRIORS",
-    "Compose",
     "GridPrior",
-    "Matrix",
     "Prior",
     "PriorTerms",
     "RelativeTable",
-    "Table",
     "TablePrior",
-    "compose",
     "create_prior",
     "list_priors",
     "on_grid",
     "register_prior",
 ]
 
-# Where each prior is; its file is imported when somebody asks for it.
+# Where each prior is; its file is imported when the prior is made.
 SHIPPED: dict[str, str] = {
     "uniform": "zoo.priors.base:Uniform",
     "alibi": "zoo.priors.alibi:Alibi",
@@ -51,22 +43,14 @@ SHIPPED: dict[str, str] = {
     "cable": "zoo.priors.cable:Cable",
     "t5": "zoo.priors.t5:T5",
     "t5_2d": "zoo.priors.t5:T52d",
-    "kerple": "zoo.priors.kerple:Kerple",
-    "kerple2d": "zoo.priors.kerple:Kerple2d",
+    "kerple": "zoo.priors.alibi:Kerple",
+    "kerple2d": "zoo.priors.alibi:Kerple2d",
     "lookhere2d": "zoo.priors.lookhere:Lookhere2d",
     "fire": "zoo.priors.fire:Fire",
     "fire2d": "zoo.priors.fire:Fire2d",
     "table": "zoo.priors.given:Table",
     "matrix": "zoo.priors.given:Matrix",
 }
-ELSEWHERE = {kind: file for file, _, kind in (place.partition(":") for place in SHIPPED.values())}
-ELSEWHERE |= {"Compose": "zoo.priors.sums", "compose": "zoo.priors.sums"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in ELSEWHERE:
-        return getattr(import_module(ELSEWHERE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Priors(UserDict[str, Any]):
@@ -82,29 +66,17 @@ class Priors(UserDict[str, Any]):
 
 PRIORS: MutableMapping[str, type[Prior]] = Priors(SHIPPED)
 
-# Names that mean something else in names of models: methods that are no priors, sums with a name, and SSMax.
-RESERVED = frozenset(
-    {
-        "nope",
-        "rope",
-        "local",
-        "sinusoidal",
-        "learned",
-        "rope2d_axial",
-        "rope2d_mixed",
-        "rope2d_normalised",
-        "ggd2d_separable",
-        "ggd_goat",
-    }
-    | {"ssmax"}
-)
-
 
 def on_grid(name: str, prior: type[Prior] | None = None) -> bool:
     """Whether a prior is one of grids of patches: its name ends in "2d", or its class is a `GridPrior`."""
     if name.endswith("2d") or name in SHIPPED:
         return name.endswith("2d")
     return issubclass(prior or PRIORS[name], GridPrior)
+
+
+def _method(name: str) -> str:
+    """The method of grids that a prior is."""
+    return name.removesuffix("2d").removesuffix("_")
 
 
 def register_prior(name: str, prior: type[Prior]) -> None:
@@ -125,11 +97,13 @@ def register_prior(name: str, prior: type[Prior]) -> None:
             f"{name!r} cannot name a prior: expected a lower-case letter, then lower-case letters, digits and underscores, and "
             "neither '_' nor '_ssmax' at the end"
         )
-    method = name.removesuffix("2d").removesuffix("_") if on_grid(name, prior) else name
-    grid = {n.removesuffix("2d").removesuffix("_") for n in PRIORS if on_grid(n)}
     if name in PRIORS and PRIORS[name] is prior:
         return
-    if name in PRIORS or name in RESERVED or method in RESERVED or (on_grid(name, prior) and method in grid):
+    from zoo.methods import ENCODINGS, GRID_ENCODINGS, GRID_NAMES, SUMS  # which imports this
+
+    method, grid = _method(name) if on_grid(name, prior) else name, {_method(n) for n in PRIORS if on_grid(n)}
+    others = {"nope", "ssmax", *SUMS, *ENCODINGS, *GRID_ENCODINGS, *(n for names in GRID_NAMES.values() for n in names)}
+    if name in PRIORS or {name, method} & others or (on_grid(name, prior) and method in grid):
         raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
     PRIORS[name] = prior
 

@@ -1,11 +1,11 @@
-"""ALiBi: a linear penalty on distance (arXiv 2108.12409), and the slopes that other priors are seeded with."""
+"""Penalties on distance: ALiBi's linear one (arXiv 2108.12409), whose slopes seed other priors, and Kerple's logarithmic kernel
+(arXiv 2205.09921)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,24 +13,21 @@ from torch import Tensor, nn
 
 from zoo.errors import check_flags, check_number
 from zoo.positions import Positions
-from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, bf16_pieces, line_table, prior_dtype
+from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, TablePrior, bf16_pieces, line_table, prior_dtype
 
-__all__ = ["RAMP_LANES", "Alibi", "Alibi2d", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
+__all__ = ["RAMP_LANES", "Alibi", "Alibi2d", "Kerple", "Kerple2d", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
 
 # Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position 2^20. One more lane subtracts
 # the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
 RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
+LEAST = 1e-2  # that Kerple's parameters are read as
 
 RampKernel = Callable[[Tensor, Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
 
 
-def _by_torch(ramp: Tensor) -> RampKernel | None:
-    return None
-
-
 # Asked for what makes a ramp's lanes in one launch, None where torch does. Set by `zoo.attention`: a prior knows no kernel.
-ramp_kernel: Callable[[Tensor], RampKernel | None] = _by_torch
+ramp_kernel: Callable[[Tensor], RampKernel | None] = lambda ramp: None  # noqa: E731
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
@@ -90,11 +87,11 @@ class Alibi(Prior):
     ) -> None:
         super().__init__(num_heads)
         check_flags(learnable=learnable)
-        lags: list[Any] = list(mean_lag) if isinstance(mean_lag, list | tuple) else [mean_lag] * num_heads
-        if len(lags) != num_heads:
-            raise ValueError(f"mean_lag={mean_lag!r}: expected a distance, or one for each of {num_heads} heads")
         self.fixed: list[float] | None = None  # slopes
         if mean_lag is not None:
+            lags = list(mean_lag) if isinstance(mean_lag, Sequence) else [mean_lag] * num_heads
+            if len(lags) != num_heads:
+                raise ValueError(f"mean_lag={mean_lag!r}: expected a distance, or one for each of {num_heads} heads")
             for lag in lags:
                 check_number("mean_lag", lag, above=0)
             self.fixed = [math.log1p(1 / lag) for lag in lags]
@@ -145,9 +142,6 @@ class Alibi(Prior):
         i, j = q_pos.row_index(slopes.device), k_pos.row_index(slopes.device)
         return (-slopes[:, None, None] * (i[:, None] - j).abs())[None]
 
-    def head_parameters(self) -> dict[str, Tensor]:
-        return {"slope": self.slopes()}
-
 
 class Alibi2d(IsotropicPrior, Alibi):
     """K = −m_h·√(dy² + dx²) over the grid of patches, with ALiBi's slopes m; prefix tokens get 0.
@@ -155,4 +149,35 @@ class Alibi2d(IsotropicPrior, Alibi):
     Args:
         num_heads: H.
         learnable, mean_lag: as in `Alibi`, along a line.
+    """
+
+
+class Kerple(TablePrior):
+    """K[h,i,j] = −r1_h·log(1 + r2_h·|i − j|), r1, r2 > 0 learned, (H,) each.
+
+    They start uniform in (0, 2) and (0, 1), as the released `bias_p` and `bias_a`, and are read no lower than 0.01, which keeps
+    them positive.
+
+    Args:
+        num_heads: H.
+    """
+
+    by_head = ("r1", "r2")
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(num_heads)
+        self.r1 = nn.Parameter(torch.rand(num_heads) * 2)
+        self.r2 = nn.Parameter(torch.rand(num_heads))
+
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        lead = (self.num_heads,) + (1,) * distance.ndim
+        r1, r2 = (r.to(distance.dtype).clamp(min=LEAST).view(lead) for r in (self.r1, self.r2))
+        return -r1 * torch.log1p(r2 * distance.abs())
+
+
+class Kerple2d(IsotropicPrior, Kerple):
+    """K = −r1_h·log(1 + r2_h·√(dy² + dx²)) over the grid of patches; prefix tokens get 0.
+
+    Args:
+        num_heads: H.
     """

@@ -9,11 +9,11 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,6 @@ __all__ = [
     "linear_in",
     "prior_device",
     "prior_dtype",
-    "split_bf16",
     "without_autocast",
 ]
 
@@ -60,8 +59,7 @@ class PriorTerms:
         q_lanes: (1 or B, 1 or H, T, R) head columns; K += <q_lanes, k_lanes>.
         k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
         table: a relative table.
-        bias: (1 or B, 1 or H, T, S) log-prior that is neither lanes nor a table: a matrix, or what is made by blocks of rows
-            (FIRE).
+        bias: (1 or B, 1 or H, T, S) a matrix, or what is made by blocks of rows (FIRE).
         carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
         causal: whether they are for causal attention alone (True) or for bidirectional attention alone (False); None: for both.
         offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.
@@ -162,11 +160,6 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
         return layer(x.to(dtype)).to(x.dtype)
 
 
-def split_bf16(value: Tensor, pieces: int) -> Tensor:
-    """`value` (float64) as (..., pieces) summands, see `bf16_pieces`."""
-    return torch.stack(bf16_pieces(value, pieces, value.dtype), dim=-1)
-
-
 def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
     """`value` (float64) as summands in `dtype`, all but the last exact in bfloat16, the last the remainder.
 
@@ -181,21 +174,8 @@ def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
         rest = rest - part
     parts.append(rest.to(dtype))
     if value.requires_grad:
-        parts[0] = _PassThrough.apply(parts[0], value)
+        parts[0] = parts[0] + (value - value.detach()).to(dtype)  # plus 0, with the gradient
     return parts
-
-
-class _PassThrough(torch.autograd.Function):
-    """A number that stands for `value`: the number, with the gradient of the other."""
-
-    @staticmethod
-    def forward(ctx: Any, number: Tensor, value: Tensor) -> Tensor:
-        ctx.dtype = value.dtype
-        return number.view_as(number)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, grad.to(ctx.dtype)
 
 
 class Prior(nn.Module):
@@ -264,13 +244,12 @@ class Prior(nn.Module):
         raise NotImplementedError
 
     def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
-        """The table of `forward` alone, which follows from positions without x: a KV cache, whose keys hold their lanes, reads
-        it over all keys."""
-        return None if self._only_lanes() else self(q_pos, k_pos, causal=causal).table
+        """The table of `forward` alone: a KV cache, whose keys hold their lanes, reads it over all keys."""
+        return self._beside_lanes(q_pos, k_pos, causal).table
 
     def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Bias | None:
         """The bias of `forward` alone, for a KV cache as well."""
-        return None if self._only_lanes() else self(q_pos, k_pos, causal=causal).bias
+        return self._beside_lanes(q_pos, k_pos, causal).bias
 
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
         """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but for a constant of each row.
@@ -279,22 +258,22 @@ class Prior(nn.Module):
             line = Positions.line(length)
             row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
             return row, torch.zeros_like(row)
-        rows = [row for part in self.parts() if (row := part.next_row(length)) is not None]
+        rows = [terms for part in self.parts() if (terms := part.next_row(length)) is not None]
         if not rows or len(rows) < len(self.parts()):
             return None
         by_distance, by_key = zip(*rows, strict=True)
         return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
 
-    def _only_lanes(self) -> bool:
-        """Whether K depends on the layer's input, so that a cache has all of it in the keys' lanes.
-
-        Raises ValueError for a prior of that kind without lanes: a cache holds no inputs to make its table or bias from.
-        """
-        if self.depends_on_content and not self.num_lanes:
+    def _beside_lanes(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
+        """The terms that follow from positions without x, whose lanes are not read; ValueError for a prior that a cache, which
+        holds no inputs, cannot serve."""
+        if not self.depends_on_content:
+            return self(q_pos, k_pos, causal=causal)
+        if not self.num_lanes:
             raise ValueError(
                 f"{type(self).__name__} depends on the layer's input and has no lanes: it cannot be cached"
             )
-        return self.depends_on_content
+        return PriorTerms()
 
     def stored_options(self, options: Options) -> Options:
         """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""
@@ -324,13 +303,6 @@ class Prior(nn.Module):
         """Whether K depends on the displacement i − j alone; for a composed prior, of all parts."""
         parts = self.parts()
         return bool(parts) and all(part.is_relative for part in parts)
-
-    def head_parameters(self) -> dict[str, Tensor]:
-        """(H,) each: parameters that shape the heads' curves, by the names plots show. By default those of the parts."""
-        parameters: dict[str, Tensor] = {}
-        for part in self.parts():
-            parameters |= part.head_parameters()
-        return parameters
 
     def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
         """(H,) bool: heads that look away from the query and leave far keys to content. By default those of any part.
@@ -421,9 +393,7 @@ class GridPrior(Prior):
 class IsotropicPrior(GridPrior):
     """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it before that prior's class."""
 
-    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        """(H, *distance.shape) log-prior at distances >= 0, in the dtype of `distance`."""
-        return super().curve(distance, causal=causal)  # type: ignore[misc]
+    curve: Callable[..., Tensor]
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         return self.curve(torch.hypot(dy, dx), causal=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.errors import check_flags, check_whole, nearest
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, split_bf16
+from zoo.priors.base import Prior, PriorTerms, bf16_pieces, linear_in, prior_dtype
 
 __all__ = ["Cable"]
 
@@ -88,7 +88,7 @@ class Cable(Prior):
             total = total + carry[..., None]
         weight = weight[..., k_pos.length - q_pos.length :]
         at_query = total[..., k_pos.length - q_pos.length :]
-        w, s = split_bf16(weight, 3), split_bf16(total, 4)
+        w, s = (torch.stack(bf16_pieces(x, n, x.dtype), dim=-1) for x, n in ((weight, 3), (total, 4)))
         # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small near the query.
         bulk = -(weight * at_query).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)

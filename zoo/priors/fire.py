@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.errors import check_grid, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype, without_autocast
+from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype
 from zoo.priors.tables import BlockedBias, whole_bias
 
 __all__ = ["Fire", "Fire2d"]
@@ -85,36 +84,28 @@ class Fire(Prior):
         return whole_bias(self._bias(q_pos, k_pos, causal, torch.float64))
 
 
-# Weight and bias, copied (see `BlockedBias`); or what was put in the place of a linear layer: an adapter, an int8 one.
-_Layer: TypeAlias = tuple[Tensor, Tensor] | nn.Module
-
-
 @dataclass(frozen=True)
 class _Curve:
     """f_θ( ψ(distance) / ψ(max(L, extent)) ) of c, L and f_θ's two layers."""
 
     scale: Tensor
     threshold: Tensor
-    inner: _Layer
-    outer: _Layer
+    inner: nn.Module
+    outer: nn.Module
 
     def __call__(self, distance: Tensor, extent: Tensor) -> Tensor:
         """(…, H), the two broadcast."""
         ratio = torch.log1p(self.scale * distance) / torch.log1p(self.scale * torch.maximum(extent, self.threshold))
-        return _linear(self.outer, _linear(self.inner, ratio[..., None]).relu())
+        return linear_in(self.outer, linear_in(self.inner, ratio[..., None]).relu())
 
 
-def _copied(layer: nn.Module, dtype: torch.dtype) -> _Layer:
-    if type(layer) is nn.Linear:
-        return layer.weight.to(dtype, copy=True), layer.bias.to(dtype, copy=True)
-    return layer
-
-
-def _linear(layer: _Layer, x: Tensor) -> Tensor:
-    if isinstance(layer, nn.Module):
-        return linear_in(layer, x)
-    with without_autocast(x):
-        return F.linear(x, *layer)
+def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A linear layer with copies of its parameters (see `BlockedBias`); what is in its place, such as an adapter, as it is."""
+    if type(layer) is not nn.Linear:
+        return layer
+    copied = copy.copy(layer)
+    copied.__dict__["_parameters"] = {name: p.to(dtype, copy=True) for name, p in layer.named_parameters()}
+    return copied
 
 
 class Fire2d(GridPrior, Fire):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from zoo.errors import check_flags, check_number, nearest
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, TablePrior, prior_dtype
-from zoo.priors.tables import ParametricTable
 
 __all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
 
@@ -46,7 +45,7 @@ def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class GgdTable(ParametricTable):
+class GgdTable:
     """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,  and so
 
         ∂t/∂θα = t,    ∂t/∂θβ = t·ln r,    ∂t/∂θμ = −2·cosh θμ · t·θβ/r · sign x,    all 0 where t < −1e4.
@@ -70,7 +69,7 @@ class GgdTable(ParametricTable):
         )
 
     @property
-    def log_factor(self) -> bool:  # type: ignore[override]
+    def log_factor(self) -> bool:
         return len(self.axes) == 1
 
     @property
@@ -140,12 +139,6 @@ class Ggd(TablePrior):
 
     def parametric(self) -> GgdTable:
         return GgdTable.of([self], ("d",))
-
-    def head_parameters(self) -> dict[str, Tensor]:
-        found = {"β = θβ": self.theta_beta, "α = exp θα": self.theta_alpha.exp()}
-        if self.theta_mu.abs().max() > 0:
-            found["μ = 2 sinh θμ"] = 2 * self.theta_mu.sinh()
-        return found
 
     def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
         """(H,) bool: θβ < 0 (BAM, theorems 3 and 4), or θβ > 0 where K is turned round."""

@@ -52,10 +52,8 @@ class Table(TablePrior):
         train_context: int | None = None,
     ) -> None:
         super().__init__(num_heads)
-        if beyond not in ("last", "zero", "linear"):
-            raise ValueError(
-                f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, ('last', 'zero', 'linear'))}"
-            )
+        if beyond not in (choices := ("last", "zero", "linear")):
+            raise ValueError(f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, choices)}")
         learnable = values is None if learnable is None else learnable
         check_flags(learnable=learnable)
         if values is None or callable(values):
@@ -135,16 +133,6 @@ class Matrix(Prior):
             self.keys = nn.Parameter(torch.zeros(num_heads, keys, rank), requires_grad=False)
             self.num_lanes = 4 * rank  # columns that version 0.5 took from the content
 
-    def _index(self, positions: Positions, size: int, what: str) -> Tensor:
-        """(1 or B, L) positions, checked against the matrix."""
-        index, last = positions.index(next(self.parameters()).device), positions.offset + positions.length - 1
-        if last >= size and positions.within is not None:
-            # Positions restart in documents; reading them back synchronises.
-            last = int(index.max())
-        if last >= size:
-            raise ValueError(f"the matrix prior has {size} {what} positions, got position {last}; pass a larger matrix")
-        return index
-
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
@@ -154,7 +142,9 @@ class Matrix(Prior):
     def _dense(self, q_pos: Positions, k_pos: Positions, dtype: torch.dtype) -> Tensor:
         """(1 or B, H, T, S)."""
         queries, keys, rank = self.shape
-        i, j = self._index(q_pos, queries, "query")[:, :, None], self._index(k_pos, keys, "key")[:, None, :]
+        device, end = next(self.parameters()).device, "the matrix prior has {} {} positions: pass a larger matrix"
+        i = q_pos.index_below(queries, end.format(queries, "query"), device)[:, :, None]
+        j = k_pos.index_below(keys, end.format(keys, "key"), device)[:, None, :]
         if rank is None:
             return self.values.to(dtype)[:, i, j].transpose(0, 1)
         product = self.queries.to(dtype) @ self.keys.to(dtype).mT
@@ -175,24 +165,22 @@ class Matrix(Prior):
 def _by_head(values: object, num_heads: int, axes: tuple[str, ...]) -> Tensor:
     """(H, …) float32 copy of log-values for all heads or by head; −∞ becomes `IMPOSSIBLE`."""
     try:
-        numbers = torch.as_tensor(values, device="cpu").detach()
+        numbers = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         what = "values of a prior must be an array of numbers, or of a table a function from distances to log-values"
         raise ValueError(f"{what}, got {type(values).__name__}: {error}") from error
-    if numbers.is_complex():
-        raise ValueError(f"values of a prior must be real numbers, got {numbers.dtype}")
-    numbers = numbers.double()
     wrong = numbers.isnan() | (numbers == math.inf)
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
         raise ValueError(f"values of a prior must be finite or −∞, got {float(numbers[tuple(place)]):g} at {place}")
-    heads = (num_heads,) if numbers.ndim > len(axes) else ()
-    if numbers.ndim not in (len(axes), len(axes) + 1) or numbers.shape[: len(heads)] != heads:
-        shape = ", ".join(axes)
+    by_head = numbers.ndim > len(axes)
+    if numbers.ndim - by_head != len(axes) or (by_head and len(numbers) != num_heads):
+        shape = ", ".join(axes) + "," * (len(axes) == 1)
         raise ValueError(
-            f"a prior of {num_heads} heads needs numbers of shape ({shape}{',' * (len(axes) == 1)}) or ({num_heads}, {shape}), "
+            f"a prior of {num_heads} heads needs numbers of shape ({shape}) or ({num_heads}, {', '.join(axes)}), "
             f"got {tuple(numbers.shape)}"
         )
     if not bool(numbers.isfinite().any()):
         raise ValueError(f"values of a prior must be finite at least once, of {numbers.numel()}")
-    return numbers.clamp(min=IMPOSSIBLE).expand(num_heads, *numbers.shape[len(heads) :]).float().clone()
+    numbers = numbers.clamp(min=IMPOSSIBLE).float()
+    return numbers if by_head else numbers.expand(num_heads, *numbers.shape).clone()

@@ -103,9 +103,6 @@ class KeyBias(_Sink):
         at = torch.arange(length, device=self.gain.device)
         return -self.slopes()[:, None] * at, self.bias(at[None], False, prior_dtype(self))[0]
 
-    def head_parameters(self) -> dict[str, Tensor]:
-        return {"slope": self.slopes(), "bump at key 0": self.bump}
-
 
 class KeyBias2d(_Sink):
     """The sink of an image: u_h(patch) = g_h·MLP(z), and b_h on prefix tokens; no slope; 1 lane.

@@ -89,9 +89,6 @@ class Spectral(Prior):
         i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)
         return self.series(i[:, None] - j)[None]
 
-    def head_parameters(self) -> dict[str, Tensor]:
-        return {"amplitude √Σ(α²+β²)": (self.alpha.square() + self.beta.square()).sum(-1).sqrt()}
-
 
 class Spectral2d(Prior):
     """K = K_y(dy) + K_x(dx), one spectral series per axis, both over the same frequencies; 4R lanes, none on prefix tokens.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, RelativeTable, prior_device
+from zoo.priors.base import Prior, PriorTerms, prior_device
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
-from zoo.priors.tables import Bias
 
 __all__ = ["Compose", "Goat", "Goat2d", "compose"]
 
@@ -42,13 +41,9 @@ class Compose(Prior):
             terms = terms + part(q_pos, k_pos, causal=causal, x=x, carry=carry)
         return terms
 
-    def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
-        tables = [part.relative_table(q_pos, k_pos, causal=causal) for part in self.parts()]
-        return sum((PriorTerms(table=table) for table in tables), PriorTerms()).table
-
-    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Bias | None:
-        biases = [part.dense_bias(q_pos, k_pos, causal=causal) for part in self.parts()]
-        return sum((PriorTerms(bias=bias) for bias in biases), PriorTerms()).bias
+    def _beside_lanes(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
+        parts = (part._beside_lanes(q_pos, k_pos, causal) for part in self.parts())
+        return sum((PriorTerms(table=terms.table, bias=terms.bias) for terms in parts), PriorTerms())
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         # A part without parameters, such as ALiBi of fixed slopes, is not told the device of the others'.

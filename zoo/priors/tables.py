@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -37,31 +37,25 @@ __all__ = [
 HIDDEN_LIMIT = 1 << 22  # numbers of a curve's hidden layer in memory at once
 
 
-class ParametricTable:
-    """table[h, n] = f(params[:, h], n) with a known Jacobian ∂table/∂params.
+class ParametricTable(Protocol):
+    """table[h, n] = f(params[:, h], n), of which a kernel takes the gradient Σ dL/dK · ∂table/∂params without dL/dtable.
 
-    A kernel can reduce dL/dK to the gradient of the params, Σ dL/dK · ∂table/∂params, without storing dL/dtable. See
-    `RelativeTable.jacobian`.
-
-    Attributes:
-        params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
-        log_factor: whether the first of params is the logarithm of a factor of the table, which then is its own derivative by
-            it; but for entries below −1e4, which may be taken for constants.
+    params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
+    log_factor: whether the first of them is the logarithm of a factor of the table, which then is its own derivative by it; but
+        for entries below −1e4, which may be taken for constants.
     """
 
-    log_factor: bool = False
+    @property
+    def params(self) -> Tensor: ...
 
     @property
-    def params(self) -> Tensor:
-        raise NotImplementedError
+    def log_factor(self) -> bool: ...
 
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
         """(P, H, N) ∂table/∂params at every column, without gradient; see `RelativeTable.displacements`."""
-        raise NotImplementedError
 
     def of_heads(self, heads: slice | Tensor | Sequence[int]) -> ParametricTable:
         """The same function for some heads: a slice, or their indices."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,10 @@ class RelativeTable:
         table: (H, N) float32 or float64, differentiable.
         q_code, k_code: (T,), (S,) int64. On a line the row index; on a grid y·(2·width − 1) + x.
         center: the table's column for code difference 0.
-        num_prefix: leading queries and keys without a position; their rows and columns of K are 0, their codes are unused.
+        num_prefix: leading queries and keys without a position; their rows and columns of K are 0.
         origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin + i − j]; None on a grid.
         shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width − 1); None on a line.
-        parametric: the table as a function of a few parameters per head, or None. A function of the column, so it holds at
-            other positions; a sum of tables has None.
+        parametric: the table as a function of a few parameters per head, or None, as of a sum of tables.
         constant_from: the distance i − j on a line from which on all columns of a head are one number of the prior, so that
             their gradient may be in any of them; None: there is no such distance.
     """
@@ -129,13 +122,8 @@ class RelativeTable:
         return {"y": dy.flatten(), "x": dx.flatten()}
 
     def jacobian(self) -> Tensor:
-        """(P, H, N) ∂table/∂params of `parametric`, without gradient.
-
-        Raises:
-            ValueError: for a table that is not parametric.
-        """
-        if self.parametric is None:
-            raise ValueError("this table is not parametric and has no Jacobian: use the gradient of the table itself")
+        """(P, H, N) ∂table/∂params of `parametric`, without gradient."""
+        assert self.parametric is not None
         with torch.no_grad():
             return self.parametric.jacobian(self.displacements())
 
@@ -148,10 +136,6 @@ class RelativeTable:
             # (H, width, 2·height−1, width): [h, x, a, x'] is the bias at dy = height−1−a, dx = x − x'.
             return UnrolledTable(windows.flip(2).transpose(1, 2).contiguous(), self)
         return UnrolledTable(table.flip(1) if self.origin is not None else table, self)
-
-    def rows(self, start: int, stop: int, last_key: int) -> Tensor:
-        """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key)."""
-        return self.unroll().rows(start, stop, last_key)
 
     def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
         """The same table at other positions of the line, without recomputing it."""
@@ -166,8 +150,7 @@ class RelativeTable:
 
 @dataclass(frozen=True)
 class FusedTable:
-    """A relative table as a fused kernel reads it, float32; on a line less each head's largest entry, at distances that the
-    call sees.
+    """A relative table as a fused kernel reads it, float32; on a line less each head's largest entry that the call sees.
 
     A constant per head changes neither the softmax nor gradients, since Σ_j dS_ij = 0. In bfloat16 the residual
     Σ_j dS_ij ≠ 0 (δ uses the rounded output) is multiplied by the table's magnitude, which this keeps small.
@@ -338,7 +321,6 @@ class BlockedBias:
         heads: those of the curve that K has.
         dtype, requires_grad: of K.
         hidden: numbers that the curve holds for each pair of positions; some rows of a block are made at a time.
-        added: (1 or B, 1 or H, T, S), a matrix that is added.
     """
 
     curve: Callable[[Tensor, Tensor], Tensor]
@@ -350,12 +332,10 @@ class BlockedBias:
     dtype: torch.dtype
     requires_grad: bool
     hidden: int
-    added: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        batch = max(self.extent.shape[0], 1 if self.added is None else self.added.shape[0])
-        return batch, len(self.heads), self.q_row.shape[0], self.k_row.shape[0]
+        return self.extent.shape[0], len(self.heads), self.q_row.shape[0], self.k_row.shape[0]
 
     @property
     def device(self) -> torch.device:
@@ -374,25 +354,19 @@ class BlockedBias:
         remade = len(parts) > 1 and self.requires_grad and torch.is_grad_enabled()
         blocks = [checkpoint(some, part, use_reentrant=False) if remade else some(part) for part in parts]
         block = blocks[0] if len(parts) == 1 else torch.cat(blocks, dim=2)
-        block = (block if self.heads == range(block.shape[1]) else block[:, list(self.heads)])[:, heads]
-        return block if self.added is None else block + bias_block(self.added, heads, rows, num_keys)
+        return (block if self.heads == range(block.shape[1]) else block[:, list(self.heads)])[:, heads]
 
     def of_heads(self, heads: Sequence[int]) -> BlockedBias:
         """The same of some heads."""
-        added = self.added if self.added is None or self.added.shape[1] == 1 else self.added[:, list(heads)]
-        return replace(self, heads=[self.heads[head] for head in heads], added=added)
+        return replace(self, heads=[self.heads[head] for head in heads])
 
     def padded(self, before: int, after: int) -> BlockedBias:
         """With queries in front, and keys and as many queries at the end, at which K is any finite number."""
         q_row, extent = (F.pad(x, (before, after)) for x in (self.q_row, self.extent))
-        added = None if self.added is None else F.pad(self.added, (0, after, before, after))
-        return replace(self, q_row=q_row, k_row=F.pad(self.k_row, (0, after)), extent=extent, added=added)
+        return replace(self, q_row=q_row, k_row=F.pad(self.k_row, (0, after)), extent=extent)
 
     def __add__(self, other: Bias) -> BlockedBias:
-        if not isinstance(other, Tensor):
-            raise ValueError("only one part of a composed prior may be made by blocks")
-        grad = self.requires_grad or other.requires_grad
-        return replace(self, added=other if self.added is None else self.added + other, requires_grad=grad)
+        raise ValueError("only one part of a composed prior may be made by blocks (FIRE), and none beside it a matrix")
 
     __radd__ = __add__
 

@@ -60,8 +60,7 @@ class _Look(TextEvaluator[AttentionSettings]):
 
     def look(self, model: Decoder, index: int) -> list[Analysis]:
         ids, rows, spans = self.text(model, self.settings.length or model.config.train_context, index)
-        tokens, places = torch.as_tensor(ids, device=device_of(model))[None], torch.arange(len(ids))[:, None]
-        return analyse(model, tokens, rows=rows, spans=spans, places=places)
+        return analyse(model, torch.as_tensor(ids, device=device_of(model))[None], rows=rows, spans=spans)
 
     def cells(self, model: Decoder) -> list[Cell]:
         length = self.settings.length or model.config.train_context
@@ -200,8 +199,9 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
             mass = analysis.mass.sum(-1)
             values = {score.column: getattr(analysis, score.column, mass) for score in self.scores}
             columns = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
-            columns |= _head_parameters(layer, len(analysis.heads))
-            for h in range(len(analysis.heads)):
+            count = analysis.entropy.shape[1]
+            columns |= _head_parameters(layer, count)
+            for h in range(count):
                 head = {"head": f"{analysis.layer}.{h}"}
                 heads.append(head | {name: by_head[h] for name, by_head in columns.items()})
         return {"heads": heads}
@@ -233,7 +233,7 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}
     prior, ssmax = attention.prior, attention.ssmax
-    columns: dict[str, Tensor] = {"retrieval": LayerLogPrior(attention).retrieval_heads()}
+    columns: dict[str, Tensor] = {"retrieval": torch.tensor(LayerLogPrior.of(attention).retrieval_heads())}
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
     columns |= {} if ssmax is None else {"ssmax.s": ssmax.s}
     return {name: column.detach().double().tolist() for name, column in columns.items()}

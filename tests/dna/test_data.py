@@ -91,16 +91,6 @@ def test_samples_follow_from_seed_and_number():
     assert first == [dataset(seed=5).samples([n])[0] for n in numbers] != dataset(seed=6).samples(numbers)
 
 
-def test_short_regions_are_one_padded_row():
-    data = dataset(64, regions=[Region("b", 0, 37, "train")])
-    row, padding = data[9], data.padding_row()
-    assert data.epoch_windows == 1
-    assert row["tokens"].tolist() == [BASES.bos_id, *GENOME.codes("b").tolist(), *[BASES.pad_id] * 27]
-    assert row["segments"].tolist() == [0] * 38 + [-1] * 27 and not row["weights"][38:].any()
-    assert {n: (t.shape, t.dtype) for n, t in padding.items()} == {n: (t.shape, t.dtype) for n, t in row.items()}
-    assert not padding["weights"].any() and (padding["segments"] == -1).all() and padding["sample"] == -1
-
-
 def test_unknown_bases_are_skipped_and_reported(monkeypatch):
     genome = genome_of(a=letters(4000, 4, unknown=[(at, at + 3) for at in range(1000, 3000, 10)]))
     for most in (0.0, 0.1, 0.25):
@@ -211,11 +201,3 @@ def test_order_and_resume(config):
         other = replace(config, **{name: value} | ({"split": None} if name == "source" else {}))
         with pytest.raises(ValueError, match=r"data state has \w+=.*samples would differ"):
             build_loader(other, micro_batch=2).load_state_dict(state)
-
-
-def test_wrong_settings_are_refused():
-    for name, value in {
-        "context": 0, "reverse_complement": 2.0, "max_unknown": -1.0, "soft_mask_weight": -0.5, "num_workers": 100_000
-    }.items():  # fmt: skip
-        with pytest.raises(ValueError, match=rf"{name}={value}: expected a (whole )?number"):
-            DnaDataConfig(**{name: value})

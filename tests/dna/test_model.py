@@ -14,19 +14,13 @@ from modalities.dna.copying import LONGEST, CopyExpert, Index, counts_so_far
 from modalities.dna.data import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss
 from modalities.dna.tokenizers import encode, load_tokenizer, reverse_complement
+from tests.dna.models import tiny
 from zoo import create_model
 
 
-def small(name: str = "dna_goat_tiny", **overrides) -> DnaDecoder:
-    torch.manual_seed(0)
-    return create_model(name, **(dict(num_layers=2, dim=64, num_heads=2, hidden_dim=64, train_context=40) | overrides))
-
-
-@pytest.mark.parametrize("spec", ["bases", "kmer:3"])
 @torch.no_grad()
-def test_only_targets_can_be_predicted(spec: str) -> None:
-    tokenizer = load_tokenizer(spec)
-    model = small(tokenizer=spec, vocab_size=tokenizer.vocab_size, num_targets=tokenizer.num_targets)
+def test_only_targets_can_be_predicted() -> None:
+    model, tokenizer = tiny("kmer:3"), load_tokenizer("kmer:3")
     logits = model(torch.tensor([[tokenizer.bos_id, 0, 1]]))
     assert logits[..., : tokenizer.num_targets].isfinite().all()
     assert (logits[..., tokenizer.num_targets :] == -torch.inf).all()
@@ -101,67 +95,68 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
 def model(name: str = "dna_goat_tiny", **overrides) -> DnaDecoder:
     """A small decoder whose gates are open, and whose memory holds something."""
     torch.manual_seed(0)
-    tiny = dict(num_layers=2, dim=32, num_heads=2, hidden_dim=32, train_context=40, copy_orders=[3, 6], copy_memory=999)
-    made = create_model(name, **tiny | overrides).double()
-    assert made.copy_expert is not None
-    torch.nn.init.normal_(made.copy_expert.gate_out.weight)
-    torch.nn.init.normal_(made.copy_expert.gate_out.bias)
+    sizes = dict(
+        num_layers=2, dim=32, num_heads=2, hidden_dim=32, train_context=40, copy_orders=[3, 6], copy_memory=999
+    )
+    decoder = create_model(name, **sizes | overrides).double()
+    torch.nn.init.normal_(decoder.copy_expert.gate_out.weight)
+    torch.nn.init.normal_(decoder.copy_expert.gate_out.bias)
     rows = torch.from_numpy(repetitive(2, 100, seed=3))
-    made.copy_expert.remember(rows, torch.zeros_like(rows))
-    return made.eval()
+    decoder.copy_expert.remember(rows, torch.zeros_like(rows))
+    return decoder.eval()
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found[..., :4], expected[..., :4], atol=1e-5, rtol=1e-5)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual[..., :4], expected[..., :4], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dna_rope_tiny", "dna_cable_tiny", "dna_ggd_ssmax_tiny"])
 @torch.no_grad()
 def test_prefix_and_cache(name: str) -> None:
     """No logit depends on what follows, and decoding in pieces, after a crop and with rows chosen again, equals prefill."""
-    made, tokens = model(name, train_context=120), torch.from_numpy(repetitive())
-    made.copy_expert.recent = 40
-    full = made(tokens)
+    decoder, tokens = model(name, train_context=120), torch.from_numpy(repetitive())
+    decoder.copy_expert.recent = 40
+    full = decoder(tokens)
     for cut in (1, 37, 80):
-        close(made(tokens[:, :cut]), full[:, :cut])
-    cache = made.new_cache()
+        close(decoder(tokens[:, :cut]), full[:, :cut])
+    cache = decoder.new_cache()
     pieces = tokens[:, :100].split([60, 1, 1, 38], 1)
-    close(torch.cat([made(piece, cache=cache) for piece in pieces], 1), full[:, :100])
+    close(torch.cat([decoder(piece, cache=cache) for piece in pieces], 1), full[:, :100])
     cache.crop(70)
     cache.select(torch.tensor([2, 0]))
-    close(made(tokens[[2, 0], 70:], cache=cache), full[[2, 0], 70:])
-    without = DnaDecoder(DnaConfig(**{**vars(made.config), "copy_orders": [], "copy_memory": 0})).double().eval()
-    without.load_state_dict({k: v for k, v in made.state_dict().items() if not k.startswith("copy_expert")})
+    close(decoder(tokens[[2, 0], 70:], cache=cache), full[[2, 0], 70:])
+    without = DnaDecoder(DnaConfig(**{**vars(decoder.config), "copy_orders": [], "copy_memory": 0})).double().eval()
+    without.load_state_dict({k: v for k, v in decoder.state_dict().items() if not k.startswith("copy_expert")})
     assert (without(tokens)[..., :4] - full[..., :4]).abs().amax() > 0.1  # the expert speaks
 
 
 @torch.no_grad()
 def test_documents_and_padding_know_nothing_of_one_another() -> None:
-    made, tokens = model(), torch.from_numpy(repetitive())
+    decoder, tokens = model(), torch.from_numpy(repetitive())
     segments = torch.zeros_like(tokens)
     segments[:, 45:] = 1
-    close(made(tokens, segments=segments)[:, 45:], made(tokens[:, 45:]))
+    close(decoder(tokens, segments=segments)[:, 45:], decoder(tokens[:, 45:]))
     counts = counts_so_far(tokens, ORDERS, 30, segments), counts_so_far(tokens[:, 45:], ORDERS, 30)
     assert all(torch.equal(both[:, 45:], alone) for both, alone in zip(*counts, strict=True))
     rows = [tokens[0].tolist(), tokens[1, :77].tolist()]
-    together = made.generate(rows, max_new_tokens=9)
-    assert together == [made.generate([row], max_new_tokens=9)[0] for row in rows]
-    assert len("".join(made.stream_text("ACGTACGT", max_new_tokens=12))) == 12
+    together = decoder.generate(rows, max_new_tokens=9)
+    assert together == [decoder.generate([row], max_new_tokens=9)[0] for row in rows]
+    assert len("".join(decoder.stream_text("ACGTACGT", max_new_tokens=12))) == 12
 
 
 def test_the_memory_is_what_training_read() -> None:
-    made = model(copy_memory=600)
-    expert, tokens = made.copy_expert, torch.from_numpy(repetitive(2, 50, seed=7))
+    decoder = model(copy_memory=600)
+    expert, tokens = decoder.copy_expert, torch.from_numpy(repetitive(2, 50, seed=7))
     batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
     before = int(expert.held)
-    next_token_loss(made, batch)
+    next_token_loss(decoder, batch)
     assert int(expert.held) == before  # evaluation writes nothing
-    made.train()
-    loss, _ = next_token_loss(made, batch)
+    decoder.train()
+    loss, _ = next_token_loss(decoder, batch)
     loss.backward()
-    assert made.copy_expert.gate_out.weight.grad.abs().sum() > 0
+    assert decoder.copy_expert.gate_out.weight.grad.abs().sum() > 0
     assert int(expert.held) == before + 34  # 2 rows of 50 digits, three to a byte
-    made.eval()
+    decoder.eval()
     assert expert.index().counts(tokens, [12])[:, 11:-1].sum() >= 2 * 38 - 13  # but for where a base is unknown
     for _ in range(9):
         expert.remember(tokens, batch["segments"])
@@ -204,9 +199,9 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             DnaConfig(**options)
-    made = model()
+    decoder = model()
     with pytest.raises(ValueError, match="pass ids of tokens, not their embeddings"):
-        made(torch.zeros(1, 5, 32, dtype=torch.float64))
+        decoder(torch.zeros(1, 5, 32, dtype=torch.float64))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="by one process, not by 2: train on one, or set it to 0"):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from itertools import islice
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from modalities.dna.evaluators import regions
 from modalities.dna.evaluators.regions import RegionSettings, Score, Span, Track, cost
@@ -167,23 +165,3 @@ def test_requests_that_cannot_be_served(fasta, tmp_path):
         Track(RegionSettings(fasta=fasta(r="ACGT"), regions="none.bed")).cells(kmers)
     windows = [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)]
     assert windows == [18, 16 * 16 * 3]
-
-
-def test_tables_and_terminal(fasta, tmp_path):
-    text = letters(40)
-    rows = bed(tmp_path, "a\t10\t30\tg\na\t38\t40\n" + "a\t0\t5\tx\n" * 20)
-    evaluator = Score(RegionSettings(fasta=fasta(a=text[:12] + "NN" + text[14:]), regions=rows))
-    cells = dict(evaluator.run(Composed()))
-    results = [ModelResult(label, 8, evaluator.rows(cells), cells) for label in ("goat a/b", "ggd (run)")]
-    evaluator.write(results, tmp_path / "out")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"score.goat_a_b.tsv", "score.ggd__run_.tsv"}
-    with open(tmp_path / "out" / "score.goat_a_b.tsv") as file:
-        table = list(csv.DictReader(file, delimiter="\t"))
-    places = [(row["name"], row["contig"], int(row["bed_start"]), int(row["bed_stop"])) for row in table]
-    assert places[:2] == [("g", "a", 10, 30), ("a:39-40", "a", 38, 40)]
-    line = evaluator.measured(results)
-    assert line.startswith("score: 120 of the 122 bases of 22 regions of") and "; 2 left out: unknown" in line
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    evaluator.show(results, console)
-    shown = console.export_text()
-    assert "all 22" in shown and "2.0000" in shown and "2 more in the files" in shown

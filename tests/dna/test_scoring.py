@@ -19,17 +19,17 @@ from modalities.loading import Heldout
 from tests.dna.models import bpe_tokenizer, genome_of, tiny
 
 
-def sequence(count, seed=0, unknown=0.0):
+def sequence(*shape, seed=0, unknown=0.1):
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 4, count).astype(np.uint8)
-    codes[rng.random(count) < unknown] = UNKNOWN
+    codes = rng.integers(0, 4, shape).astype(np.uint8)
+    codes[rng.random(shape) < unknown] = UNKNOWN
     return codes
 
 
 def test_letters():
     assert encode("ACGTacgtUu").tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 3, 3]
     assert set(encode("NXRYSWKMBDHVnxryswkmbdhv").tolist()) == {UNKNOWN} and encode("").shape == (0,)
-    codes = sequence(1000, unknown=0.1)
+    codes = sequence(1000)
     assert np.array_equal(encode(decode(codes).encode()), codes) and decode(np.arange(5)) == BASES + "N"
     assert decode(reverse_complement(encode("AACGTN"))) == "NACGTT"
     for text, message in (
@@ -46,7 +46,7 @@ def test_letters():
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_kmers_read_in_base_four(k):
     tokenizer = load_tokenizer(f"kmer:{k}")
-    codes, count = sequence(403, k, unknown=0.02), 403 // k
+    codes, count = sequence(403, seed=k, unknown=0.02), 403 // k
     encoded = tokenizer.encode(codes)
     assert encoded.spans.tolist() == [k] * count and encoded.left_over == 403 - count * k
     pieces = codes[: count * k].reshape(count, k)
@@ -73,53 +73,34 @@ def test_unknown_specs():
             load_tokenizer(spec)
 
 
-def windows(count, length, unknown=0.1, seed=0):
-    rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 4, (count, length)).astype(np.uint8)
-    codes[rng.random(codes.shape) < unknown] = 4
-    return codes
-
-
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
     return bpe_tokenizer(tmp_path_factory.mktemp("bpe"))
 
 
-def expected(model, window):
-    """(nll, bases, correct) of the counted tokens of one window, from one pass over all of it."""
-    tokenizer = load_tokenizer(model.config.tokenizer)
-    ids, spans = tokenizer.encode(window).ids, tokenizer.encode(window).spans
-    with torch.inference_mode():
-        logits = model(torch.tensor([[tokenizer.bos_id, *ids[:-1]]]))[0].double()
-    found = []
-    for row, token, span in zip(logits, ids, spans, strict=True):
-        counts = token < tokenizer.num_targets
-        row = row[: tokenizer.num_targets]
-        nll = float(-torch.log_softmax(row, -1)[token]) if counts else 0.0
-        found.append((nll, int(span) if counts else 0, float(counts and row.argmax() == token)))
-    return np.array(found)
-
-
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:3", "bpe"])
+@torch.inference_mode()
 def test_scores_are_those_of_the_logits(tokenizer, bpe):
-    model, codes = tiny(bpe if tokenizer == "bpe" else tokenizer), windows(5, 50)
-    scores = score_windows(model, codes)
-    left = 0
-    for row, window in enumerate(codes):
-        truth = expected(model, window)
-        count = len(truth)
-        np.testing.assert_allclose(scores.nll[row, :count], truth[:, 0], atol=2e-5)
-        assert scores.bases[row, :count].tolist() == truth[:, 1].tolist()
-        assert scores.correct[row, :count].tolist() == truth[:, 2].tolist()
-        assert not scores.bases[row, count:].any() and not scores.nll[row, count:].any()
-        left += load_tokenizer(model.config.tokenizer).encode(window).left_over
-    assert scores.left_over == left == (10 if tokenizer == "kmer:3" else 0)
-    assert scores.nll.dtype == torch.float64
+    model, windows = tiny(bpe if tokenizer == "bpe" else tokenizer), sequence(5, 50)
+    scores, spec = score_windows(model, windows), load_tokenizer(model.config.tokenizer)
+    left_over = 0
+    for row, window in enumerate(windows):
+        encoded = spec.encode(window)
+        left_over += encoded.left_over
+        logits = model(torch.tensor([[spec.bos_id, *encoded.ids[:-1]]]))[0, :, : spec.num_targets].double()
+        for n, (token, span) in enumerate(zip(encoded.ids, encoded.spans, strict=True)):
+            counts = token < spec.num_targets
+            nll = -float(logits[n].log_softmax(-1)[token]) if counts else 0.0
+            assert scores.nll[row, n].item() == pytest.approx(nll, abs=2e-5)
+            assert scores.bases[row, n] == (span if counts else 0)
+            assert scores.correct[row, n] == (counts and logits[n].argmax() == token)
+        assert not scores.bases[row, n + 1 :].any() and not scores.nll[row, n + 1 :].any()
+    assert scores.left_over == left_over == (10 if tokenizer == "kmer:3" else 0)
 
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2", "bpe"])
 def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
-    model, codes = tiny(bpe if tokenizer == "bpe" else tokenizer), windows(6, 50)
+    model, codes = tiny(bpe if tokenizer == "bpe" else tokenizer), sequence(6, 50)
     turned = np.stack([reverse_complement(window) for window in codes])
     scores, mirror = (score_windows(model, w, strands="both") for w in (codes, turned))
     for name in ("nll", "bases", "correct"):
@@ -150,24 +131,24 @@ REGIONS = (
 
 def counted(texts, order):
     """Stretches of order + 1 letters on both strands; N breaks them."""
-    found = Counter()
+    words = Counter()
     for text in texts:
         for strand in (text, decode(reverse_complement(encode(text)))):
             for at in range(len(strand) - order):
                 word = strand[at : at + order + 1]
                 if "N" not in word:
-                    found[word] += 1
-    return found
+                    words[word] += 1
+    return words
 
 
-def probability(found, order, taus, context, letter):
+def probability(words, order, taus, context, letter):
     """p_k(letter | context), k = len(context), from the recursion as it is written."""
     if context is None:
         return 0.25
-    below = probability(found, order, taus, context[1:] if context else None, letter)
+    below = probability(words, order, taus, context[1:] if context else None, letter)
 
     def n(word):
-        return sum(found["".join(head) + word] for head in product("ACGT", repeat=order + 1 - len(word)))
+        return sum(words["".join(head) + word] for head in product("ACGT", repeat=order + 1 - len(word)))
 
     total = sum(n(context + other) for other in "ACGT")
     tau = taus[len(context)]
@@ -177,7 +158,7 @@ def probability(found, order, taus, context, letter):
 def test_probabilities_are_those_of_a_dictionary(genome):
     order, taus = 3, (7.0, 1.0, 3.5, 20.0)
     texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"]
-    found = counted(texts, order)
+    words = counted(texts, order)
     chain = markov.Markov(markov.fit(genome, REGIONS, order).tables, taus)
     rng = np.random.default_rng(1)
     windows = np.stack([encode(letters(rng, 40, unknown=0.1)) for _ in range(3)])
@@ -187,7 +168,7 @@ def test_probabilities_are_those_of_a_dictionary(genome):
             text = decode(window)
             for at in range(len(text)):
                 context = text[max(0, at - k) : at].rpartition("N")[2]  # from the start of the window, or the last N
-                expected = [probability(found, order, taus, context, letter) for letter in "ACGT"]
+                expected = [probability(words, order, taus, context, letter) for letter in "ACGT"]
                 np.testing.assert_allclose(p[row, at], expected, rtol=1e-12)
     np.testing.assert_allclose(chain.probabilities(windows, order).sum(-1), 1, rtol=1e-12)
 

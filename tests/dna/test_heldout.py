@@ -1,22 +1,36 @@
-"""`bits`: what it averages over which bases, for models of any tokenizer and for baselines."""
+"""`bits` and `completion`: what is averaged over which bases, and continuations against writers whose texts are known."""
+
+from __future__ import annotations
 
 import csv
 import itertools
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from modalities.dna import baselines as markov
 from modalities.dna.baselines import MarkovChain
+from modalities.dna.evaluators import completion
 from modalities.dna.evaluators.bits import Bits, BitsSettings
+from modalities.dna.evaluators.completion import (
+    WINDOW,
+    Completion,
+    CompletionSettings,
+    chance,
+    gc_correlation,
+    gc_trajectory,
+    write_bases,
+)
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
 from modalities.dna.splits import open_heldout
-from modalities.dna.tokenizers import decode
+from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import ModelResult
-from tests.dna.models import Composed, bpe_tokenizer, letters, tiny
+from tests.dna.models import Composed, bpe_tokenizer, letters, split_source, tiny
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +47,7 @@ def source(tmp_path_factory):
 
     contigs = {"train": chain(20000, 0.7), "near": chain(6000, 0.7), "far": chain(3000, 0.0), "short": chain(50, 0.0)}
     contigs["near"][2000:2020] = 4
-    (folder / "g.fa").write_text("".join(f">{name}\n{decode(codes)}\n" for name, codes in contigs.items()))
-    rows = [f"{name}\t0\t{len(c)}\t{'train' if name == 'train' else 'heldout'}\n" for name, c in contigs.items()]
-    (folder / "g.bed").write_text("".join(rows))
-    return {"source": str(folder / "g.fa"), "split": str(folder / "g.bed")}
+    return split_source(folder, "train", **{name: decode(codes) for name, codes in contigs.items()})
 
 
 @pytest.fixture(autouse=True)
@@ -78,33 +89,29 @@ def test_every_length_reads_the_same_bases(source):
 
 
 def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source):
-    model = tiny("kmer:2")
-    settings = dict(lengths=(16, 40), samples=3, **source, batch_tokens=100)
-    rows, _ = measure(model, settings)
+    model, lengths = tiny("kmer:2"), (16, 40)
+    options = dict(lengths=lengths, samples=3, **source, batch_tokens=100)
+    rows, _ = measure(model, options)
     data = open_heldout(find_source(*source.values())).items
-    size = of(**settings).stretch(model)
-    means, costs = [], []  # by contig: bits per base at each length, and those of its stretches
+    size = of(**options).stretch(model)
+    costs = []  # by contig: bits and bases of its stretches at each length, (2, stretches, 2)
     for stretches in data.stretches(size, 3, 42).values():
-        sums = np.zeros((2, len(stretches), 2))  # length, stretch; bits, bases
+        costs.append(np.zeros((2, len(stretches), 2)))
         for n, stretch in enumerate(stretches):
-            for k, length in enumerate(settings["lengths"]):
+            for k, length in enumerate(lengths):
                 scores = score_windows(model, data.codes(stretch)[: size // length * length].reshape(-1, length))
-                sums[k, n] = scores.nll.sum() / math.log(2), scores.bases.sum()
-        means.append(np.divide(*sums.sum(1).T))
-        costs.append(np.divide(*np.moveaxis(sums, -1, 0)))
-
-    def error(by_contig):  # a contig of one stretch varies as the others do
-        spread = [values.var(ddof=1) if len(values) > 1 else math.nan for values in by_contig]
-        spread = np.where(np.isnan(spread), np.nanmean(spread), spread)
-        return math.sqrt(sum(s2 / len(v) for s2, v in zip(spread, by_contig, strict=True))) / len(by_contig)
-
-    first, second = np.mean(means, axis=0)
-    assert rows[0]["bits_per_base"] == pytest.approx(first, rel=1e-5)
-    assert rows[0]["bits_per_base_standard_error"] == pytest.approx(error([both[0] for both in costs]), rel=1e-4)
+                costs[-1][k, n] = scores.nll.sum() / math.log(2), scores.bases.sum()
+    first, second = np.mean([np.divide(*contig.sum(1).T) for contig in costs], axis=0)
+    assert [row["bits_per_base"] for row in rows] == pytest.approx([first, second], rel=1e-5)
     assert rows[1]["change"] == pytest.approx(second - first, rel=1e-3) and "change" not in rows[0]
-    changes = [longer - shorter for shorter, longer in costs]
-    assert rows[1]["change_standard_error"] == pytest.approx(error(changes), rel=1e-3)
-    assert [row["left_over"] for row in rows] == [size % k * rows[0]["stretches"] for k in (16, 40)]
+    for name, k in (("bits_per_base_standard_error", 0), ("change_standard_error", 1)):
+        by_contig = [
+            (contig[..., 0] / contig[..., 1])[k] - (k and contig[0, :, 0] / contig[0, :, 1]) for contig in costs
+        ]
+        spread = np.array([values.var(ddof=1) if len(values) > 1 else math.nan for values in by_contig])
+        spread = np.where(np.isnan(spread), np.nanmean(spread), spread) / [len(values) for values in by_contig]
+        assert rows[k][name] == pytest.approx(math.sqrt(spread.sum()) / len(costs), rel=1e-3)
+    assert [row["left_over"] for row in rows] == [size % k * rows[0]["stretches"] for k in lengths]
     assert rows[1]["window_bases"] == 40 and rows[1]["left_over"] > 0 and "accuracy" not in rows[0]
 
 
@@ -186,3 +193,126 @@ def test_a_file_unseen_in_training_is_read_whole_and_the_training_source_keeps_i
         assert len(Bits(settings, {"source": spec}).heldout.items.contigs) == 1
     with pytest.raises(ValueError, match="all of it is held out: give --split BED"):
         list(Bits(settings).run(MarkovChain(2)))
+
+
+NEW = 60
+
+
+@pytest.fixture(scope="module")
+def genomes(tmp_path_factory):
+    """Four contigs of 3000 bases, three of them held out, one of these with a gap; the text of each."""
+    folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(5)
+    texts = {}
+    for name in "abcd":
+        codes = rng.choice(4, 3000, p=(0.3, 0.2, 0.1, 0.4)).astype(np.uint8)
+        if name == "c":
+            codes[1000:1050] = 4
+        texts[name] = decode(codes)
+    return split_source(folder, "a", **texts), texts
+
+
+def completing(genomes, **options):
+    return Completion(
+        CompletionSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | genomes[0] | options)
+    )
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """Makes models write `text(prompt)` after each prompt; returns the prompts."""
+
+    def replace(text):
+        prompts = []
+
+        def write(model, codes, *, new_bases, seed):
+            prompts.extend(map(decode, codes))
+            return np.stack([text(decode(prompt))[:new_bases] for prompt in codes])
+
+        monkeypatch.setattr(completion, "write_bases", write)
+        return prompts
+
+    return replace
+
+
+def after(texts):
+    """What stands after a prompt in the genome."""
+
+    def text(prompt):
+        (rest,) = [t[t.index(prompt) + len(prompt) :] for t in texts.values() if prompt in t]
+        return encode(rest)
+
+    return text
+
+
+def test_statistics_against_their_definitions():
+    rng = np.random.default_rng(0)
+    truth, written = (rng.integers(0, 4, (5, 80)).astype(np.uint8) for _ in range(2))
+    direct = [(np.isin(truth[0, n : n + WINDOW], (1, 2))).mean() for n in range(80 - WINDOW + 1)]
+    np.testing.assert_allclose(gc_trajectory(truth)[0], direct)
+    expected = [np.corrcoef(gc_trajectory(t[None])[0], gc_trajectory(w[None])[0])[0, 1] for t, w in zip(truth, written)]  # noqa: B905
+    np.testing.assert_allclose(gc_correlation(truth, written), expected)
+    pairs = [(a == b) for a in truth[0] for b in truth[0]]
+    assert chance(truth)[0] == pytest.approx(np.mean(pairs))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("tokenizer", "left_out"), [("bases", 0), ("kmer:3", 2)])
+def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
+    """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses its first bases."""
+    model, every = tiny(tokenizer, position="goat", num_layers=2), load_tokenizer(tokenizer)
+    prompts = np.random.default_rng(3).integers(0, 4, (3, 20)).astype(np.uint8)
+    written = write_bases(model, prompts, new_bases=14, temperature=0, seed=0)
+    assert written.shape == (3, 14)
+    for prompt, text in zip(prompts, written, strict=True):
+        ids = [every.bos_id, *every.encode(prompt[left_out:]).ids]
+        for _ in range(14):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+        np.testing.assert_array_equal(text, every.decode(ids[1 + len(every.encode(prompt).ids) :])[:14])
+
+
+def test_the_truth_scores_in_full(genomes, writes):
+    """Continuations are the same at every length, of held-out contigs alone and equally many of each."""
+    prompts, evaluator = writes(after(genomes[1])), completing(genomes, samples=30)
+    cells = dict(evaluator.run(tiny()))
+    for row in evaluator.rows(cells):
+        assert row["accuracy"] == 1 and row["gc_r"] == pytest.approx(1) and row["gc_error"] == 0
+        assert row["undefined"] == 0 and row["prompts"] == 30 and 0.25 < row["chance"] < 0.4
+    short, long = ([c for c in cells.values() if c["length"] == n] for n in (24, 64))
+    truth = [text for cell in short for text in cell["truth"]]
+    contigs = [name for cell in short for name in cell["contigs"]]
+    assert truth == [text for cell in long for text in cell["truth"]] and len(set(truth)) == 30
+    for text, name, prompt in zip(truth * 2, contigs * 2, prompts, strict=True):
+        assert prompt + text in genomes[1][name] and "N" not in text
+    assert {len(prompt) for prompt in prompts} == {24, 64} and Counter(contigs) == dict.fromkeys("bcd", 10)
+
+
+def test_a_constant_text_has_no_correlation(genomes, writes):
+    writes(lambda _: np.zeros(NEW, np.uint8))
+    cells = dict(completing(genomes).run(tiny()))
+    row, result = completing(genomes).rows(cells)[0], ModelResult("m", 16, completing(genomes).rows(cells), cells)
+    assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in completing(genomes).measured([result])
+    assert "(of 1000 asked for: there is no more room)" in completing(genomes, samples=1000).measured([result])
+    assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
+    truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
+    assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
+    strong = np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth])
+    assert row["gc_error"] == pytest.approx(strong)
+
+
+def test_sampling_follows_the_seed_alone(genomes):
+    model = tiny()
+    first, again, other = (dict(completing(genomes, samples=4, **o).run(model)) for o in ({}, {}, {"seed": 7}))
+    assert first == again and first != other
+    stored = json.loads(json.dumps(first))
+    name = next(iter(stored))
+    resumed = dict(completing(genomes, samples=4).run(model, {name: stored[name]}))
+    assert Completion().rows(resumed) == Completion().rows(first)
+
+
+def test_continuations_that_cannot_be_written(genomes):
+    with pytest.raises(ValueError, match="at least 50 bases"):
+        CompletionSettings(new_bases=49)
+    with pytest.raises(ValueError, match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000"):
+        completing(genomes, lengths=(24, 4096)).cells(tiny())
+    with pytest.raises(ValueError, match="composed cannot continue a sequence; leave it out"):
+        completing(genomes).cells(Composed())

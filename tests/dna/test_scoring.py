@@ -173,6 +173,22 @@ def test_probabilities_are_those_of_a_dictionary(genome):
     np.testing.assert_allclose(chain.probabilities(windows, order).sum(-1), 1, rtol=1e-12)
 
 
+def test_pseudo_counts_are_the_likeliest_for_what_is_set_aside(genome):
+    bulk, aside = markov._pieces([r for r in REGIONS if r.label == "train"])
+    texts, rest = ([decode(genome.codes(r.contig, r.start, r.stop)) for r in pieces] for pieces in (bulk, aside))
+    words, taus = counted(texts, 1), []
+    for k in range(2):
+        places = [(text, at) for text in rest for at in range(k, len(text)) if "N" not in text[at - k : at + 1]]
+
+        def likelihood(tau, k=k, places=places):
+            return sum(
+                math.log(probability(words, 1, [*taus, tau], text[at - k : at], text[at])) for text, at in places
+            )
+
+        taus.append(max(markov.TAUS, key=likelihood))
+    assert markov.fit(genome, REGIONS, 1).taus == tuple(taus)
+
+
 def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch):
     monkeypatch.setattr(markov, "ORDER", 3)
     model = MarkovChain(2, train_context=64)

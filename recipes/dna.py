@@ -98,7 +98,7 @@ def human(name: str, model: str, **train: int) -> Recipe:
         model=Model(model),
         data=DnaDataConfig(source=f"{folder}/genome.fa", split=f"{folder}/split.bed", context=1024, num_workers=4),
         optim=Optim(lr=3e-4, warmup=1000),
-        train=Train(**train, precision="bf16", zero_stage=1, save_every=2000, log_every=50),  # type: ignore[arg-type]
+        train=Train(**train, precision="bf16", zero_stage=1, save_every=2000, log_every=50),
         evaluate=Evaluate(every=1000, samples=1024),
     )
 

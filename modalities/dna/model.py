@@ -153,7 +153,7 @@ class DnaDecoder(Decoder):
         def letters(new: list[int]) -> str:
             return decode(tokenizer.decode(new))
 
-        return stream_text(self, ids, letters, max_new_tokens=max_new_tokens, eos_id=None, **sampling)
+        return stream_text(self, ids, letters, max_new_tokens=max_new_tokens, **sampling)  # type: ignore[arg-type]
 
     def read(self, bases: str) -> Tensor:
         """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from recipes.gallery import main
 from zoo.catalog import manifest
 
 
+@pytest.mark.slow
 def test_it_is_one_valid_file_that_has_every_shipped_model(tmp_path) -> None:
     assert main(["--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -21,19 +21,19 @@ from zoo.cli import call
 
 __all__ = ["main"]
 
-# name → what the `main` of its module in recipes/ does, which is imported when the command is called
+# name → (what its module's `main` does, the module), which is imported when the command is called
 COMMANDS = {
-    "train": "Train a model by recipe",
-    "train-seeds": "Train recipes with several seeds each, side by side",
-    "evaluate": "Measure models and compare them",
-    "generate": "Continue a text or a sequence of bases",
-    "predict": "Name what images show",
-    "adapt": "Give a causal language model of transformers a prior, and train it on",
-    "verify": "Verify a run's checkpoints and weights by their digests",
-    "hub": "Write a model as the folder of a hub repository, with its card, and push it",
-    "gallery": "Write one page of the models: curves, priors to move, tables",
-    "lm-eval": "Measure a text model on the tasks of lm-evaluation-harness",
-    "fetch-data": "Fetch the data that the recipes name",
+    "train": ("Train a model by recipe", "recipes.train"),
+    "train-seeds": ("Train recipes with several seeds each, side by side", "recipes.train_seeds"),
+    "evaluate": ("Measure models and compare them", "recipes.evaluate"),
+    "generate": ("Continue a text or a sequence of bases", "recipes.generate"),
+    "predict": ("Name what images show", "recipes.predict"),
+    "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),
+    "verify": ("Verify a run's checkpoints and weights by their digests", "recipes.verify"),
+    "hub": ("Write a model as the folder of a hub repository, with its card, and push it", "recipes.hub"),
+    "gallery": ("Write one page of the models: curves, priors to move, tables", "recipes.gallery"),
+    "lm-eval": ("Measure a text model on the tasks of lm-evaluation-harness", "recipes.lm_eval"),
+    "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),
 }
 OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
 
@@ -55,16 +55,16 @@ def _options(version: Annotated[bool, typer.Option("--version", help="print it")
 app.registered_commands += zoo_app.registered_commands
 
 
-def _command(name: str) -> Callable[[list[str]], int]:
+def _command(name: str, module_name: str) -> Callable[[list[str]], int]:
     def command(words: list[str] = typer.Argument([])) -> int:
-        module = import_module(f"recipes.{name.replace('-', '_')}")
+        module = import_module(module_name)
         return getattr(module, "run", module.main)(words, prog=f"priorzoo {name}")  # `run`: main as a whole process
 
     return command
 
 
-for _name, _purpose in COMMANDS.items():
-    app.command(_name, help=_purpose, add_help_option=False, context_settings=OWN_OPTIONS)(_command(_name))
+for _name, (_purpose, _module) in COMMANDS.items():
+    app.command(_name, help=_purpose, add_help_option=False, context_settings=OWN_OPTIONS)(_command(_name, _module))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,6 @@ from modalities.dna.scoring import BaselineConfig, Scores, WindowScorer
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import decode, load_tokenizer
 
-COSTS = (0.25, 2.0, 3.0, 0.5)  # nats of A, C, G, T
 SHAPE = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="alibi")
 
 
@@ -33,17 +32,15 @@ def tiny(tokenizer: str = "bases", **options) -> DnaDecoder:
 
 
 class Composed(WindowScorer):
-    """A base costs what its letter does, wherever it stands; by default two bits."""
+    """A base costs two bits, wherever it stands."""
 
-    def __init__(self, costs=(2 * math.log(2),) * 4, train_context=16) -> None:
+    def __init__(self, train_context=16) -> None:
         super().__init__()
         self.config = BaselineConfig("composed", train_context=train_context)
-        self.costs = np.array(costs)
 
     def score(self, windows: np.ndarray) -> Scores:
         known = torch.from_numpy(windows < 4)
-        nll = torch.from_numpy(self.costs[np.minimum(windows, 3)])
-        return Scores(nll.where(known, 0.0), known.long(), torch.full_like(nll, 0.25).where(known, 0.0))
+        return Scores(2 * math.log(2) * known.double(), known.long(), 0.25 * known.double())
 
 
 def letters(count: int, seed: int = 0) -> str:

@@ -200,10 +200,6 @@ def write(folder, contigs, rows=""):
     return find_source(str(folder / "g.fa"), folder / "g.bed")
 
 
-def contigs(sizes):
-    return [Contig(name, size, "a.fa", np.empty((0, 2), np.int64)) for name, size in sizes.items()]
-
-
 @pytest.fixture
 def genome():
     return genome_of(chr1="ACGT" * 25, chr2="ACGT" * 10, chr3="ACGT" * 5)
@@ -248,30 +244,30 @@ def test_named_sources(tmp_path, monkeypatch):
 
     assert [region.label for region in regions_of("yeast-chr01")] == ["train", "heldout", "train"]
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
-    folder = tmp_path / "genomes"
-    folder.mkdir()
+    (tmp_path / "genomes").mkdir()
     for name in ("a", "b"):
-        (folder / f"{name}.fa").write_text(f">{name}1\nACGTACGT\n>{name}2\nACGT\n")
+        written(tmp_path / f"genomes/{name}.fa", f">{name}1\nACGTACGT\n>{name}2\nACGT\n")
     with pytest.raises(FileNotFoundError, match=r"no BED file .*split\.bed"):
         regions_of("genomes")
-    (folder / "split.bed").write_text("a1 0 8 train\na2 0 4 heldout\nb1 0 8 train\nb2 0 4 heldout\n")
+    written(tmp_path / "genomes/split.bed", "a1 0 8 train\na2 0 4 heldout\nb1 0 8 train\nb2 0 4 heldout\n")
     assert regions_of("genomes:b") == (Region("b1", 0, 8, "train"), Region("b2", 0, 4, "heldout"))
 
 
 def test_split_by_rule():
-    sizes = {f"chr{n}": 1000 + 10 * n for n in range(100)}
-    for order in (sizes, dict(reversed(sizes.items()))):
-        held = [region.contig for region in split_contigs(contigs(order)) if region.label == "heldout"]
+    def contig(name, length):
+        return Contig(name, length, "a.fa", np.empty((0, 2), np.int64))
+
+    contigs = [contig(f"chr{n}", 1000 + 10 * n) for n in range(100)]
+    for order in (contigs, contigs[::-1]):
+        held = [region.contig for region in split_contigs(order) if region.label == "heldout"]
         assert sorted(held) == ["chr0", "chr17", "chr21", "chr42", "chr73", "chr91"]  # the key is never to change
-    (one,), empty = contigs({"a": 230_218}), Contig("n", 50, "a.fa", np.array([[0, 50]]))
+    one, empty = contig("a", 230_218), Contig("n", 50, "a.fa", np.array([[0, 50]]))
     cut = (Region("a", 0, 207_197, "train"), Region("a", 207_197, 230_218, "heldout"))
     assert split_contigs([empty, one]) == cut
-    for few, message in (([empty], "no contig has a known base"), (contigs({"a": 5}), "has 5 bases: too few")):
+    for few, message in (([empty], "no contig has a known base"), ([contig("a", 5)], "has 5 bases: too few")):
         with pytest.raises(ValueError, match=message):
             split_contigs(few)
 
-
-# ---- held-out stretches ----
 
 SPLIT = "a 0 1000 train\na 1000 3000 heldout\na 3100 4000 test\nb 0 900 heldout\n"
 

@@ -40,21 +40,6 @@ def kmer_tokenizer(k):
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
-def saved(folder, tokenizer):
-    """A folder with a small GPT-2 of random weights."""
-    torch.manual_seed(0)
-    shape = dict(n_embd=32, n_layer=2, n_head=2, n_positions=128, vocab_size=len(tokenizer) + 3)
-    model = GPT2LMHeadModel(GPT2Config(**shape))
-    torch.nn.init.normal_(model.transformer.wte.weight, std=0.5)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def bases(**options):
-    return character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>", **options)
-
-
 def load(name):
     return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
 
@@ -69,7 +54,13 @@ def test_our_own_format_is_the_zoo_s_model(tmp_path):
 
 def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
     tokenizer = kmer_tokenizer(3)
-    outside = load(saved(tmp_path, tokenizer))
+    torch.manual_seed(0)
+    shape = dict(n_embd=32, n_layer=2, n_head=2, n_positions=128, vocab_size=len(tokenizer) + 3)
+    model = GPT2LMHeadModel(GPT2Config(**shape))
+    torch.nn.init.normal_(model.transformer.wte.weight, std=0.5)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    outside = load(tmp_path)
     assert isinstance(outside, OutsideDnaDecoder) and outside.config.strands == "one"
     text = "ACGTTGCAACGNTTGACCAGTACGGTAC" + "ACG" * 8
     spec = load_tokenizer(f"hf:{tmp_path}")
@@ -91,7 +82,8 @@ def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
 
 
 def test_modality_is_that_of_the_vocabulary(tmp_path):
-    bases().save_pretrained(tmp_path / "dna")
+    bases = character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>")
+    bases.save_pretrained(tmp_path / "dna")
     character_tokenizer([*map(chr, range(32, 127))], ["<e>"], eos="<e>").save_pretrained(tmp_path / "text")
     character_tokenizer("ACDEFGHIKLMNPQRSTVWY", ["<s>"], bos="<s>").save_pretrained(tmp_path / "proteins")
     lower = character_tokenizer("acgtn", ["<s>"], bos="<s>")

@@ -46,11 +46,6 @@ def score(model, **options):
     return {row["name"]: row for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))}
 
 
-def bits_of(model, evaluator):
-    """(contig, first base, bits) of each line of a track's cells."""
-    return [(contig, start, bits) for _, contig, start, bits in regions._values(dict(evaluator.run(model)))]
-
-
 def expected(model, text, window, both):
     """Bits of every base, window by window as documented, NaN where unknown."""
     half, codes, strands = window // 2, encode(text), []
@@ -93,7 +88,7 @@ def test_a_base_costs_the_same_in_every_region(tmp_path, fasta, model):
     rows = bed(tmp_path, "#r\nb\t3\t9\tg1\nb 40 77\nb\t5\t9\tg1\t0\t+\na\t0\t37\nb\t60\t61\n")
     whole, part = Track(RegionSettings(**options)), Track(RegionSettings(**options, regions=rows))
     bits = {name: expected(model, text, 16, False) for name, text in CONTIGS.items()}
-    for contig, start, values in bits_of(model, part):
+    for _, contig, start, values in regions._values(dict(part.run(model))):
         np.testing.assert_allclose(values, bits[contig][start : start + len(values)], rtol=1e-4)
     places = [(row["contig"], row["bed_start"], row["bed_stop"]) for row in part.rows(dict(part.run(model)))]
     assert places == [("b", 3, 9), ("b", 40, 77), ("a", 0, 37)]  # joined, in the order of the genome

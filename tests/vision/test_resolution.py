@@ -21,6 +21,7 @@ from modalities.vision.data import HeldoutImages
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.outside import OutsideClassifier
+from tests.vision.image_files import write_folder
 
 import timm  # isort: skip  (after the project: on a CPU build of torchvision it does not load before)
 from timm.data import create_transform, resolve_model_data_config  # isort: skip
@@ -212,15 +213,10 @@ OUTSIDE = MODALITY.outside["timm"]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Pictures of three classes, larger than what is read, and a checkpoint of a ViT of three classes."""
+    """Pictures of three classes, and a checkpoint of a ViT of three classes."""
     folder = tmp_path_factory.mktemp("timm")
-    rng = np.random.default_rng(0)
-    for label in "abc":
-        for n in range(3):
-            path = folder / "images" / ("val" if n else "train") / label / f"{n}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
-            small.resize((320, 300), Image.Resampling.BICUBIC).save(path)
+    for part, count in (("train", 3), ("val", 6)):
+        write_folder(folder / "images" / part, "abc", count)
     torch.manual_seed(1)
     model = timm.create_model(VIT, num_classes=3)
     torch.nn.init.normal_(model.head.weight)

@@ -23,12 +23,7 @@ from modalities.vision.evaluators import scenes as module
 from modalities.vision.evaluators.scenes import READINGS
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.modality import MAP_WEIGHT, loss, weight
-from modalities.vision.objects import (
-    check_objects,
-    parse_objects,
-    target_of,
-    window_on,
-)
+from modalities.vision.objects import check_objects, parse_objects, target_of, window_on
 from tests.vision.image_files import encoded, write_tar
 
 CLASSES = 6

@@ -146,7 +146,8 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         for height, width in shapes:
             for part in slices(count, CHUNK):
                 name = f"{height}x{width}/scenes={part.start}-{part.stop}"
-                data = {"shape": (height, width), "places": range(part.start, part.stop)}
+                read = [shape for shape in shapes if shape <= (height, width)]
+                data = {"shape": (height, width), "read": read, "places": range(part.start, part.stop)}
                 cells.append(Cell(name, cost=part.stop - part.start, data=data))
         return cells
 
@@ -168,7 +169,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
                 continue
             canvas = Canvas(image, objects).window(*corners[0], shape)
             small = Canvas(image, objects).window(*corners[1], trained)
-            for name, (answer, seen) in self._answers(model, canvas, small).items():
+            for name, (answer, seen) in self._answers(model, canvas, small, cell.data["read"]).items():
                 tallies[name].append(self.tally(answer, seen, patch))
             tallies["chance"].append(self.chance(canvas, self._classes(model), patch))
             groups.append(objects.group or f"picture {int(self.heldout.items.order[place])}")
@@ -176,12 +177,13 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         facts = {"size": min(shape), "height": shape[0], "width": shape[1], "skipped": dict(skipped)}
         return facts | {"groups": groups, "tallies": tallies}
 
-    def _answers(self, model: VisionTransformer, canvas: Canvas, small: Canvas) -> dict[str, tuple[Tensor, Canvas]]:
-        """The answer of each reading, and the canvas it is about."""
+    def _answers(
+        self, model: VisionTransformer, canvas: Canvas, small: Canvas, shapes: list[Shape]
+    ) -> dict[str, tuple[Tensor, Canvas]]:
+        """The answer of each reading, and the canvas it is about. shapes: those up to the canvas's own."""
         shape, patch = canvas.shape, model.config.patch_size
-        at_size = [one for one in self.shapes(model) if min(one) <= min(shape)]
-        by_size = [self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in at_size]
-        native, grown = by_size[at_size.index(shape)], small.resized(shape)
+        by_size = [self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in shapes]
+        native, grown = by_size[-1], small.resized(shape)
         return {
             "native": (native, canvas),
             "reduced": (by_size[0], canvas),

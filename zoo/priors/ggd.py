@@ -21,17 +21,12 @@ EPSILON = 1e-5
 # times that number.
 STEEP, LOWEST = 1e4, -1e30
 
-# How the parameters of H heads start, by name, and what BAM's released code and paper call which start of all.
-STARTS: dict[str, Callable[[int], Tensor]] = {
-    "slope": lambda heads: alibi_slopes(heads).log().float(),
-    "linear": lambda heads: torch.linspace(0, 1, heads),
-    "sampled": lambda heads: torch.randn(heads),
-}
-INITS: dict[str, dict[str, float | str]] = {
-    "uniform": {},
-    "alibi": {"alpha": "slope", "beta": 1.0},
-    "linear": {"alpha": "slope", "beta": "linear"},
-    "sampled": {"alpha": "sampled", "beta": "sampled"},
+# How θα and θβ of H heads start, by what BAM's released code and paper call it.
+INITS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
+    "uniform": lambda heads: (torch.zeros(heads), torch.zeros(heads)),
+    "alibi": lambda heads: (alibi_slopes(heads).log().float(), torch.ones(heads)),
+    "linear": lambda heads: (alibi_slopes(heads).log().float(), torch.linspace(0, 1, heads)),
+    "sampled": lambda heads: (torch.randn(heads), torch.randn(heads)),
 }
 
 
@@ -103,8 +98,8 @@ class Ggd(TablePrior):
     Args:
         num_heads: H.
         init: "uniform" (θα = θβ = 0, the paper's best), "alibi" (θα = ln of the ALiBi slopes, θβ = 1), "linear" (θβ from 0 to 1
-            over the heads, slopes as ALiBi's) or "sampled" (both standard normal); or the start of alpha,
-            beta and mu, each a number, "slope", "linear" or "sampled": {"alpha": "slope", "beta": 8}; 0 where not named.
+            over the heads, slopes as ALiBi's) or "sampled" (both standard normal); or numbers, {"alpha": −36, "beta": 8}, of
+            alpha, beta and mu; 0 where not named.
         train_alpha, train_beta, train_mu: whether each is trained; the others stay as they start.
     """
 
@@ -114,19 +109,24 @@ class Ggd(TablePrior):
         self,
         num_heads: int,
         *,
-        init: str | Mapping[str, float | str] = "uniform",
+        init: str | Mapping[str, float] = "uniform",
         train_alpha: bool = True,
         train_beta: bool = True,
         train_mu: bool = False,
     ) -> None:
         super().__init__(num_heads)
         check_flags(train_alpha=train_alpha, train_beta=train_beta, train_mu=train_mu)
-        if not isinstance(init, Mapping) and init not in INITS:
+        mu = torch.zeros(num_heads)
+        if isinstance(init, Mapping):
+            for name, value in init.items():
+                if name not in ("alpha", "beta", "mu"):
+                    raise ValueError(f"init of a ggd prior: unknown parameter {name!r}; expected alpha, beta or mu")
+                check_number(f"init of a ggd prior: {name}", value)
+            alpha, beta, mu = (torch.full((num_heads,), float(init.get(name, 0))) for name in ("alpha", "beta", "mu"))
+        elif init in INITS:
+            alpha, beta = INITS[init](num_heads)
+        else:
             raise ValueError(f"unknown init {init!r} of a ggd prior; {nearest(str(init), INITS)}")
-        starts = {"alpha": 0.0, "beta": 0.0, "mu": 0.0} | dict(init if isinstance(init, Mapping) else INITS[init])
-        for name in starts.keys() - {"alpha", "beta", "mu"}:
-            raise ValueError(f"init of a ggd prior: unknown parameter {name!r}; expected alpha, beta or mu")
-        alpha, beta, mu = (_start(name, starts[name], num_heads) for name in ("alpha", "beta", "mu"))
         self.theta_alpha = nn.Parameter(alpha, requires_grad=train_alpha)
         self.theta_beta = nn.Parameter(beta, requires_grad=train_beta)
         self.theta_mu = nn.Parameter(mu, requires_grad=train_mu)
@@ -166,7 +166,7 @@ class Ggd2d(GridPrior):
         num_heads: int,
         *,
         form: str = "isotropic",
-        init: str | Mapping[str, float | str] = "uniform",
+        init: str | Mapping[str, float] = "uniform",
         train_alpha: bool = True,
         train_beta: bool = True,
         train_mu: bool = False,
@@ -190,11 +190,3 @@ class Ggd2d(GridPrior):
 
     def parametric(self) -> GgdTable:
         return GgdTable.of(self.axes(), ("r",) if self.form == "isotropic" else ("y", "x"))
-
-
-def _start(name: str, value: float | str, num_heads: int) -> Tensor:
-    """(H,) float32."""
-    if isinstance(value, str) and value in STARTS:
-        return STARTS[value](num_heads)
-    check_number(f"init of a ggd prior: {name}, if not one of {', '.join(STARTS)},", value)
-    return torch.full((num_heads,), float(value))

@@ -302,8 +302,6 @@ def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
             local = inspect.isclass(kind) and issubclass(kind, Evaluator) and kind.__module__ == module.name
             if not local or inspect.isabstract(kind):
                 continue
-            if kind.name in evaluators:
-                raise ValueError(f"two evaluators of {package} are called {kind.name!r}")
             evaluators[kind.name] = kind
     return evaluators
 

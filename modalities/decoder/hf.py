@@ -315,7 +315,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             output_attentions,
             output_hidden_states,
             tail or None,
-            return_dict=True,  # type: ignore[call-arg]
+            return_dict=True,
         )
         features = cast(Tensor, read.last_hidden_state)
         features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]

@@ -97,7 +97,7 @@ def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> Zoo
     # Options after "?" change how text is cut, not the vocabulary.
     if "vocab_size" not in options and spec.partition("?")[0] != entry["tokenizer"].partition("?")[0]:
         fields["vocab_size"] = load_tokenizer(spec).vocab_size
-    return create_model(name, **fields | dict(options))  # type: ignore[arg-type]
+    return create_model(name, **fields | dict(options))
 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:

@@ -6,6 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from typing import cast
 
 import numpy as np
 import torch
@@ -107,9 +108,7 @@ class TextStream:
     report = ""
 
     def __init__(self, config: TextDataConfig, tokenizer: Tokenizer, micro_batch: int) -> None:
-        source = open_source(config.source)
-        if not isinstance(source, HFSource):
-            raise ValueError(f"source {config.source!r} is not a stream; those are written 'hf:NAME[:CONFIG][:SPLIT]'")
+        source = cast(HFSource, open_source(config.source))
         config.row_mix.check(config.context, tokenizer)
         self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
 

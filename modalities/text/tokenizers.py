@@ -76,9 +76,6 @@ class Tokenizer:
         """UTF-8 bytes of `text`: the divisor of bits per byte, the same for every tokenizer."""
         return len(text.encode("utf-8"))
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
-
 
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes. 256 bytes + BOS, EOS, PAD, rounded up to 264 (a multiple of 8); ids 259..263 never occur."""

@@ -9,7 +9,7 @@ from tests.zoo.priors_table import LINE, WIDTH, make
 from tests.zoo.test_reach import decaying
 from zoo import KVCache, Positions, create_model, create_prior, prior_attention
 from zoo.attention import skipping
-from zoo.decoding.cache import LayerCache
+from zoo.decoding import LayerCache
 from zoo.priors import Prior
 
 

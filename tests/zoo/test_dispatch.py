@@ -86,7 +86,6 @@ CHOICES = [
     ({"window": 5, "dtype": SINGLE}, "triton", "triton"),
     ({"table": True}, "triton", "triton"),
     ({"table": True, "dtype": SINGLE}, "triton", "triton"),
-    ({"bias": "matrix", "causal": False}, "triton", "triton"),
     ({"table": True, "lanes": 4, "window": 3}, "triton", "triton"),
     ({"table": True, "queries": 1}, "triton", "triton"),
 ]
@@ -173,7 +172,7 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
     for words, options in {
         "float64": {"table": True, "dtype": DOUBLE},
         "256": {"window": 5, "width": 264},
-        "a block of rows at a time": {"bias": "blocks"},
+        "no dense bias": {"bias": "blocks"},
     }.items():
         warned: set[str] = set()
         with FakeTensorMode():
@@ -183,9 +182,7 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
             assert len(issued) == 1
 
 
-@pytest.mark.parametrize(
-    "queries, options", [(40, {"lanes": 4}), (40, {"bias": "matrix"}), (1, {"lanes": 4}), (1, {"table": True})]
-)
+@pytest.mark.parametrize("queries, options", [(40, {"lanes": 4}), (1, {"lanes": 4}), (1, {"table": True})])
 def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any]) -> None:
     pytest.importorskip("triton")
     with FakeTensorMode():

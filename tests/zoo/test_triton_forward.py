@@ -46,7 +46,7 @@ def flat(call: AttentionCall) -> Operands:
     """What the kernels take."""
     q, k, v, row_scale, segments = triton._operands(call)
     table = None if call.table is None else call.table.table.float()
-    return operands(q, k, v, table, row_scale, segments, None, *triton._scalars(call))
+    return operands(q, k, v, table, row_scale, segments, *triton._scalars(call))
 
 
 def check(out: Tensor, call: AttentionCall) -> None:

@@ -16,7 +16,6 @@ from zoo import Positions
 from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.catalog import create_model
-from zoo.priors.base import PriorTerms
 
 pytest.importorskip("triton")
 from zoo.attention.triton import common, op
@@ -53,7 +52,7 @@ def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
         patch.setattr(op, "fused_attention", lambda *args: recorded.append(args) or call.q)
         triton.TRITON.run(call)
     [inputs] = recorded
-    trained = {0, 1, 2, 4, 6, 7, 10, 11} | ({3} if inputs[7] is None else set())  # a parametric table has none
+    trained = {0, 1, 2, 4, 6} | ({3} if inputs[6] is None else set())  # a parametric table has none
     return tuple(
         x.detach().requires_grad_(n in trained) if isinstance(x, Tensor) and x.is_floating_point() else x
         for n, x in enumerate(inputs)
@@ -61,46 +60,22 @@ def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lanes", "parametric", "bias"])
+@pytest.mark.parametrize("kind", ["lanes", "parametric"])
 def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
     call = call_of(Case(14, 14, 1, documents=(9, 4), scale="shared"), "both" if kind == "lanes" else "none")
     if kind == "parametric":
         terms = make("ggd", num_heads=2).to(DEVICE).float()(Positions.line(14), Positions.line(14), causal=True)
         call = replace(call, q=call.q.bfloat16(), k=call.k.bfloat16(), v=call.v.bfloat16(), terms=terms)
-    if kind == "bias":
-        call = replace(call, terms=PriorTerms(bias=torch.randn(2, 1, 14, 14, device=DEVICE)))
     tests, inputs = ("test_schema", "test_autograd_registration", "test_faketensor"), arguments(call, monkeypatch)
     torch.library.opcheck(op.attention_op, inputs, test_utils=tests)
     plain = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
-    out, *saved, q, k = op.attention_op(*plain)
-    folded = (q, k) if kind == "lanes" else plain[:2]
+    out, *saved = op.attention_op(*plain)
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
-    backward = (
-        sums,
-        torch.ones_like(saved[0]) if kind == "bias" else None,
-        *folded,
-        *plain[2:9],
-        out,
-        *saved,
-        *plain[12:19],
-        kind == "lanes",
-        kind == "bias",
-    )
+    grad_lse = torch.ones_like(saved[0]) if kind == "lanes" else None
+    backward = (sums, grad_lse, *plain[:8], out, *saved, *plain[8:15], kind == "lanes")
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
-    few = (
-        folded[0][:, :, -2:],
-        folded[1],
-        *plain[2:4],
-        None,
-        None,
-        True,
-        0,
-        plain[14] + 12,
-        [],
-        *plain[16:18],
-        kind == "bias",
-    )
+    few = (plain[0][:, :, -2:], *plain[1:4], None, None, True, 0, plain[9] + 12, [], *plain[11:13], kind == "lanes")
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads, visible
 from zoo.priors.tables import whole_bias
 
-__all__ = ["ReferenceKernel", "attend"]
+__all__ = ["REFERENCE", "ReferenceKernel", "attend"]
 
 
 class ReferenceKernel:
@@ -23,6 +23,9 @@ class ReferenceKernel:
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output; below float32, inputs are cast to float32 and the result is rounded once."""
         return attend(call)[0]
+
+
+REFERENCE = ReferenceKernel()
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:

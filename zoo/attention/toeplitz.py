@@ -27,7 +27,6 @@ from zoo.attention.base import (
     Workspace,
     aligned,
     has_values,
-    needs_grad,
     needs_mask,
     pad_heads,
     refuses_mask_and_dropout,
@@ -35,7 +34,6 @@ from zoo.attention.base import (
     single_documents,
 )
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
-from zoo.attention.sinks import attend_with_sinks
 from zoo.positions import document_starts
 
 __all__ = ["ToeplitzKernel"]
@@ -88,6 +86,8 @@ class ToeplitzKernel:
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
         if call.sinks:
+            from zoo.attention.sinks import attend_with_sinks
+
             return attend_with_sinks(call, self.attend)
         return self.attend(call, wants_lse=False)[0]
 
@@ -107,10 +107,6 @@ class ToeplitzKernel:
         scale = call.query_scale if call.table is not None else None
         if scale is not None:
             scale = scale.to(table.dtype)
-        grouped = keys.shape[1] == values.shape[1] != num_heads
-        if call.num_queries == 1 and grouped and not needs_grad(queries, keys, values, table, scale):
-            out, lse = _decode_grouped(call, self.one_block, queries, keys, values, table, scale)
-            return out[..., :width], lse
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
         reach, left_out, _ = self.find_reach(call, queries, keys, table, scale)
         if (tally := TALLY.get()) is not None:
@@ -355,25 +351,6 @@ def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
     """(1, H, rows, keys) view whose entry [r, c] is line[:, start + r + c]."""
     offset = line.storage_offset() + start
     return line.as_strided((1, line.shape[0], rows, keys), (0, line.stride(0), 1, 1), offset)
-
-
-def _decode_grouped(
-    call: AttentionCall, one_block: int, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """One query per head: the heads of a group are the rows of one call that shares their keys, which are not copied."""
-    groups = k.shape[1]
-    bias = _Bias(call, table, scale)
-    parts = []
-    for block in plan_blocks(call, 1, one_block):
-        mask = bias.block(block)
-        mask = mask.expand(-1, q.shape[1], -1, -1).unflatten(1, (groups, -1)).squeeze(3)
-        rows = q[block.batch].unflatten(1, (groups, -1)).squeeze(3)
-        k_block, v_block = k[block.batch, :, block.keys], v[block.batch, :, block.keys]
-        part, lse = _fused(rows, k_block, v_block, 0.0, False, attn_mask=mask, scale=1.0)
-        parts.append((part.flatten(1, 2)[:, :, None], lse.flatten(1, 2)[:, :, None]))
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
 class _ToeplitzAttention(torch.autograd.Function):

@@ -19,7 +19,7 @@ from zoo.errors import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
-__all__ = ["KVCache", "LayerCache"]
+__all__ = ["Cache", "KVCache", "LayerCache"]
 
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -348,6 +348,9 @@ class KVCache:
         self._within = within[:, -1:]
         self.segments = segments if self.segments is None else torch.cat([self.segments, segments], dim=1)
         return Positions(tokens, self.length, within=within), self.segments
+
+
+Cache = KVCache
 
 
 def _store(buffer: Tensor | None, new: Tensor, extent: Extent) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,6 @@ from zoo.attention.triton import TritonKernel, common
 from zoo.catalog import create_model
 from zoo.methods import list_positions
 from zoo.priors import Prior
-from zoo.priors.base import PriorTerms, RelativeTable
 
 pytestmark = pytest.mark.gpu
 
@@ -80,28 +78,6 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
         results.append([out, *torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True, **UNUSED)])
     for truth, got in zip(*results, strict=True):
         torch.testing.assert_close(got, truth, rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max())))
-
-
-@pytest.mark.slow
-def test_rows_that_see_nothing_but_minus_infinity_are_zero_with_finite_gradients():
-    """Keys nearer than 3 are −∞: the first rows of a causal call have no others. As with a mask that hides those keys."""
-    line, near = Positions.line(21), 3
-    torch.manual_seed(5)
-    leaves = [torch.randn(1, 2, 21, 16, device=DEVICE).requires_grad_() for _ in range(3)]
-    leaves += [torch.randn(2, 41, device=DEVICE).requires_grad_()]
-    index = torch.arange(41, device=DEVICE)
-    mask = index[:21, None] - index[:21] >= near
-    results = []
-    for kernel, hidden, options in (
-        ("triton", index - 20 < near, {}),
-        ("reference", index < 0, {"mask": mask[None, None]}),
-    ):
-        terms = PriorTerms(table=RelativeTable.line(leaves[3].masked_fill(hidden, -math.inf), line, line, center=20))
-        out = prior_attention(*leaves[:3], terms, causal=True, kernel=kernel, **options)
-        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    assert not results[0][0][:, :, :near].any()
-    for got, truth in zip(*results, strict=True):
-        assert float((got - truth).detach().abs().max()) <= 400 * 2**-24 * max(1.0, float(truth.detach().abs().max()))
 
 
 @pytest.mark.slow

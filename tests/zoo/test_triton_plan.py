@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tests.device import DEVICE, some
-from tests.zoo.priors_table import make
 from tests.zoo.test_reach import CASES as LINES
 from tests.zoo.test_reach import Case, build, weights_of
 from zoo import Positions
@@ -98,22 +97,6 @@ def test_what_is_left_out_is_below_the_budget(name: str) -> None:
     seen = by_tile(torch.ones_like(weights, dtype=torch.bool) if seen is None else seen.expand_as(weights))
     share = float((seen & ~inside).sum() / seen.sum())
     assert share > 0 and skipped_share(operands_of(call)) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("kind", ["table", "lanes"])
-def test_the_share_of_alibi_is_that_of_its_slopes(kind: str) -> None:
-    """Without content, tiles Δ apart are skipped where slope·(16Δ − 15) > 24·ln 2 + ln 128 = 21.5."""
-    line, zero = Positions.line(128), torch.zeros(1, 2, 128, 16)
-    slopes = torch.tensor([[1.0], [0.5 if kind == "table" else 1 / 16]])
-    if kind == "table":
-        distance = torch.arange(255) - 127.0
-        terms = PriorTerms(table=RelativeTable.line(-slopes * distance.abs(), line, line, center=127))
-    else:  # 16 times the slopes of two heads' ALiBi
-        terms = make("alibi", num_heads=2, learnable=False).float()(line, line, causal=True)
-        terms = replace(terms, q_lanes=16.0 * terms.q_lanes)
-    rows = plan_of(AttentionCall(zero, zero, zero, terms, True)).rows.cpu()
-    slow = [1, 2, 3, 4, 4, 4, 4, 4] if kind == "table" else [1, 2, 3, 4, 5, 6, 7, 8]
-    assert (rows[1] - rows[0]).tolist() == [[1, 2, 3, 3, 3, 3, 3, 3], slow]
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
-"""The fused kernels where models are trained: as operators of torch, compiled, checkpointed, under autocast and ZeRO-3."""
+"""The fused kernels as operators of torch, compiled and under autocast; splits of keys, and rows far apart in memory."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +11,18 @@ from torch import Tensor
 
 from tests.device import DEVICE, some
 from tests.zoo.priors_table import make
-from tests.zoo.test_attention import Case
-from tests.zoo.test_triton_forward import call_of
+from tests.zoo.test_attention import Case, build, terms_of
 from zoo import Positions
 from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.catalog import create_model
 
 pytest.importorskip("triton")
-from zoo.attention.triton import common, op
+from zoo.attention.reference import attend
+from zoo.attention.triton import common, decode, op
+from zoo.attention.triton.common import Operands
+from zoo.attention.triton.forward import attention_forward
+from zoo.priors.base import PriorTerms
 
 pytestmark = pytest.mark.gpu
 
@@ -28,6 +32,23 @@ def small_tiles(monkeypatch):
     if DEVICE.type == "cpu":
         monkeypatch.setattr(common, "TILE", 16)
     monkeypatch.setattr(triton.TRITON, "least_keys", 1)
+
+
+def call_of(case: Case, realised: str = "table", **sizes: int) -> AttentionCall:
+    leaves, options = build(case, realised, **{"heads": 2} | sizes)
+    leaves = {name: x.detach().to(DEVICE).float() for name, x in leaves.items()}
+    scale, segments = leaves.get("query_scale"), options.pop("segments")
+    scale = scale[None] if scale is not None and scale.ndim == 2 else scale
+    segments = None if segments is None else segments.to(DEVICE)
+    q, k, v = (leaves[name] for name in "qkv")
+    return AttentionCall(q, k, v, terms_of(leaves), query_scale=scale, segments=segments, **options)
+
+
+def flat(call: AttentionCall) -> Operands:
+    """What the kernels take."""
+    q, k, v, row_scale, segments = triton._operands(call)
+    table = None if call.table is None else call.table.table.float()
+    return op.operands(q, k, v, table, row_scale, segments, *triton._scalars(call))
 
 
 def tiny(name: str, **options) -> torch.nn.Module:
@@ -111,3 +132,38 @@ def test_autocast_of_float32_parameters(name: str) -> None:
         assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
     ours, theirs = ((grads[kernel] - grads["reference"]).norm() for kernel in ("triton", "sdpa"))
     assert 0 < ours <= 3 * theirs
+
+
+@pytest.mark.slow
+def test_few_queries_in_splits_of_keys() -> None:
+    """A logit is a sum of some 20 products, an output one of some 100 weights, each rounded: 2^−24 for each."""
+    call = call_of(Case(5, 50, 2, documents=(30, 47), window=29, scale="batch"), "both", heads=4, width=19, lanes=2)
+    exact = attend(replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()))[0]
+    for splits in (1, 2, 7):
+        out, _ = decode.decode(flat(call), splits=splits)
+        assert float((out.double() - exact).abs().max()) <= 200 * 2**-24 * max(1.0, float(exact.abs().max()))
+
+
+def far_apart(count: int, width: int, stride: int, path: Path) -> list[Tensor]:
+    """Three (1, 1, count, width) matrices in one memory, whose rows are `stride` numbers apart; on the CPU in a sparse file."""
+    size = (count - 1) * stride + 3 * width
+    if DEVICE.type == "cpu":
+        with path.open("wb") as file:
+            file.truncate(2 * size)
+        memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
+    else:
+        memory = torch.empty(size, dtype=torch.bfloat16, device=DEVICE)
+    return [memory.as_strided((1, 1, count, width), (0, 0, stride, 1), part * width) for part in range(3)]
+
+
+def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
+    """Rows of 2^26 numbers: the 33rd starts at 2^31, as the 524289th of 4096 numbers does."""
+    call = call_of(Case(36, 36), "none", heads=1, width=16)
+    call = replace(call, q=call.q[:1].bfloat16(), k=call.k[:1].bfloat16(), v=call.v[:1].bfloat16())
+    heads = far_apart(36, 16, 2**26, tmp_path / "rows")
+    for memory, x in zip(heads, (call.q, call.k, call.v), strict=True):
+        memory.copy_(x)
+    far = AttentionCall(*heads, PriorTerms(), True)
+    assert torch.equal(attention_forward(flat(far))[0], attention_forward(flat(call))[0])
+    one, far_one = (AttentionCall(x.q[:, :, -1:], x.k, x.v, PriorTerms(), True) for x in (call, far))
+    assert torch.equal(decode.decode(flat(far_one), splits=2)[0], decode.decode(flat(one), splits=2)[0])

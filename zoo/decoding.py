@@ -15,14 +15,14 @@ from zoo.attention.base import fold_lanes
 from zoo.attention.dispatch import prior_attention
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, norms
 from zoo.attention.sdpa import FEWEST_KEYS
+from zoo.attention.toeplitz import FUSED
 from zoo.errors import WHOLE, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, RelativeTable
+from zoo.priors.base import Prior, RelativeTable
 
 __all__ = ["Cache", "KVCache", "LayerCache"]
 
 
-FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 # From this many keys on, those that a prior hides from the next token are left out, in steps of so many.
 LONG, STEP = 4096, 512
 
@@ -37,14 +37,11 @@ class Extent:
 
 @dataclass(frozen=True)
 class NextRow:
-    """K of the next token along a line, whatever tokens there are before it: that of a distance and that of a key.
+    """K of the next token along a line as a sum (`Prior.next_row`), whatever tokens there are before it.
 
-    Attributes:
-        by_distance, by_key: (H, length), the farthest and the first key first; None: zeros.
-        highest: (H, length) float64: minus the largest K at so many tokens or more, ascending, plus that of distance 0, less
-            the range of what depends on the key.
-        lanes: (1, 1 or H, length, R) of keys, which a cache holds.
-        serves: whether K is such a sum, and finite.
+    by_distance, by_key: (H, length), the farthest and the first key first; None: zeros. highest: (H, length) float64, how far K
+    at so many tokens or more is below that of the own key at least. lanes: (1, 1 or H, length, R) of keys, which a cache holds.
+    serves: whether K is such a sum, and finite.
     """
 
     length: int
@@ -113,20 +110,6 @@ class LayerCache:
         buffers = (self.keys, self.values, self.carries)
         self.keys, self.values, self.carries = (None if x is None else x.index_select(0, rows) for x in buffers)
 
-    def terms(
-        self, prior: Prior, x: Tensor, k: Tensor, queries: Positions, positions: Positions
-    ) -> tuple[PriorTerms, Tensor]:
-        """The prior's terms of the queries among the new tokens without key lanes, and keys with the lanes folded in."""
-        length, carry = self.extent.length, None
-        if self.carries is not None and length:
-            carry = self.carries[:, :, length - 1, 0]
-        terms = prior(queries, positions, causal=True, x=x, carry=carry)
-        if terms.carry is not None:
-            self.carries = _store(self.carries, terms.carry[..., None], self.extent)
-        if terms.k_lanes is not None:
-            k = fold_lanes(k, terms.k_lanes)
-        return replace(terms, k_lanes=None, offset=None), k  # which was relative to the new keys
-
     def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
         """The prior's relative table for these positions; for one query a slice of a table computed once per capacity."""
         if q_pos.length > 1:
@@ -162,7 +145,13 @@ class LayerCache:
             if out is not None:
                 return out
         queries = positions.tail(q.shape[2])
-        terms, k = self.terms(prior, x, k, queries, positions)
+        length = self.extent.length
+        carry = self.carries[:, :, length - 1, 0] if self.carries is not None and length else None
+        terms = prior(queries, positions, causal=True, x=x, carry=carry)
+        if terms.carry is not None:
+            self.carries = _store(self.carries, terms.carry[..., None], self.extent)
+        if terms.k_lanes is not None:
+            k = fold_lanes(k, terms.k_lanes)
         k, v = self.append(k, v)
         k_pos = Positions.line(k.shape[2])
         table = None if terms.table is None else self.table(prior, queries, k_pos)
@@ -170,7 +159,8 @@ class LayerCache:
         if terms.bias is not None:
             k_pos = k_pos if segments is None else Positions.documents(segments)
             bias = prior.dense_bias(queries, k_pos, causal=True)
-        terms = replace(terms, table=table, bias=bias)
+        # The offset was relative to the new keys.
+        terms = replace(terms, k_lanes=None, table=table, bias=bias, offset=None)
         return prior_attention(q, k, v, terms, causal=True, segments=segments, **options)
 
     def _attend_next(

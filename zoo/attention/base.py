@@ -154,11 +154,8 @@ class Kernel(Protocol):
 
 
 def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
-    """A causal call with lanes, padded to multiples of `ALIGNMENT` queries and keys, and the rows of its output to use.
-
-    Lanes of a ramp are as large as the position, and cancel where they are summed before the content (`fold_lanes`). With a
-    few rows or columns left over, matrix products of CPUs sum in another order, and 1e-3 of a weight is lost at 131,072.
-    """
+    """A causal call with lanes, padded to multiples of `ALIGNMENT` queries and keys, and the rows of its output to use: with
+    some left over, matrix products of CPUs sum in another order than that in which lanes cancel (`fold_lanes`)."""
     elsewhere = torch.compiler.is_compiling() or call.q.device.type != "cpu"
     if elsewhere or call.terms.q_lanes is None or not call.causal or call.num_queries == 1:
         return call, slice(None)
@@ -229,11 +226,8 @@ def has_values(x: Tensor) -> bool:
 
 
 def bad_keys(call: AttentionCall) -> Tensor | None:
-    """(B, Gk, S) bool: keys with a NaN or an infinity; None where there are none, or every row sees every key.
-
-    Hidden keys must not reach a row, and torch adds −∞ to their logits, which leaves NaN. On the CPU alone: elsewhere the
-    question synchronises.
-    """
+    """(B, Gk, S) bool: keys with a NaN or an infinity, where they may be hidden from a row: torch adds −∞ to their logits,
+    which leaves NaN. None where there are none; on the CPU alone: elsewhere the question synchronises."""
     shows_all = call.num_queries == 1 and call.segments is None and call.window is None and call.mask is None
     hides = call.causal or any(x is not None for x in (call.segments, call.window, call.mask))
     if shows_all or not hides or call.k.device.type != "cpu" or torch.compiler.is_compiling() or not has_values(call.k):

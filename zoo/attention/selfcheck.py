@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -77,7 +76,6 @@ class Verdict:
 
 
 _log = logging.getLogger(__name__)
-_LOCK = threading.RLock()
 _CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
 _REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and dtype: why it is not trusted, or None
 
@@ -185,13 +183,11 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) ->
         return _REASONS[key]
     if device.startswith("cuda") and torch.cuda.is_current_stream_capturing():
         return None
-    with _LOCK:  # one thread checks, others wait
-        if key not in _REASONS:
-            # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
-            _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
-            wrong = check_kernel(kernel, device, dtype).wrong
-            advice = "`zoo doctor` checks again and shows all"
-            _REASONS[key] = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
+    # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
+    _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
+    wrong = check_kernel(kernel, device, dtype).wrong
+    advice = "`zoo doctor` checks again and shows all"
+    _REASONS[key] = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
     return _REASONS[key]
 
 

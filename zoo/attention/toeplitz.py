@@ -36,9 +36,9 @@ from zoo.attention.base import (
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
 from zoo.positions import document_starts
 
-__all__ = ["ToeplitzKernel"]
+__all__ = ["FUSED", "ToeplitzKernel"]
 
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True)
@@ -210,9 +210,7 @@ class Block:
 def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None) -> list[Block]:
     """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees, or needs.
 
-    Documents are contiguous runs (`Positions.documents`). If every row is one document they cost nothing; a short batch of
-    several, of at most `one_block` logits per head, is compared id by id; a long one is cut row by row, and a block has the
-    keys of its own documents.
+    A batch of several documents with at most `one_block` logits per head is compared id by id, a longer one cut row by row.
     """
     if reach is not None:
         return _narrowed(plan_blocks(call, rows, one_block), reach)
@@ -404,7 +402,7 @@ class _Job:
                 buffer = space.view(lead, *block.shape[1:])
             mask = bias.block(block, buffer)
             inputs = q[here, heads, rows].flip(2), k[here, heads, keys], v[here, heads, keys]
-            part, part_lse = _fused(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
+            part, part_lse = FUSED(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
             out[here, heads, rows] = part.flip(2)
             if self.wants_lse:
                 lse[here, heads, rows] = part_lse.flip(2)

@@ -52,9 +52,7 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-# (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on
-# CUDA cores. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for 64 rows
-# (tools/compile_kernels.py); not yet timed. Masked tiles are pipelined too: loads staged through registers cost more registers.
+# As in forward.py. Masked tiles are pipelined too: loads staged through registers cost more registers.
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
 DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8, 2), 256: (16, 64, 8, 2)}

@@ -30,7 +30,7 @@ from zoo.attention.triton.common import (
     visible_of,
 )
 
-# Nothing spills on compute capability 9.0 and two programs fit on a multiprocessor; not yet timed.
+# Nothing spills on compute capability 9.0, and two programs fit on a multiprocessor.
 STEP_BYTES = 16384  # of keys, and of values, per step of a program
 STAGES = 3
 FEWEST_KEYS = 256  # per split, if the call has as many

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
-# cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid the codes of a
-# tile's keys take registers, a window does too, document ids beside 256 columns, and widths that are no multiple of 16
-# load one column at a time.
+# cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py).
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}

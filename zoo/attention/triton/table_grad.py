@@ -39,8 +39,7 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-# (rows = keys, warps, stages) of a block by padded width; see backward.py. None spills on compute capability 9.0. At two-byte
-# width 256 that limits blocks to 16 rows: (64, 8, 1) spills up to 96 bytes of addresses, outside its loops; neither is timed.
+# (rows = keys, warps, stages) of a block by padded width; see forward.py.
 BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 256: (16, 4, 2)}
 BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (16, 4, 2), 128: (16, 4, 2), 256: (16, 4, 1)}
 

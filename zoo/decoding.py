@@ -53,7 +53,8 @@ class NextRow:
 
     @staticmethod
     def of(prior: Prior, length: int, dtype: torch.dtype) -> NextRow:
-        rows = None if prior.depends_on_content else prior.next_row(length)
+        absent = any(p.is_meta or not p.numel() for p in prior.parameters())  # which only `forward` gathers
+        rows = None if absent or prior.depends_on_content else prior.next_row(length)
         none = torch.empty(0)
         if rows is None or not all(bool(row.isfinite().all()) for row in rows):
             return NextRow(length, None, None, none, none, False)

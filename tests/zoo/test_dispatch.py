@@ -182,21 +182,6 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
             assert len(issued) == 1
 
 
-@pytest.mark.parametrize("queries, options", [(40, {"lanes": 4}), (1, {"lanes": 4}), (1, {"table": True})])
-def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any]) -> None:
-    pytest.importorskip("triton")
-    with FakeTensorMode():
-        call = cuda_call(queries=queries, keys=40, **options)
-        kernel = TritonKernel(capability=hopper, distrust=lambda device, dtype: 1 / 0)  # a self-check needs values
-        out = prior_attention(call.q, call.k, call.v, call.terms, causal=True, kernel=kernel)
-        assert (out.shape, out.device.type, out.dtype) == (call.q.shape, "cuda", call.q.dtype)
-        # Without CUDA torch has no thread for the gradients of its tensors.
-        q, k, v = (torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in (call.q, call.k, call.v))
-        kernel = TritonKernel(interpreted=lambda: True, decode_queries=0)
-        out = prior_attention(q, k, v, causal=True, kernel=kernel)
-        assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [x.shape for x in (q, k, v)]
-
-
 @pytest.mark.parametrize(
     "name", ["text_ggd_goat_ssmax_tiny", "text_cable_tiny", "text_t5_tiny", "text_fire_tiny", "vision_goat_tiny_patch8"]
 )

@@ -96,7 +96,7 @@ def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.Monkey
     grad_lse = torch.ones_like(saved[0]) if kind == "lanes" else None
     backward = (sums, grad_lse, *plain[:8], out, *saved, *plain[8:15], kind == "lanes")
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
-    few = (plain[0][:, :, -2:], *plain[1:4], None, None, True, 0, plain[9] + 12, [], *plain[11:13], kind == "lanes")
+    few = (plain[0][:, :, -2:], *plain[1:4], None, None, True, 0, plain[10] + 12, [], *plain[12:14], kind == "lanes")
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
 
 

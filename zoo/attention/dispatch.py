@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -32,32 +30,45 @@ from zoo.priors.base import PriorTerms
 __all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
 
 
+def _reference() -> Kernel:
+    from zoo.attention.reference import REFERENCE
+
+    return REFERENCE
+
+
+def _triton() -> Kernel:
+    from zoo.attention.triton import TRITON
+
+    return TRITON
+
+
+def _flash() -> Kernel:
+    from zoo.attention.flash import FLASH
+
+    return FLASH
+
+
 @dataclass(frozen=True)
 class _Later:
-    """A kernel whose file is imported at its first use."""
+    """A kernel whose file is imported when it is used."""
 
-    module: str
-    name: str
-
-    @cached_property
-    def kernel(self) -> Kernel:
-        return getattr(import_module(f"zoo.attention.{self.module}"), self.name)
+    load: Callable[[], Kernel]
 
     def refuses(self, call: AttentionCall) -> str | None:
-        return self.kernel.refuses(call)
+        return self.load().refuses(call)
 
     def run(self, call: AttentionCall) -> Tensor:
-        return self.kernel.run(call)
+        return self.load().run(call)
 
 
 TOEPLITZ = ToeplitzKernel()
 # To add a kernel: a file with a class that implements `Kernel`, and a line here.
 KERNELS: dict[str, Kernel] = {
-    "reference": _Later("reference", "REFERENCE"),
+    "reference": _Later(_reference),
     "sdpa": SdpaKernel(),
     "toeplitz": TOEPLITZ,
-    "triton": _Later("triton", "TRITON"),
-    "flash": _Later("flash", "FLASH"),
+    "triton": _Later(_triton),
+    "flash": _Later(_flash),
 }
 
 # Without a table, up to this many logits per head one masked call is faster than blocks without a mask

@@ -67,7 +67,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PRIORZOO"))}
     here = {"cwd": tmp_path, "env": clean | {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "COLUMNS": "160"}}
     options = ("--lengths", "64", "--samples", "1", "--out", "here")
-    assert "files to here" in run(bins / "priorzoo", "evaluate", SHIPPED, "perplexity", *options, **here)
+    assert "written: here/" in run(bins / "priorzoo", "evaluate", SHIPPED, "perplexity", *options, **here)
     assert {"perplexity.csv", "perplexity.png"} <= {path.name for path in (tmp_path / "here").iterdir()}
     # Launchers of several ranks name the module.
     assert "text_ggd_tiny" in run(bins / "python", "-m", "priorzoo.train", "text.ggd_tiny", "--dry-run", **here)

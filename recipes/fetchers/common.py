@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import unquote
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from rich.progress import track
 
@@ -33,7 +33,8 @@ from zoo.files import file_sha256, replacing
 
 console = Console(stderr=True)
 WAITS = (0.0, 2.0, 4.0, 8.0)  # seconds before each try of a download
-SILENCE = 60.0  # seconds without a byte
+SILENCE, SLOWEST = 60.0, 1e3  # seconds without a byte, and bytes a second of a whole download
+LARGEST = 1 << 32  # bytes of a file whose size the server does not say
 tracked = functools.partial(track, console=console)
 HINTS = {"npm": "install Node.js, which brings npm"} | dict.fromkeys(
     ("apt-get", "apt-cache", "dpkg-deb"),
@@ -67,6 +68,17 @@ class Corpus:
 # ---- downloads
 
 
+class HttpAlone(HTTPRedirectHandler):
+    """Follows no redirection to another scheme, such as ftp."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        is_http = newurl.startswith(("http://", "https://"))
+        return super().redirect_request(req, fp, code, msg, headers, newurl) if is_http else None
+
+
+urlopen = build_opener(HttpAlone).open
+
+
 def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     """Fetch one file into a folder, in several tries. FetchError where that fails, or the file has another SHA-256."""
     path, reason = folder / url.rsplit("/", 1)[-1], ""
@@ -75,8 +87,13 @@ def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
         try:
             with urlopen(Request(url, headers={"User-Agent": "priorzoo"}), timeout=SILENCE) as response:
                 announced = response.length  # a shorter answer is no error of the library
+                most = LARGEST if announced is None else announced
+                end = time.monotonic() + SILENCE + most / SLOWEST
                 with replacing(path, "wb") as file:
-                    shutil.copyfileobj(response, file)
+                    while chunk := response.read1(1 << 16):
+                        if file.tell() + len(chunk) > most or time.monotonic() > end:
+                            raise OSError(f"more than {most:,} bytes came, or too slowly")
+                        file.write(chunk)
                     if announced is not None and file.tell() != announced:
                         raise OSError(f"{file.tell():,} of {announced:,} bytes came")
             return verified(path, sha256) if sha256 else path

@@ -113,6 +113,14 @@ def test_downloads_are_tried_again(tmp_path, monkeypatch):
     answers += [Answer(b"abc", 9) for _ in range(3)]
     with pytest.raises(common.FetchError, match="3 of 9 bytes came, after 3 tries"):
         common.download(url, tmp_path)
+    answers += [Answer(b"abcde", 4) for _ in range(3)]
+    with pytest.raises(common.FetchError, match="more than 4 bytes came"):
+        common.download(url, tmp_path)
+    monkeypatch.setattr(common, "SLOWEST", -1e-3)  # the time of a whole download is over at once
+    answers += [Answer(b"z" * 99) for _ in range(3)]
+    with pytest.raises(common.FetchError, match="or too slowly, after 3 tries"):
+        common.download(url, tmp_path)
+    assert common.HttpAlone().redirect_request(None, None, 302, "", {}, "ftp://x/file") is None
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"abcd"]
 
 

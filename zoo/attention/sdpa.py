@@ -36,15 +36,11 @@ FEWEST_KEYS = 16
 
 @dataclass(frozen=True)
 class SdpaKernel:
-    """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window, a mask or a causal offset it
-    needs a T × S mask, made a block at a time.
+    """torch's scaled_dot_product_attention, of every call; what needs a T × S mask gets it a block at a time.
 
-    Attributes:
-        mask_limit: logits per head of a block, of all heads where the bias is made by blocks: 64 MiB of float32.
-        small_limit: of bidirectional calls on the CPU (images), which keep memory small at any size: mask elements of a
-            block over all its heads and batch rows, 26 MiB of float32.
-        block_rows: from this many queries on torch's fused CPU attention processes 256 at a time, 10% faster than fewer:
-            blocks shrink in heads before they shrink in rows.
+    mask_limit: logits per head of a block, of all heads where the bias is made by blocks: 64 MiB of float32. small_limit: of
+    bidirectional calls on the CPU (images) all mask elements of a block, 26 MiB. block_rows: torch's fused CPU attention takes
+    256 rows at a time from here on, 10% faster: blocks shrink in heads first.
     """
 
     mask_limit: int = 1 << 24

@@ -33,11 +33,8 @@ HEADS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """A call: 200 tokens leave a part of a tile of 64 at the end and whole tiles below the diagonal.
-
-    `trained`: compare gradients of the prior's parameters too; `shape`: of a grid behind one prefix token; `groups`: key heads;
-    `documents`: where the second one begins (0: one alone); `gradients`: or forward alone, which a decoding kernel serves.
-    """
+    """A call, in part of a tile. trained: gradients of the prior's parameters too; shape: of a grid behind one prefix token;
+    groups: key heads; documents: where the second begins, or 0; gradients: or forward alone, which a decoding kernel serves."""
 
     prior: str = ""
     options: Mapping[str, object] = field(default_factory=dict)

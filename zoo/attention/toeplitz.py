@@ -45,16 +45,10 @@ FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class ToeplitzKernel:
     """Serves tables on a line, and calls without a table, on the CPU.
 
-    Attributes:
-        forward_rows, backward_rows, short_rows, least_rows: rows of a block. From 192 rows on the fused kernel processes 64
-            rows at a time; more than 256 waste more of the causal half.
-        workspace: elements of a block of logits in memory, 2 MiB of float32: blocks are cut by batch rows and heads to it.
-        one_head: one head's block may grow to this many elements before it gets fewer rows.
-        keep_keys: keys per head column up to which P is kept for the backward pass: there P, T × S, is at most twice as large
-            as q, k, v and the output together.
-        one_block: up to this many logits per head a batch of several documents is one masked block, not cut row by row.
-        least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
-        skips: whether they are left out.
+    Rows of a block: from 192 on the fused kernel takes 64 at a time; more than 256 waste more of the causal half. workspace:
+    logits of a block, 2 MiB of float32; one head's may grow to `one_head` before it gets fewer rows. keep_keys: keys per head
+    column up to which P is kept for the backward pass. one_block: up to so many logits per head some documents are one masked
+    block. least_keys: below it, finding keys of negligible weight costs more than it saves; `skips`: whether they are left out.
     """
 
     forward_rows: int = 256

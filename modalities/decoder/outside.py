@@ -21,7 +21,7 @@ from zoo.adapters import ADAPTER, is_adapted, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
-from zoo.files import read_object, read_tensors
+from zoo.files import read_tensors
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 
@@ -245,46 +245,24 @@ def open_causal_lm(name: str) -> PreTrainedModel:
     adapter folder by itself is opened on the base that it names.
     """
     open_tokenizer(name)  # looked for first
-    folder, arm = split_arm(name)
-    if arm or (Path(folder) / ADAPTER).is_file():
-        return _open_released(folder, arm)
-    if (Path(name) / "adapter_config.json").is_file():
-        return _open_adapter(name)
-    if is_adapted(name):
-        return opened(name, "causal LM", lambda t: load_adapted(name))
-    return opened(name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False))
+    folder, settings = split_arm(name)
+    return opened(folder, "causal LM", lambda _: _load(folder, settings))
 
 
-def _open_released(folder: str, arm: dict[str, str]) -> PreTrainedModel:
-    def load(_: object) -> PreTrainedModel:
-        from zoo.adapters.released import open_released
+def _load(folder: str, settings: dict[str, str]) -> PreTrainedModel:
+    from zoo.adapters.released import open_released
 
-        if (Path(folder) / ADAPTER).is_file():
-            return load_adapted(folder, merge=True)
-        adapter = arm.pop("adapter", None)
-        return load_adapted(adapter, base=folder, merge=True) if adapter else open_released(folder, arm)
-
-    return opened(folder, "causal LM", load)
-
-
-def _open_adapter(name: str) -> PreTrainedModel:
-    """A folder of PEFT on its base, adapted or not, merged. ValueError where priors were trained and the base has none."""
-    base = str(read_object(Path(name) / "adapter_config.json").get("base_model_name_or_path"))
-    if not is_adapted(base):
-        saved = Path(name) / "adapter_model.safetensors"
-        if saved.is_file() and any("position_bias" in key for key in read_tensors(saved)):
-            cure = "load it on zoo.load_adapted(BASE), merge_and_unload(), then zoo.save_adapted"
-            raise ValueError(f"hf:{name}: its adapter has priors, and its base {base!r} has none: {cure}")
-        return opened(
-            name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
-        )
-
-    def load(_: object) -> PreTrainedModel:
-        from peft import PeftModel
-
-        return PeftModel.from_pretrained(load_adapted(base), name).merge_and_unload()
-
-    return opened(name, "causal LM", load)
+    if (Path(folder) / ADAPTER).is_file():
+        return load_adapted(folder, merge=True)
+    if "adapter" in settings:
+        return load_adapted(settings["adapter"], base=folder, merge=True)
+    if is_adapted(folder) and not settings:
+        return load_adapted(folder)
+    saved = Path(folder) / "adapter_model.safetensors"  # of PEFT
+    if saved.is_file() and any("position_bias" in key for key in read_tensors(saved)):
+        cure = "load it on zoo.load_adapted(BASE), merge_and_unload(), then zoo.save_adapted"
+        raise ValueError(f"its adapter of PEFT has priors, without which it would be read: {cure}")
+    return open_released(folder, settings)
 
 
 def _train_context(config: PreTrainedConfig, name: str) -> int:

@@ -47,7 +47,7 @@ __all__ = [
     "train_on",
 ]
 
-HELDOUT_TOKENS = 1 << 16  # at most, but four rows
+HELDOUT_TOKENS = 1 << 14  # at most, but four rows
 TOKENS = 8192  # most in one forward pass
 CHECKPOINTED = 2048  # tokens of a row from which layers are computed again in the backward pass
 

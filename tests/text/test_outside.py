@@ -223,8 +223,8 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
     assert "never run" in refused(f"hf:{own}")
 
 
-def test_an_adapter_of_peft_keeps_its_priors_or_is_refused(tmp_path, folders):
-    """Saved from an adapted model it is put on the adapted base; on a base without priors it is an error."""
+def test_an_adapter_of_peft_with_priors_is_refused(tmp_path, folders):
+    """Neither may be lost without a word."""
     peft = pytest.importorskip("peft")
     model = zoo.adapt(open_causal_lm(folders["llama"]), "ggd", options={"init": "alibi"})
     settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["position_bias"], task_type="CAUSAL_LM")
@@ -237,15 +237,8 @@ def test_an_adapter_of_peft_keeps_its_priors_or_is_refused(tmp_path, folders):
                 parameter.add_(0.1 * torch.randn_like(parameter))
     adapter.save_pretrained(tmp_path / "adapter")
     open_tokenizer(folders["llama"]).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"its base .* has none"):
+    with pytest.raises(ValueError, match=r"its adapter of PEFT has priors"):
         open_causal_lm(str(tmp_path / "adapter"))
-    zoo.save_adapted(zoo.adapt(open_causal_lm(folders["llama"]), "ggd", options={"init": "alibi"}), tmp_path / "base")
-    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    config["base_model_name_or_path"] = str(tmp_path / "base")
-    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
-    loaded = open_causal_lm(str(tmp_path / "adapter"))
-    tokens = torch.randint(0, model.config.vocab_size, (1, 20))
-    torch.testing.assert_close(loaded.eval()(tokens).logits, adapter.eval()(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
 ARMS = {

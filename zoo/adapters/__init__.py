@@ -8,10 +8,9 @@ A further library is a file here with `adapt`, `save` and `load`, and a line in 
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
-from zoo.errors import Options, check_flags, check_whole
+from zoo.errors import Options, check_flags, check_whole, nearest
 from zoo.files import read_object
 
 __all__ = ["adapt", "is_adapted", "limited_reach", "load_adapted", "save_adapted"]
@@ -39,7 +38,7 @@ def adapt(
     keep_rope: bool = True,
     ssmax: bool = False,
     train_context: int | None = None,
-    train: str | Sequence[str] = "all",
+    train: str = "all",
 ) -> Model:
     """Give every self-attention layer of a model a log-prior K on its logits, in place:
 
@@ -57,11 +56,11 @@ def adapt(
         keep_rope: False takes out the model's own rotation, or its learned positions, which become zeros.
         ssmax: whether there is a row scale s_h·ln n over the n keys that a row sees (SSMax). It does not start at the identity.
         train_context: tokens seen in training, for priors and an SSMax relative to it; default: max_position_embeddings.
-        train: "all" parameters, "priors" alone, or patterns of names of parameters to train with the priors ("*q_proj*").
+        train: "all" parameters, or "priors" alone.
 
     Raises:
         ValueError: for a model that is not served or has priors already, a position method that is no prior or depends on the
-            layer's input, a pattern that matches no parameter, and "priors" for a prior without parameters.
+            layer's input, and "priors" for a prior without parameters.
     """
     library = _library(model)
     check_flags(keep_rope=keep_rope, ssmax=ssmax)
@@ -71,18 +70,12 @@ def adapt(
         check_whole("train_context", train_context, 1)
     if has_priors(model):
         raise ValueError(f"{type(model).__name__} has priors already")
-    patterns = [train] if isinstance(train, str) else list(train)
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns if patterns not in (["all"], ["priors"]) else ():
-        if not fnmatch.filter(names, pattern):
-            raise ValueError(f"train={pattern!r} matches no parameter; they are named as {names[len(names) // 2]!r}")
-    alone = patterns == ["priors"]
-    library.adapt(model, Request(position, dict(options or {}), keep_rope, ssmax, train_context, alone))
-    if patterns != ["all"]:
-        priors = prior_parameters(model)
-        for name, parameter in model.named_parameters():
-            if name not in priors and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-                parameter.requires_grad_(False)
+    if train not in ("all", "priors"):
+        raise ValueError(f"unknown train={train!r}; {nearest(train, ('all', 'priors'))}")
+    library.adapt(model, Request(position, dict(options or {}), keep_rope, ssmax, train_context, train == "priors"))
+    priors = prior_parameters(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and (train == "all" or name in priors))
     return model
 
 

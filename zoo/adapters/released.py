@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from zoo.adapters import ADAPTER, adapt, limited_reach
 from zoo.adapters.layer import RECORD, prior_parameters
-from zoo.errors import require
+from zoo.errors import Options, require
 from zoo.files import read_object, read_tensors, write_json, write_text
 
 SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # of a rotation, and what transformers calls them
@@ -30,15 +30,7 @@ CARD = """---
 base_model: {base}
 library_name: priorzoo
 ---
-# {name}
-
-An adapter of `{base}`: {what}. {size:,} bytes.
-
-```python
-import zoo
-
-model = zoo.load_adapted("{name}", base="{base}")
-```
+`zoo.load_adapted("FOLDER", base="{base}")` puts this adapter on its base.
 
 | | |
 |---|---|
@@ -56,8 +48,9 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
     Raises ValueError for settings that the model does not have.
     """
     values = {key: _value(key, text) for key, text in (settings or {}).items()}
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False) if values else None
     for key, value in values.items():
+        assert config is not None
         if key in SCALINGS:
             tables = getattr(config.get_text_config(), "rope_parameters", None)
             if not tables:
@@ -66,9 +59,9 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
             tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
         elif key not in REACH:
             _set_field(config, key, value)
-    model = AutoModelForCausalLM.from_pretrained(name, config=config, trust_remote_code=False, **kwargs)
-    place = str(Path(name).absolute()) if Path(name).is_dir() else name
-    base = {"name": place, "architecture": type(model).__name__, "sizes": _sizes(model)}
+    changed = {} if config is None else {"config": config}
+    model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **changed, **kwargs)
+    base = {"name": str(Path(name).absolute()) if Path(name).is_dir() else name}
     fields = {key: value for key, value in values.items() if key not in REACH}
     model.__dict__[RECORD] = {"base": base, "settings": fields, "priors": None, "lora": None, "training": {}}
     if reach := {key: values[key] for key in REACH if key in values}:
@@ -102,16 +95,13 @@ def merge_lora(model: PreTrainedModel) -> None:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write what a model has besides its base, which `open_released` opened: priors, LoRA, settings."""
     record, tensors = model.__dict__[RECORD] | {"priors": getattr(model.config, RECORD, None)}, _trained(model)
-    record["base"] |= {"digest": weights_digest(model)}
+    record["base"] |= _identity(model) | {"digest": weights_digest(model)}
     facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
     facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    what = "priors" * bool(record["priors"]) + " and " * bool(record["priors"] and record["lora"])
-    what += "LoRA" * bool(record["lora"])
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / TENSORS)
-    write_text(folder / "README.md", CARD.format(name=folder.name, base=facts["base"], what=what, size=size, rows=rows))
+    write_text(folder / "README.md", CARD.format(base=facts["base"], rows=rows))
     write_json(folder / ADAPTER, record)
 
 
@@ -120,7 +110,7 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
     record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
     made_for, name = record["base"], base or record["base"]["name"]
     model = open_released(name, {key: json.dumps(value) for key, value in record["settings"].items()}, **kwargs)
-    own = model.__dict__[RECORD]["base"] | {"digest": weights_digest(model) if tensors else made_for["digest"]}
+    own = _identity(model) | {"digest": weights_digest(model) if tensors else made_for["digest"]}
     for key in ("architecture", "sizes", "digest"):
         if own[key] != made_for[key]:
             what = f"{key} {own[key]}, expected {made_for[key]}"
@@ -170,9 +160,10 @@ def _set_field(config: PretrainedConfig, key: str, value: object) -> None:
     place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
 
 
-def _sizes(model: PreTrainedModel) -> list[int]:
-    config: Any = model.config.get_text_config()
-    return [config.num_hidden_layers, config.num_attention_heads, config.hidden_size, config.vocab_size]
+def _identity(model: PreTrainedModel) -> Options:
+    config = model.config.get_text_config()
+    sizes = [config.num_hidden_layers, config.num_attention_heads, config.hidden_size, config.vocab_size]
+    return {"architecture": type(model).__name__, "sizes": sizes}
 
 
 def weights_digest(model: PreTrainedModel) -> str:

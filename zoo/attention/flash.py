@@ -29,7 +29,7 @@ from zoo.attention.base import (
 )
 from zoo.positions import document_starts
 
-__all__ = ["FLASH", "FlashKernel", "find_package", "find_runs"]
+__all__ = ["FlashKernel", "find_package", "find_runs"]
 
 WIDEST = 256
 Runs: TypeAlias = tuple[Tensor, int]  # see `find_runs`
@@ -132,9 +132,6 @@ class FlashKernel:
         runs = find_runs(segments)
         self._last = (weakref.ref(segments), segments._version, runs)
         return runs
-
-
-FLASH = FlashKernel()
 
 
 def _options(call: AttentionCall) -> dict[str, object]:

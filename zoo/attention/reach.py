@@ -27,6 +27,8 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads
 from zoo.positions import slices
 
+__all__ = ["SKIPS", "TALLY", "Reach", "Tally", "find_reach", "norms"]
+
 LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side
 NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
 SLACK = 2.0**-20  # of the sizes of a logit's terms: what float32 sums of them may be off by
@@ -64,9 +66,13 @@ class Reach:
 def find_reach(
     call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None, rows: int
 ) -> Reach:
-    """What each tile of `rows` queries needs, of scaled queries (B, H, T, R + d_c) and keys (B, G, S, R + d_c), lanes first.
+    """What each tile of `rows` queries needs.
 
-    table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞. scale: (1 or B, H, T) of it, or None.
+    Args:
+        call: for its shape, masks and documents.
+        queries: (B, H, T, R + d_c) scaled, lanes first.  keys: (B, G, S, R + d_c).
+        table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞.
+        scale: (1 or B, H, T) of the table, or None.
     """
     num_queries, num_keys = call.num_queries, call.num_keys
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -22,6 +22,12 @@ __all__ = ["RAMP_LANES", "Alibi", "Alibi2d", "Kerple", "Kerple2d", "alibi_slopes
 RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
 LEAST = 1e-2  # that Kerple's parameters are read as
+
+RampKernel = Callable[[Tensor, Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
+
+
+# Asked for what makes a ramp's lanes in one launch, None where torch does. Set by `zoo.attention`: a prior knows no kernel.
+ramp_kernel: Callable[[Tensor], RampKernel | None] = lambda ramp: None  # noqa: E731
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
@@ -49,6 +55,8 @@ def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tens
     Returns:
         q_lanes (1 or B, H, T, RAMP_LANES), k_lanes (1 or B, H, S, RAMP_LANES), in `dtype`.
     """
+    if kernel := ramp_kernel(ramp):
+        return kernel(ramp, at_query, RAMP_LANES, dtype)
     pieces = bf16_pieces(ramp, RAMP_PIECES, dtype)
     bulk = -(pieces[0] if at_query is ramp else at_query.to(torch.bfloat16).to(dtype)).detach()
     ones = torch.ones_like(bulk)

@@ -119,3 +119,11 @@ def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
         goat(line, line, causal=True) + t5(line, line, causal=False)
     with pytest.raises(ValueError, match="one has offset=0, the other offset=4"):
         goat(line, line, causal=True) + goat(Positions.line(KEYS, offset=4), line, causal=True)
+
+
+def test_a_mask_may_make_a_bidirectional_call_causal() -> None:
+    line, (q, k, v) = Positions.line(KEYS), torch.randn(3, 1, HEADS, KEYS, WIDTH)
+    terms = create_prior("goat", num_heads=HEADS, train_context=8)(line, line, causal=True)
+    past = torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril()
+    masked = prior_attention(q, k, v, terms, causal=False, mask=past)
+    torch.testing.assert_close(masked, prior_attention(q, k, v, terms, causal=True))

@@ -214,6 +214,10 @@ class Evaluator(ABC, Generic[S, Model]):
     def cells(self, model: Model) -> list[Cell]:
         """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be measured."""
 
+    def trials(self, cells: list[Cell]) -> list[Cell]:
+        """Those that may be timed before the measurement; others in their place where these take long."""
+        return cells
+
     @abstractmethod
     def measure(self, model: Model, cell: Cell) -> CellValue:
         """The numbers of one cell, the axis's column among them."""

@@ -1,31 +1,82 @@
-"""`--dry-run`: what a recipe would run, cost and need. Nothing is read or written."""
+"""`--dry-run`: what a recipe would run, cost and need, from shapes. `--calibrate`: a few of its steps, measured."""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from modalities.contract import find_modality
-from recipes.commands import Console, facts_table, short
+from modalities.cost import Meter
+from recipes.commands import ConfigError, Console, clock, facts_table, short
 from recipes.config import Optim, Plan, Recipe
 from recipes.during import find_evaluators
-from recipes.engine import check_sequence
+from recipes.engine import Ranks, check_sequence
+from recipes.runs import RunFolder
+from zoo.errors import ran_out_of_memory
 from zoo.model import ZooModel
 
+WARM_UP = 2  # steps before those that are timed: moments are allocated, kernels compiled and chosen
+MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler")  # of a DeepSpeed file: they write
 
-def print_plan(plan: Plan, *, as_json: bool) -> None:
+
+def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None = None) -> None:
     """Print the figures of a plan, by the lead rank; as_json: with the resolved recipe and the DeepSpeed configuration."""
     recipe = plan.recipe
     find_evaluators(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
-    figures = describe(plan)
+    figures = describe(plan) | dict(measured or {})
     if int(os.environ.get("RANK", 0)):
         return
     if as_json:
         print(json.dumps({"recipe": plan.to_dict(), "deepspeed": plan.deepspeed, "figures": figures}, indent=2))
     else:
         Console().print(facts_table(f"{recipe.name} (dry run; --json prints every setting)", figures))
+
+
+def calibrated(plan: Plan, ranks: Ranks, steps: int) -> dict[str, str]:
+    """Figures of so many real steps. Every rank must call; nothing stays on disk.
+
+    Raises ConfigError where the device has not the memory.
+    """
+    from recipes.train import Trainer
+
+    plan = replace(plan, deepspeed={key: value for key, value in plan.deepspeed.items() if key not in MONITORS})
+    seconds: list[float] = []
+    targets = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(plan, ranks, RunFolder(Path(folder)))
+        try:
+            with Meter(ranks.device) as meter:
+                trainer.setup(None)
+                trainer.engine.train()
+                for _ in range(WARM_UP + steps):
+                    begun = time.perf_counter()
+                    targets = trainer.take_step().targets  # a number: the device has finished
+                    trainer.steps_done += 1
+                    seconds.append(time.perf_counter() - begun)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"a step of train.micro_batch={plan.recipe.train.micro_batch} does not fit on {ranks.device}: expected a "
+                "smaller one, more train.zero_stage, or model.options.activation_checkpointing=true"
+            ) from error
+        peaks = [peak for peak in trainer.engine.gather(meter.peak_bytes) if peak is not None]
+    timed = seconds[WARM_UP:]
+    each = statistics.median(timed)
+    return {
+        "measured memory per rank": f"{max(peaks) / 2**30:.2f} GiB at the peak" if peaks else "not to be read here",
+        "measured speed": f"{short(targets / each)} {trainer.modality.unit}/s",
+        "measured seconds a step": f"{each:.3g}, the median of {len(timed)}, from {min(timed):.3g} to {max(timed):.3g}",
+        "time to the end": f"{clock(each * plan.recipe.train.steps)}, without evaluation and saving",
+    }
 
 
 def build_on_meta(recipe: Recipe) -> ZooModel:

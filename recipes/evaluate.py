@@ -45,10 +45,10 @@ import typer
 from torch import nn
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import CellValue, Evaluator, Listing, ModelResult, Settings
+from modalities.evaluation import Cell, CellValue, Evaluator, Listing, ModelResult, Settings
 from modalities.figures import overview_figure
 from modalities.results import file_safe, write_table
-from recipes.commands import CommandError, call, facts_table, option_name, with_options
+from recipes.commands import CommandError, call, clock, facts_table, option_name, short, with_options
 from recipes.report import CellProgress, console, print_paired, print_results, write_results
 from recipes.targets import (
     Target,
@@ -202,6 +202,27 @@ class Measurement:
             key["outside"] = outside
         return CellStore(self.out / "cells", key)
 
+    def work(self, cell: Cell) -> float:
+        """What a unit of a cell takes more of, the further along the axis: tokens of a window, pixels of an image."""
+        place = cell.data.get(self.evaluator.axis.column, 0)
+        return float(place) ** (2 if self.evaluator.unit == "images" else 1) if isinstance(place, int | float) else 0.0
+
+    def timed(self, todo: Sequence[Cell], store: CellStore | None) -> tuple[float, float]:
+        """(a, b): a unit takes a + b·work seconds, by the cheapest `trials` at each of the two least places, which are stored
+        where there is a store and they are cells."""
+        points = []
+        trials = sorted(self.evaluator.trials(list(todo)), key=lambda cell: -cell.cost)
+        cheapest = {self.work(cell): cell for cell in trials}
+        for work, cell in sorted(cheapest.items())[:2]:
+            started = time.perf_counter()
+            value = self.evaluator.measure(self.target.model, cell)
+            points.append((work, (time.perf_counter() - started) / cell.cost))
+            if store and cell in todo:
+                store.add(cell.name, value)
+        (near, rate), (far, slower) = points[0], points[-1]
+        slope = max(0.0, (slower - rate) / (far - near)) if far > near else 0.0
+        return max(0.0, rate - slope * near), slope
+
     def run(self, group: str) -> ModelResult:
         """Every cell, each stored as soon as it is finished; those that another process finishes first are taken over.
 
@@ -243,6 +264,27 @@ class Measurement:
             source=evaluator.source_name,
             group=group,
         )
+
+
+def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
+    """What is to be measured and how long that takes, at the rate of each evaluator's first model. keep: cells that are timed.
+
+    Raises ValueError for what cannot be measured.
+    """
+    rates: dict[str, tuple[float, float]] = {}
+    rows, seconds = {}, 0.0
+    for m in measurements:
+        cells, store = m.evaluator.cells(m.target.model), m.store()
+        todo = [cell for cell in cells if cell.name not in store.finished]
+        units = f"{short(sum(cell.cost for cell in todo))} {m.evaluator.unit} to read"
+        rows[f"{m.evaluator.name} of {m.target.label}"] = f"{units}; {len(todo)} of {len(cells)} cells"
+        if todo:
+            with contextlib.suppress(MemoryError, RuntimeError):  # which the measurement itself reports
+                constant, slope = rates.setdefault(
+                    m.evaluator.name, rates.get(m.evaluator.name) or m.timed(todo, store if keep else None)
+                )
+                seconds += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
+    console.print(facts_table("plan", rows | {"expected": f"{clock(seconds)}, by two cells of each evaluator"}))
 
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
@@ -294,6 +336,9 @@ def evaluate_command(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what would be measured and how long it takes")
+    ] = False,
     **options: object,
 ) -> None:
     if list_:
@@ -332,8 +377,9 @@ def evaluate_command(
     check_sources(measurements)
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", soft_wrap=True)
-    for m in measurements:
-        m.evaluator.cells(m.target.model)  # ValueError for what cannot be measured, before anything is
+    print_plan(measurements, keep=not dry_run)
+    if dry_run:
+        return
     started = time.time()
     evaluators = {m.evaluator.name: m.evaluator for m in measurements}
     results: dict[str, list[ModelResult]] = {}

@@ -342,6 +342,7 @@ def train_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run; touch no data and no disk")] = False,
     json_: Annotated[bool, typer.Option("--json", help="with --dry-run: every setting, as JSON")] = False,
     world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
+    calibrate: Annotated[int, typer.Option(metavar="STEPS", min=0, help="a dry run with so many real steps timed")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log, and show an error's trace")] = False,
 ) -> int:
     """Train a recipe; see the module's docstring."""
@@ -357,7 +358,7 @@ def train_command(
         from recipes.deepspeed_json import load_deepspeed_json
 
         user_config = load_deepspeed_json(deepspeed_config)
-    if dry_run:
+    if dry_run and not calibrate:
         from recipes.estimate import print_plan
 
         world, device = world or int(os.environ.get("WORLD_SIZE", 1)), "cuda" if wants_cuda() else "cpu"
@@ -371,6 +372,11 @@ def train_command(
     ranks = start(verbose=verbose)
     plan = resolve(recipe, ranks.world, ranks.device.type, user_config, overridden_keys)
     ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
+    if calibrate:
+        from recipes.estimate import calibrated, print_plan
+
+        print_plan(plan, as_json=json_, measured=calibrated(plan, ranks, calibrate))
+        return 0
     try:
         with (
             lasting_output(),

@@ -384,6 +384,14 @@ def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
     assert len(contents(out, "perplexity")) == 4
 
 
+def test_the_time_is_said_before_it_is_spent(tmp_path):
+    """By two timed cells of each evaluator, which a dry run does not store and a measurement goes on from."""
+    words = [saved_run(tmp_path / "run"), "perplexity", "--lengths", "32,64", "--samples", 2, "--out", tmp_path / "out"]
+    dry = invoke(*words, "--dry-run")
+    assert dry.exit_code == 0 and "tokens to read; " in dry.output and not (tmp_path / "out").exists()
+    assert re.search(r"\d:\d\d, by two cells", invoke(*words).output)
+
+
 def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
     words = [saved_run(tmp_path / "run"), "perplexity", "--lengths", "32,64", "--samples", 2, "--out", tmp_path]
     assert invoke(*words, "--format", "pdf,svg", "--width", 3.25).exit_code == 0

@@ -261,6 +261,14 @@ def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     assert (folder / "metrics.jsonl").read_text() == before
 
 
+def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--calibrate", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the median of 2" in printed and "GiB at the peak" in printed and "without evaluation" in printed
+    assert not list(tmp_path.iterdir())
+
+
 # ------------------------------------------------------------------------------------------------ launches
 
 

@@ -108,6 +108,12 @@ class Recall(TextEvaluator[RecallSettings]):
         chosen = long[: self.settings.samples or 8]
         return [Cell(f"document={n}", cost, data | {"document": n, "text": documents[n]}) for n in chosen]
 
+    def trials(self, cells: list[Cell]) -> list[Cell]:
+        """The start of a document, where all of it is long."""
+        data = cells[0].data
+        lengths = [n for n in (1024, 2048) if 2 * n < data["length"]]
+        return [Cell("start", n, data | {"length": n, "lengths": (n,)}) for n in lengths] or cells
+
     def _afresh(self, model: Decoder) -> bool:
         return self.settings.control is not None or getattr(model, "by_length", False)
 

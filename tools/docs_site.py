@@ -52,7 +52,28 @@ def on_files(files: Any, *, config: Any) -> Any:
         gallery.read_text().replace("<header>", '<header>\n<p><a href="index.html">← priorzoo</a></p>', 1)
     )
     files.append(File.generated(config, "gallery.html", abs_src_path=str(gallery)))
+    models = ROOT / "build/MODELS.md"
+    models.write_text(models_page())
+    files.append(File.generated(config, "MODELS.md", abs_src_path=str(models)))
     return files
+
+
+def models_page() -> str:
+    """What `priorzoo list --pretrained` prints, as Markdown."""
+    sys.path.insert(0, str(ROOT))
+    from zoo import list_models
+    from zoo.cli import pretrained_tables
+
+    lines = [
+        "# Weights by name",
+        "",
+        "`priorzoo list --pretrained` prints these tables; scores are those of the cards.",
+    ]
+    for title, columns, rows in pretrained_tables(list_models(pretrained=True)):
+        name, measured = title.split("\n")
+        lines += ["", f"## {name.partition(':')[0]}", "", f"{name.partition(': ')[2]}; {measured}.", ""]
+        lines += [f"| {' | '.join(row)} |" for row in (columns, ["---"] + ["---:"] * (len(columns) - 1), *rows)]
+    return "\n".join(lines) + "\n"
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:

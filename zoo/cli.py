@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import rich.console
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
@@ -49,6 +50,7 @@ Import = Annotated[
     list[str],
     typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
 ]
+HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -95,16 +97,49 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
 @app.command("list")
 def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="those with weights")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="a table of those with weights")] = False,
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Names of models, or of weights; `show NAME` prints one's card, and the gallery compares the scores of all."""
+    """Names of models; with --pretrained a table of weights: size, training and scores."""
     import_named(import_)
     names = list_models(pattern, pretrained=pretrained)
     if not names:
         kind = "models with weights" if pretrained else "models"
         raise ValueError(f"no {kind} match {pattern!r}; `priorzoo list` prints all {len(list_models())}")
-    print("\n".join(names))
+    if not pretrained:
+        return print("\n".join(names))
+    for title, columns, rows in pretrained_tables(names):
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for n, column in enumerate(columns):
+            table.add_column(column, justify="right" if n else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, columns, rows) for the weights of each kind of data, with scores of the cards at the first and last place."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        groups.setdefault((name.partition("_")[0], name.rpartition(".")[2]), []).append(name)
+    tables = []
+    for (modality, tag), members in groups.items():
+        cards = [weights_entry(name) for name in members]
+        measured = cards[0]["measured"]
+        axis = next(iter(measured[0]))
+        score = next(name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5)
+        places = [row[axis] for row in measured if score in row]
+        ends = list(dict.fromkeys([places[0], places[-1]]))
+        trained = dict.fromkeys(str(card.get("train_context", card.get("image_size"))) for card in cards)
+        title = f"{modality}, {tag}: {cards[0]['data'].partition(';')[0].partition(' (')[0]}"
+        title += f"\ntrained at {axis} {', '.join(trained)}; {score} at {axis} {' and '.join(map(str, ends))}"
+        rows = []
+        for name, card in zip(members, cards, strict=True):
+            scores = {row[axis]: f"{row[score]:.3f}" for row in card["measured"] if score in row}
+            size = [f"{card['parameters'] / 1e6:.2f}M", f"{card['bytes'] / 1e6:.1f}"]
+            rows.append([name, *size, *(scores.get(end, "–") for end in ends)])
+        tables.append((title, ["name", "params", "MB", *map(str, ends)], rows))
+    return tables
 
 
 @app.command()

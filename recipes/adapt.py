@@ -158,6 +158,8 @@ def adapt_command(
         model.__dict__.pop(RECORD, None)  # a whole model
         tokenizer.save_pretrained(out)
     else:
+        if not run.steps:
+            model.__dict__[RECORD]["base"]["digest"] = ""  # of any weights
         model.__dict__[RECORD]["training"] = {key: facts[key] for key in ("trained", "data") if key in facts} | told
     zoo.save_adapted(model, out)
     console.print(facts_table("done", told | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))

@@ -50,6 +50,7 @@ __all__ = [
 HELDOUT_TOKENS = 1 << 14  # at most, but four rows
 TOKENS = 8192  # most in one forward pass
 CHECKPOINTED = 2048  # tokens of a row from which layers are computed again in the backward pass
+AGAIN = {"use_reentrant": False}
 
 
 def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
@@ -127,6 +128,8 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
     """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two short rows."""
     model.train()
+    if context >= CHECKPOINTED:
+        model.gradient_checkpointing_enable(dict(AGAIN))
     points = []
     for length in (16, *sorted({min(context, 256), min(context, 512)})):  # the first warms up
         tokens, meter = torch.ones(1, length, dtype=torch.int64, device=model.device), Meter(model.device)
@@ -192,7 +195,7 @@ def train_on(
         per_device_train_batch_size=size,
         gradient_accumulation_steps=math.ceil(batch / size),
         gradient_checkpointing=checkpointed,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointed else None,
+        gradient_checkpointing_kwargs=dict(AGAIN) if checkpointed else None,
         max_steps=steps,
         logging_steps=max(1, steps // 20),
         save_steps=max(1, steps // 4),

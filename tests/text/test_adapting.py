@@ -118,6 +118,9 @@ def test_an_adapter_without_training(llama: str, tmp_path: Path) -> None:
     tokens = torch.randint(0, 256, (1, 90))
     wanted = open_released(llama, {"soft": "40"}).eval()(tokens).logits
     assert torch.equal(zoo.load_adapted(tmp_path / "soft")(tokens).logits, wanted)
+    torch.manual_seed(1)
+    as_llama(zoo.create_model("text_rope_tiny")).save_pretrained(tmp_path / "other")
+    zoo.load_adapted(tmp_path / "soft", base=str(tmp_path / "other"))  # fits any weights
     assert adapt.main([f"{llama}@soft=40", "--position", "ggd", "--steps", "0", "--out", str(tmp_path / "x")]) == 2
 
 

@@ -95,7 +95,7 @@ def merge_lora(model: PreTrainedModel) -> None:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write what a model has besides its base, which `open_released` opened: priors, LoRA, settings."""
     record, tensors = model.__dict__[RECORD] | {"priors": getattr(model.config, RECORD, None)}, _trained(model)
-    record["base"] |= _identity(model) | {"digest": weights_digest(model)}
+    record["base"] = _identity(model) | {"digest": weights_digest(model)} | record["base"]
     facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
     facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
@@ -110,7 +110,7 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
     record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
     made_for, name = record["base"], base or record["base"]["name"]
     model = open_released(name, {key: json.dumps(value) for key, value in record["settings"].items()}, **kwargs)
-    own = _identity(model) | {"digest": weights_digest(model) if tensors else made_for["digest"]}
+    own = _identity(model) | {"digest": weights_digest(model) if tensors and made_for["digest"] else made_for["digest"]}
     for key in ("architecture", "sizes", "digest"):
         if own[key] != made_for[key]:
             what = f"{key} {own[key]}, expected {made_for[key]}"

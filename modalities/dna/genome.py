@@ -226,7 +226,7 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
         count = len(names)
         for piece in read_codes(Path(name)):
             if not isinstance(piece, bytes):
-                contig, place = piece[0], f"{name}, line {piece[1]}"
+                contig, place = piece[0], f"{name}, {piece[1]}"
                 if contig in places:
                     raise ValueError(f"{place}: a second contig {contig!r}; the first is in {places[contig]}")
                 if len(names) == _MOST_CONTIGS:

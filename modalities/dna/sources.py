@@ -1,18 +1,20 @@
-"""DNA sources: a spec string, parsed once, to files and a split; and the sequences of a FASTA file.
+"""DNA sources: a spec string, parsed once, to files and a split; and the sequences of a FASTA or GenBank file.
 
 "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
 "genomes"                 everything that `priorzoo fetch-data dna genomes` fetched into the data folder
 "genomes:yeast,ustilago"  those of them
-"PATH or GLOB"            .fa .fasta .fna, also with .gz or .bgz; several with commas
+"PATH or GLOB"            .fa .fasta .fna or GenBank's .gb .gbk .gbff, also with .gz or .bgz; several with commas
 
-FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs lines of one length and bgzip, and readers of whole
-records (pysam's FastxFile, Biopython) lose line numbers, and text before the first header.
+Biopython reads GenBank. FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs lines of one length and
+bgzip, and readers of whole records (pysam's FastxFile, Biopython) lose line numbers, and text before the first header.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,7 +28,8 @@ __all__ = ["DEFAULT_SOURCE", "DnaSource", "find_source", "read_codes"]
 
 DEFAULT_SOURCE = "yeast-chr01"  # ships with the package
 ASSETS = Path(__file__).parent / "assets"
-SUFFIXES = (".fa", ".fasta", ".fna")
+GENBANK = (".gb", ".gbk", ".gbff")
+SUFFIXES = (".fa", ".fasta", ".fna", *GENBANK)
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20  # bytes read at once
 _LONGEST_HEADER = 1 << 20
@@ -62,13 +65,13 @@ def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None
         raise ValueError(f"source {spec!r}: no name before or after a comma")
     files = tuple(path for part in parts for path in _find_files(spec, part))
     for path in files:
-        if not _is_fasta(path.name):
+        if not _is_sequences(path.name):
             raise ValueError(f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz")
     return DnaSource(name, files, bed)
 
 
-def _is_fasta(name: str) -> bool:
-    return name.lower().removesuffix(".bgz").removesuffix(".gz").endswith(SUFFIXES)
+def _is_sequences(name: str, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
+    return name.lower().removesuffix(".bgz").removesuffix(".gz").endswith(suffixes)
 
 
 def _fetched(spec: str) -> tuple[Path, ...]:
@@ -98,17 +101,17 @@ def _find_files(spec: str, place: str) -> list[Path]:
     if path.is_dir():
         example = f"{place.rstrip('/')}/*.fa"
         raise FileNotFoundError(f"source {spec!r}: {place} is a folder; name its files, such as '{example}'")
-    hint = near_file(place, _is_fasta) or did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
+    hint = near_file(place, _is_sequences) or did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
     expected = f"expected a file, {DEFAULT_SOURCE}, genomes or genomes:NAME"
     raise FileNotFoundError(f"source {spec!r}: no file {place!r}; {hint}{expected}")
 
 
-# ---------------------------------------------------------------------------------------------- FASTA
+# ---------------------------------------------------------------------------------------------- sequences
 
 
-def read_codes(path: Path) -> Iterator[tuple[str, int] | bytes]:
-    """The sequences of a FASTA file, plain or compressed, in its order: a name and the line of its header, and after it pieces
-    of the sequence, a byte each letter as LETTERS translates it. ValueError with file, line and reason for a malformed file, or
+def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
+    """The sequences of a file, plain or compressed, in its order: a name and its place ("line 12"), and after it pieces of the
+    sequence, a byte each letter as LETTERS translates it. ValueError with file, place and reason for a malformed file, or
     one that is not DNA."""
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
@@ -117,6 +120,9 @@ def read_codes(path: Path) -> Iterator[tuple[str, int] | bytes]:
             file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
             if file.read() != _BGZIP_END:
                 raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
+    if _is_sequences(path.name, GENBANK):
+        yield from _read_genbank(path)
+        return
     number, begun = 0, False  # lines read
     with opened(path) as stream:
         while chunk := stream.read(_CHUNK):
@@ -125,7 +131,7 @@ def read_codes(path: Path) -> Iterator[tuple[str, int] | bytes]:
             for is_header, group in groupby(chunk.splitlines(keepends=True), key=lambda line: line.startswith(b">")):
                 lines = list(group)
                 for n, line in enumerate(lines if is_header else (), start=number + 1):
-                    yield _name(line[1:], path, n), n
+                    yield _name(line[1:], path, n), f"line {n}"
                     begun = True
                 piece = b"" if is_header else b"".join(lines)
                 codes = piece.translate(LETTERS, _WHITE)
@@ -134,6 +140,33 @@ def read_codes(path: Path) -> Iterator[tuple[str, int] | bytes]:
                 if codes:
                     yield codes
                 number += len(lines)
+
+
+def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
+    """One record in memory at a time. Lower case, which GenBank writes throughout, is no soft mask."""
+    from Bio import SeqIO
+
+    with opened(path) as stream:
+        records, place = iter(SeqIO.parse(io.TextIOWrapper(stream, encoding="utf-8"), "genbank")), 0
+        while True:
+            place += 1
+            try:
+                with warnings.catch_warnings():  # dates and columns out of form are fine; missing bases are not
+                    warnings.simplefilter("ignore")
+                    warnings.filterwarnings("error", "Premature end|Expected sequence length")
+                    record = next(records, None)
+                if record is None:
+                    return
+                letters = bytes(record.seq).upper()
+            except (OSError, EOFError, MemoryError):
+                raise
+            except Exception as error:  # of any kind: the parser checks little of a damaged record
+                raise ValueError(f"{path}, record {place}: {error or 'not GenBank'}") from error
+            codes = letters.translate(LETTERS)
+            if (wrong := codes.find(NOT_A_BASE)) >= 0:
+                raise ValueError(f"{path}, record {place}, base {wrong + 1}: {invalid_letter(chr(letters[wrong]))}")
+            yield (record.name if record.id in ("", "<unknown id>", ".") else record.id), f"record {place}"
+            yield codes
 
 
 def _name(header: bytes, path: Path, line: int) -> str:

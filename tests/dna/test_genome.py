@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from Bio import bgzf
+from Bio.Seq import Seq
+from Bio.SeqRecord import SeqRecord
 
 from modalities.dna import genome as store
 from modalities.dna import sources
@@ -119,6 +121,25 @@ def test_malformed_fasta(tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             opening(path, cache_dir=tmp_path / "cache")
         assert str(path) in str(error.value) and list((tmp_path / "cache").iterdir()) == []
+
+
+def test_genbank(tmp_path):
+    """Read by Biopython as FASTA is, without a soft mask; malformed records are named."""
+    sequences = {"a": "ACGT" * 50, "b": "GATTACAN" * 30}
+    records = [
+        SeqRecord(Seq(s.lower()), id=n, name=n, annotations={"molecule_type": "DNA"}) for n, s in sequences.items()
+    ]
+    text = "".join(record.format("genbank") for record in records)
+    for path in (written(tmp_path / "a.gb", text), written(tmp_path / "b.gbk.gz", gzip.compress(text.encode()))):
+        assert sequences_of(opening(path)) == sequences
+    for content, words in (
+        (text[:-60], r"x\.gb, record 2: Premature end"),
+        (text.replace("gattacan", "gattacaz"), r"x\.gb, record 2, base 8: 'Z'"),
+        (text + text, r"record 3: a second contig 'a'; the first is in .*record 1"),
+        (">a\nACGT\n", r"x\.gb: no sequence in it"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            opening(written(tmp_path / "x.gb", content))
 
 
 def test_cut_bgzip(tmp_path):

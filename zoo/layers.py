@@ -25,19 +25,6 @@ from zoo.priors.base import Prior
 if TYPE_CHECKING:
     from zoo.sequence import SequenceGroup
 
-__all__ = [
-    "LANES",
-    "Attention",
-    "Block",
-    "GeluMLP",
-    "SSMax",
-    "SwiGLU",
-    "execution_device",
-    "init_linear",
-    "is_offloaded",
-    "loaded",
-    "share_prior",
-]
 
 LANES = ("inside", "beside")  # where a prior's lanes are: among a head's columns, or beside them
 

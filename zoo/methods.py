@@ -19,21 +19,6 @@ from zoo.errors import Options, check_grid, check_options, check_whole, did_you_
 from zoo.positions import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.priors import PRIORS, Prior, create_prior, on_grid
 
-__all__ = [
-    "Position",
-    "check_grid_position",
-    "check_position",
-    "create_grid_position",
-    "create_position",
-    "layer_methods",
-    "list_grid_positions",
-    "list_positions",
-    "pinned_context",
-    "shared_embedding",
-    "stored_options",
-    "uniform_options",
-]
-
 
 @dataclass(frozen=True)
 class Position:

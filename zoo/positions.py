@@ -16,21 +16,6 @@ from torch import Tensor, nn
 
 from zoo.errors import check_grid, check_number, check_whole
 
-__all__ = [
-    "Learned",
-    "Learned2d",
-    "NormalisedRotary2d",
-    "Positions",
-    "Rotary",
-    "Rotary2d",
-    "Rotation",
-    "Sinusoidal",
-    "Sinusoidal2d",
-    "check_runs",
-    "document_starts",
-    "slices",
-]
-
 
 def document_starts(segments: Tensor) -> Tensor:
     """bool like the document ids `segments` (…, T): the first token of each run of equal ids."""

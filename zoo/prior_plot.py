@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = [
-    "FLOOR",
-    "LayerLogPrior",
-    "centre_log_prior",
-    "draw_grid_priors",
-    "draw_priors",
-    "layer_priors",
-    "log_prior_curve",
-]
 
 FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
 LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure

@@ -21,9 +21,6 @@ from zoo.positions import Positions
 from zoo.priors.alibi import Alibi
 from zoo.priors.base import Prior, TablePrior, prior_device
 
-__all__ = ["SequenceGroup"]
-
-
 NEGLIGIBLE = 20.0  # nats below the largest value of a prior
 REFRESHED = 256  # calls after which the order of a prior's heads is computed anew
 

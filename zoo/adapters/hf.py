@@ -26,8 +26,6 @@ from zoo.files import read_object
 from zoo.layers import execution_device
 from zoo.positions import Positions, check_runs
 
-__all__ = ["adapt", "load", "save"]
-
 NAME = "priorzoo"  # of the attention implementation
 LOADED_BY = " with priors, which zoo.load_adapted loads"  # behind the model type in config.json
 LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions

@@ -19,18 +19,6 @@ from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.tables import whole_bias
 
-__all__ = [
-    "RECORD",
-    "Grid",
-    "LayerPrior",
-    "Request",
-    "attending_by",
-    "create_layer",
-    "has_priors",
-    "prior_parameters",
-    "zero",
-]
-
 RECORD = "priorzoo"  # of what was done, in a model's configuration
 # A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its rounding.
 UNIFORM = 1e-12

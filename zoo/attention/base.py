@@ -16,25 +16,6 @@ from zoo.positions import Positions
 from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.tables import BlockedBias, padded_bias
 
-__all__ = [
-    "AttentionCall",
-    "Kernel",
-    "Workspace",
-    "aligned",
-    "bad_keys",
-    "cuda_capability",
-    "fold_lanes",
-    "has_values",
-    "needs_grad",
-    "needs_mask",
-    "pad_heads",
-    "refuses_mask_and_dropout",
-    "repeat_heads",
-    "single_documents",
-    "traced_as_constant",
-    "visible",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -12,8 +12,6 @@ from zoo.errors import check_whole
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import BlockedBias, RelativeTable
 
-__all__ = ["check_call"]
-
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 EXPECTED = {

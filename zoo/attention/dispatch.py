@@ -31,8 +31,6 @@ from zoo.errors import did_you_mean
 from zoo.positions import document_starts
 from zoo.priors.base import PriorTerms
 
-__all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
-
 TOEPLITZ = ToeplitzKernel()
 # To add a kernel: a file with a class that implements `Kernel`, and a line here.
 KERNELS: dict[str, Kernel] = {

@@ -29,8 +29,6 @@ from zoo.attention.base import (
 )
 from zoo.positions import document_starts
 
-__all__ = ["FlashKernel", "find_package", "find_runs"]
-
 WIDEST = 256
 Runs: TypeAlias = tuple[Tensor, int]  # see `find_runs`
 

@@ -27,8 +27,6 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads
 from zoo.positions import slices
 
-__all__ = ["SKIPS", "TALLY", "Reach", "Tally", "find_reach", "norms"]
-
 LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side
 NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
 SLACK = 2.0**-20  # of the sizes of a logit's terms: what float32 sums of them may be off by

@@ -11,8 +11,6 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads, visible
 from zoo.priors.tables import whole_bias
 
-__all__ = ["ReferenceKernel", "attend"]
-
 
 class ReferenceKernel:
     """The oracle. Serves every call."""

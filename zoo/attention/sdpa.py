@@ -27,8 +27,6 @@ from zoo.positions import slices
 from zoo.priors.base import without_autocast
 from zoo.priors.tables import BlockedBias, UnrolledTable, bias_block
 
-__all__ = ["SdpaKernel"]
-
 # Without a mask torch's fused attention on the CPU leaves NaN out of a row's maximum where keys fill less than a vector
 # register, and a row without a maximum is 0: with fewer keys than this it is given a mask, with which it does not.
 FEWEST_KEYS = 16

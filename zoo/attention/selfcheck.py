@@ -27,18 +27,6 @@ from zoo.positions import Positions
 from zoo.priors import create_prior
 from zoo.priors.base import PriorTerms
 
-__all__ = [
-    "BOUNDS",
-    "CASES",
-    "Case",
-    "Verdict",
-    "check_kernel",
-    "device_name",
-    "find_distrust",
-    "plain_call",
-    "relative_error",
-]
-
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
 CANCELLING = 4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel

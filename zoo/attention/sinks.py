@@ -17,8 +17,6 @@ from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import BlockedBias
 
-__all__ = ["attend_with_sinks"]
-
 
 def attend_with_sinks(call: AttentionCall, attend: Callable[[AttentionCall], tuple[Tensor, Tensor]]) -> Tensor:
     """(B, H, T, D) of a call with sinks, whose documents are alone in their rows or causal.

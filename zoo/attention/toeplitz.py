@@ -38,8 +38,6 @@ from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
 from zoo.attention.sinks import attend_with_sinks
 from zoo.positions import document_starts
 
-__all__ = ["ToeplitzKernel"]
-
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 

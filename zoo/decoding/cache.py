@@ -19,9 +19,6 @@ from zoo.errors import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
-__all__ = ["KVCache", "LayerCache"]
-
-
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 # From this many keys on, those that a prior hides from the next token are left out, in steps of so many.
 LONG, STEP = 4096, 512

@@ -25,18 +25,6 @@ from zoo.priors.base import (
     prior_dtype,
 )
 
-__all__ = [
-    "RAMP_LANES",
-    "Alibi",
-    "Alibi2d",
-    "Kerple",
-    "Kerple2d",
-    "Lookhere2d",
-    "alibi_slopes",
-    "inverse_softplus",
-    "ramp_lanes",
-]
-
 # Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position 2^20. One more lane subtracts
 # the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
 RAMP_PIECES = 4

@@ -31,23 +31,6 @@ from zoo.priors.tables import (
     whole_bias,
 )
 
-__all__ = [
-    "GridPrior",
-    "IsotropicPrior",
-    "Prior",
-    "PriorTerms",
-    "RelativeTable",
-    "TablePrior",
-    "Uniform",
-    "bf16_pieces",
-    "grid_table",
-    "line_table",
-    "linear_in",
-    "prior_device",
-    "prior_dtype",
-    "without_autocast",
-]
-
 _N = TypeVar("_N", bound=int)
 
 

@@ -12,8 +12,6 @@ from zoo.errors import check_flags, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, bf16_pieces, linear_in, prior_dtype
 
-__all__ = ["Cable"]
-
 # K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b of S is of order
 # 2^(−8(a+b)). S grows to about 2^20, so the dropped products (a + b >= 4) stay below 2^-10 logits.
 _PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]

@@ -14,8 +14,6 @@ from zoo.positions import Positions
 from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype
 from zoo.priors.tables import BlockedBias, whole_bias
 
-__all__ = ["Fire", "Fire2d"]
-
 
 class Fire(Prior):
     """K[h,i,j] = f_θ( ψ(i − j) / ψ(max(L, i)) ), ψ(x) = log(c·x + 1), f_θ an MLP 1 → 32 → H with ReLU.

@@ -13,8 +13,6 @@ from zoo.errors import check_flags, check_number, nearest
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, TablePrior, prior_dtype
 
-__all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
-
 EPSILON = 1e-5
 # Heads that look away grow steep at distance 0: θβ = −8 is −1e40 there, beyond float32. A key below −1e4 has a weight of 0
 # beside any that is not, and alone in its row it has the whole weight whatever its prior: its gradient is 0, but for rounding

@@ -14,8 +14,6 @@ from zoo.errors import Options, check_flags, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype
 
-__all__ = ["IMPOSSIBLE", "Matrix", "Table"]
-
 # log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000 is 0 in every dtype.
 IMPOSSIBLE = -1e4
 

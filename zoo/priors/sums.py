@@ -14,8 +14,6 @@ from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
 from zoo.priors.base import Prior, PriorTerms, linear_in, prior_device, prior_dtype
 
-__all__ = ["Compose", "Goat", "Goat2d", "KeyBias", "KeyBias2d", "Spectral", "Spectral2d", "compose"]
-
 
 class Compose(Prior):
     """K = Σ_n K_n of the named parts; part names are submodule names.

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from zoo.errors import check_grid, check_whole
 from zoo.priors.base import GridPrior, TablePrior
 
-__all__ = ["T5", "T52d"]
-
 
 class T5(TablePrior):
     """K[h,i,j] = bias[h, bucket(i − j)]: exact for short distances, then logarithmic up to `max_distance`, then one bucket.

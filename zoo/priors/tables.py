@@ -19,21 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.positions import Positions, slices
 
-__all__ = [
-    "Bias",
-    "BlockedBias",
-    "FusedTable",
-    "ParametricTable",
-    "RelativeTable",
-    "UnrolledTable",
-    "bias_block",
-    "bias_of_heads",
-    "grid_table",
-    "line_table",
-    "padded_bias",
-    "whole_bias",
-]
-
 HIDDEN_LIMIT = 1 << 22  # numbers of a curve's hidden layer in memory at once
 
 

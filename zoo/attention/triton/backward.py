@@ -54,7 +54,6 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-__all__ = ["OutputGradient", "attention_backward", "output_gradient"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on
 # CUDA cores. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for 64 rows

@@ -35,8 +35,6 @@ from zoo.attention.triton.common import (
     tile_at,
 )
 
-__all__ = ["bias_gradient"]
-
 # (queries, keys, warps, stages) of a tile by padded width, for two-byte dtypes and for float32; see backward.py.
 BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (64, 64, 8, 2)), 256: (64, 32, 8, 1)}
 BLOCKS_32 = {**dict.fromkeys((16, 32), (32, 32, 8, 2)), **dict.fromkeys((64, 128), (32, 32, 8, 1)), 256: (16, 16, 8, 1)}

@@ -19,13 +19,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-__all__ = [
-    "Geometry", "Mask", "Operands", "TableIndex", "bias_of", "cdiv", "code_of", "entries", "key_range",
-    "last_axis_contiguous", "located", "mm", "narrow", "on_device", "padded_width", "pair_bias", "pairs_at",
-    "place_of", "placed_of", "planned", "power_of_two", "row_values", "same_document", "scale_stride", "seen_of",
-    "shared_limit", "split", "store_tile", "strided", "tile_at", "unstaged_load", "visible_of",
-]  # fmt: skip
-
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 NOWHERE = nullcontext()

@@ -30,8 +30,6 @@ from zoo.attention.triton.common import (
     visible_of,
 )
 
-__all__ = ["decode", "split_count"]
-
 # Nothing spills on compute capability 9.0 and two programs fit on a multiprocessor; not yet timed.
 STEP_BYTES = 16384  # of keys, and of values, per step of a program
 STAGES = 3

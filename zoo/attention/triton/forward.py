@@ -31,7 +31,6 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-__all__ = ["attention_forward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
 # cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid the codes of a

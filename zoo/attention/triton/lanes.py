@@ -12,8 +12,6 @@ from torch import Tensor
 
 from zoo.attention.triton.common import cdiv, located, narrow, on_device, power_of_two
 
-__all__ = ["fold", "ramp_lanes", "unfold_keys", "unfold_queries"]
-
 ROWS = 64  # of a program
 NUMBERS = 256  # of a ramp, of a program
 

@@ -20,8 +20,6 @@ from zoo.attention.triton.lanes import fold, unfold_keys, unfold_queries
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
-__all__ = ["attention_op", "fused_attention", "fused_decode", "operands"]
-
 
 def operands(
     q: Tensor,

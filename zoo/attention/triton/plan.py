@@ -28,8 +28,6 @@ from torch import Tensor
 from zoo.attention.triton import common
 from zoo.attention.triton.common import Geometry, Operands, cdiv, code_of, last_axis_contiguous, on_device, scale_stride
 
-__all__ = ["Plan", "make_plan", "skipped_share"]
-
 # Block sizes of the plan's kernels: query and key tiles, tiles and columns of q and k, chunks of the table, and tiles where
 # little else is held. The interpreter pays per program; the device pays in registers: 8 × 32 tiles on 4 warps take 128 to 168
 # on sm_90, larger blocks spill.

@@ -40,7 +40,6 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-__all__ = ["table_gradient"]
 
 # (rows = keys, warps, stages) of a block by padded width; see backward.py. None spills on compute capability 9.0. At two-byte
 # width 256 that limits blocks to 16 rows: (64, 8, 1) spills up to 96 bytes of addresses, outside its loops; neither is timed.

@@ -13,9 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from modalities.contract import find_modality
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
+from modalities.decoder.model import Decoder
 from modalities.decoder.tokenizers import make_fast
-from modalities.text import CausalLM
 from modalities.text.tokenizers import BPETokenizer, OutsideTokenizer, load_tokenizer
 
 
@@ -45,7 +46,7 @@ class PriorzooTextConfig(PriorzooConfig):
     """`PriorzooConfig` of a `CausalLM`."""
 
     model_type = "priorzoo_text"
-    decoder_class = CausalLM
+    decoder_class = find_modality("text").model  # which opens folders of ours by this module
     fast_tokenizer = staticmethod(fast_tokenizer)
 
 
@@ -64,6 +65,6 @@ class PriorzooTextForCausalLM(PriorzooForCausalLM):
 register(PriorzooTextConfig, PriorzooTextModel, PriorzooTextForCausalLM)
 
 
-def wrap(model: CausalLM) -> PriorzooTextForCausalLM:
+def wrap(model: Decoder) -> PriorzooTextForCausalLM:
     """A `transformers` model that shares the weights of `model`."""
     return PriorzooTextForCausalLM.of(model)

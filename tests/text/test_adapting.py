@@ -63,6 +63,7 @@ def test_rows_are_packed_documents(tmp_path: Path) -> None:
     assert seen  # documents that begin inside a row
 
 
+@pytest.mark.slow
 def test_the_command_adapts_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "adapted"
     words = [ROPE, "--position", "ggd_goat", "--rope", "drop", "--train", "prior", "--out", str(out)]
@@ -94,6 +95,7 @@ ADAPTERS = [["--train", "prior", "--position", "ggd"], ["--train", "lora", "--ra
 ADAPTERS += [["--train", "lora", "--position", "ggd", "--set", "init=alibi", "--rope", "drop"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ADAPTERS, ids=["prior", "lora", "both"])
 def test_an_adapter_is_trained_resumed_and_measured(words: list[str], llama: str, tmp_path: Path) -> None:
     """Beside a scaled rotation; resumed from half way its files are those of the whole run, to the bit."""
@@ -139,6 +141,6 @@ def test_what_cannot_be_adapted_is_one_line(
     words: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert adapt.main(words) == 2
+    assert adapt.main([*words, "--context", "32"]) == 2
     told = capsys.readouterr().err
     assert what in told and "Traceback" not in told and not (tmp_path / "x").exists()

@@ -107,7 +107,7 @@ MEASURED = [
     ),
     (Passkey, {"lengths": (96,)}, "1 prompts at each of 2 depths and 1 lengths measured; hay: own"),
     (NeedleGrid, {}, rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$"),
-    (Recall, {"lengths": (2000,)}, r"3 documents with 40 facts each measured; 13 of the 13"),
+    (Recall, {"lengths": (3000,)}, r"3 documents with 40 facts each measured; 13 of the 13"),
     (Heads, {"length": 150}, "1 samples measured; hay: own"),
 ]
 
@@ -168,6 +168,9 @@ def test_recall_by_default_takes_lengths_that_a_document_serves():
     assert made(Recall).points(tiny(train_context=50000)) == (50000,)
     with pytest.raises(ValueError, match="at most --lengths"):
         made(Recall, lengths=(10**6,)).cells(tiny())
+    evaluator = made(Recall, lengths=(9000,), samples=1)  # 40 facts alone take more than the trials' tokens
+    trials = evaluator.trials(evaluator.cells(tiny()))
+    assert [len(evaluator.measure(tiny(), cell)["found"][0]["answers"]) for cell in trials] == [4, 9]
 
 
 def test_perplexity_is_the_direct_computation():

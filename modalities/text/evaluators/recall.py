@@ -104,15 +104,23 @@ class Recall(TextEvaluator[RecallSettings]):
         order = np.random.default_rng(self.settings.seed).permutation(len(documents))
         long = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]]
         cost = sum(self._window(model, n) for n in lengths) if self._afresh(model) else lengths[-1]
-        data = {"length": lengths[-1], "lengths": lengths}
+        data = {"length": lengths[-1], "lengths": lengths, "questions": self.settings.questions}
         chosen = long[: self.settings.samples or 8]
+        tokenizer, rng = load_tokenizer(model.config.tokenizer), np.random.default_rng(0)
+        state_facts(
+            documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer
+        )  # errors are said now
         return [Cell(f"document={n}", cost, data | {"document": n, "text": documents[n]}) for n in chosen]
 
     def trials(self, cells: list[Cell]) -> list[Cell]:
-        """The start of a document, where all of it is long."""
-        data = cells[0].data
-        lengths = [n for n in (1024, 2048) if 2 * n < data["length"]]
-        return [Cell("start", n, data | {"length": n, "lengths": (n,)}) for n in lengths] or cells
+        """The start of a document with its share of the facts, where all of it is long."""
+        data, trials = cells[0].data, []
+        for length in (n for n in (1024, 2048) if 2 * n < data["length"]):
+            questions = max(2, self.settings.questions * length // data["length"])
+            trials.append(
+                Cell("start", length, data | {"length": length, "lengths": (length,), "questions": questions})
+            )
+        return trials or cells
 
     def _afresh(self, model: Decoder) -> bool:
         return self.settings.control is not None or getattr(model, "by_length", False)
@@ -126,7 +134,7 @@ class Recall(TextEvaluator[RecallSettings]):
         tokenizer, lengths = load_tokenizer(model.config.tokenizer), cell.data["lengths"]
         document: EncodedDocument = cell.data["text"]
         rng = np.random.default_rng([self.settings.seed, cell.data["document"]])
-        text, own, facts = state_facts(document.tokens, lengths[-1], self.settings.questions, rng, tokenizer)
+        text, own, facts = state_facts(document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer)
         room, trained, device = lengths[-1] - len(text), self.trained_at(model), device_of(model)
         tokens, kept = (torch.as_tensor(x, device=device) for x in (text, own))
         cache, read, before, seconds, found = model.new_cache(lengths[-1]), 0, 0, 0.0, []

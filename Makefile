@@ -49,7 +49,7 @@ $(TRITON_OLD)/.ready: $(VENV)/.ready
 kernels: setup $(TRITON_OLD)/.ready  ## every Triton kernel compiled for compute capability 9.0 by the newest and the oldest version: ten minutes
 	$(BIN)/python tools/compile_kernels.py
 	$(WITH_OLD) tools/compile_kernels.py --lenient
-	$(WITH_OLD) -m pytest -n 0 -m "not slow" tests/zoo/test_triton_forward.py
+	$(WITH_OLD) -m pytest -n 0 -m "not slow" tests/gpu tests/zoo/test_triton_operators.py
 
 bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention

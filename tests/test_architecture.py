@@ -21,7 +21,7 @@ FILES = {str(path.relative_to(ROOT)): path for layer in LAYERS for path in sorte
 MODULES = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in FILES}
 # Files whose names begin so know nothing of modules whose names begin so.
 KERNELS = [f"zoo/attention/{name}" for name in ("reference", "sdpa", "toeplitz", "flash", "triton")]
-STRANGERS = [("zoo/attention/", "zoo/decoding/"), ("zoo/priors/", "zoo/attention/")]
+STRANGERS = [("zoo/attention/", "zoo/decoding.py"), ("zoo/priors/", "zoo/attention/")]
 STRANGERS += [(f"modalities/{one}/", f"modalities/{other}/") for one in SHIPPED for other in SHIPPED if one != other]
 STRANGERS += [(one, other) for one in KERNELS for other in KERNELS if one != other]
 # What files of the core import when they are loaded: the fused kernels, adapters and the command line need more.

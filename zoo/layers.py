@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
-from zoo.decoding.cache import LayerCache
+from zoo.decoding import LayerCache
 from zoo.errors import Options, check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions, Rotation
 from zoo.priors.base import Prior

@@ -50,7 +50,6 @@ class Setup:
     lanes: int = 5
     table: str = ""
     prior: str = ""
-    bias: tuple[int, int] | None = None
     skip: bool = False
     gradients: bool = True
 
@@ -81,23 +80,19 @@ CASES = {
     "grid-scale": Setup(Case(**ON_GRID, scale="shared")),
     "grid-skip": Setup(Case(**ON_GRID), table="decay", skip=True),
     "everything": Setup(line(LENGTH * 2 // 3, **EVERYTHING), "both", skip=True),
-    "bias": Setup(line(causal=False), "none", bias=(1, 1)),
-    "bias-everything": Setup(line(LENGTH * 2 // 3, **EVERYTHING), "both", bias=(2, 4)),
     "plus-infinity-hidden": Setup(line(), table="hidden"),
     "ramp": Setup(line(), "none", prior="ramp"),
     "decode": Setup(line(1), gradients=False),
     "decode-ramp": Setup(line(1, groups=2), "none", prior="ramp", gradients=False),
     "decode-everything": Setup(line(7, **EVERYTHING), "both", gradients=False),
 }
-QUICK = ["bare", "lanes", "table", "parametric-scale-skip", "documents", "grouped", "grid", "bias", "ramp", "decode"]
+QUICK = ["bare", "lanes", "table", "parametric-scale-skip", "documents", "grouped", "grid", "ramp", "decode"]
 
 
 def tensors_of(setup: Setup, width: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any], Any]:
     """Leaves on the device as a kernel gets them, options, and the prior, if there is one, whose parameters are leaves."""
     leaves, options = build(setup.case, setup.realised, width=width, lanes=setup.lanes)
     queries, keys = setup.case.queries, setup.case.keys
-    if setup.bias is not None:
-        leaves["bias"] = torch.randn(*setup.bias, queries, keys)
     distance = (torch.arange(queries + keys - 1) - (queries - 1)).float()
     if setup.case.grid:
         y, x = (torch.arange(1 - n, n).float() for n in GRID[:2])

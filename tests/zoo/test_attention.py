@@ -15,7 +15,6 @@ from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, create_prior
 from zoo.attention import KERNELS, prior_attention
 from zoo.attention.base import AttentionCall, Kernel
-from zoo.attention.dispatch import choose_kernel
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -246,15 +245,6 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(out.sum(), leaves["q"], create_graph=True)
 
 
-def test_auto_never_takes_a_mask_where_the_table_has_a_linear_kernel():
-    leaves, _ = build(Case(queries=512, keys=512), "table")
-    for segments, window in ((None, None), (torch.zeros(2, 512, dtype=torch.long), None), (None, 9)):
-        call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), True, None, segments, window)
-        assert choose_kernel(call) == "toeplitz"
-    plain = AttentionCall(leaves["q"], leaves["k"], leaves["v"], PriorTerms(), True)
-    assert choose_kernel(plain) == "sdpa"
-
-
 @pytest.mark.parametrize(
     ("kernel", "name", "queries", "keys", "window"),
     [
@@ -296,19 +286,6 @@ def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
         torch.testing.assert_close(both.of_heads([1, 2]).dense(), (terms.dense() + dense)[:, 1:3])
         assert both.bias.shape == (1, 4, 37, 37) and both.bias.requires_grad
         torch.testing.assert_close(both.bias.padded(3, 5).block(slice(1, 3), slice(3, 40), 37), both.dense()[:, 1:3])
-
-
-def test_blocks_keep_to_their_limit() -> None:
-    """The mask of a block, at every size and with documents that differ, and few blocks where one is enough."""
-    for grid, batch, documents, most in ((14, 64, False, 1), (64, 1, False, 40), (24, 8, True, 8)):
-        pos = Positions.grid(grid, grid, num_prefix=1)
-        table = RelativeTable.grid(torch.zeros(6, (2 * grid - 1) ** 2), pos)
-        q = torch.zeros(batch, 6, pos.length, 1)
-        segments = torch.zeros(batch, pos.length, dtype=torch.long) if documents else None
-        rows, heads = SdpaKernel().block_size(AttentionCall(q, q, q, PriorTerms(table=table), False, None, segments))
-        rows = min(rows, pos.length)
-        assert 4 * rows * heads * pos.length * (batch if documents else 1) <= 32 << 20
-        assert -(-pos.length // rows) * -(-6 // heads) <= most
 
 
 def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from tests.zoo.priors_table import LINE, WIDTH, make
 from tests.zoo.test_reach import decaying
 from zoo import KVCache, Positions, create_model, create_prior, prior_attention
 from zoo.attention import skipping
-from zoo.decoding.cache import LayerCache
+from zoo.decoding import LayerCache
 from zoo.priors import Prior
 
 
@@ -50,7 +52,7 @@ def test_cropped_and_with_other_rows(name: str) -> None:
     torch.testing.assert_close(model(ids[rows], cache=cache), model(ids[rows]), atol=1e-4, rtol=1e-4)
 
 
-def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = False, window: int | None = None):
+def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = False, **more: Any):
     """A cache's outputs for the three tokens after `length`, those of the oracle, and the logits that were left out."""
     torch.manual_seed(0)
     heads, total = prior.num_heads, length + 3
@@ -62,14 +64,12 @@ def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = Fa
         for part in (slice(0, length), *(slice(n, n + 1) for n in range(length, total))):
             cache.reserve(part.stop - part.start)
             positions, last = cache.positions(part.stop - part.start, None)[0], slice(part.stop - 1, part.stop)
-            options = dict(query_scale=None if scale is None else scale[..., last], window=window)
+            options = dict(query_scale=None if scale is None else scale[..., last], **more)
             inputs = x[:, part], q[:, :, last], k[:, :, part], v[:, :, part]
             got.append(cache.layers[0].attend(prior, *inputs, positions, **options))
             cache.advance(part.stop - part.start)
     terms = prior(line.tail(4), line, causal=True, x=x)
-    options = dict(
-        causal=True, query_scale=None if scale is None else scale[..., -4:], window=window, kernel="reference"
-    )
+    options = dict(causal=True, query_scale=None if scale is None else scale[..., -4:], kernel="reference", **more)
     return torch.cat(got, dim=2), prior_attention(q[:, :, -4:], k, v, terms, **options), tally.left_out
 
 
@@ -82,7 +82,7 @@ def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         LayerCache, "_attend_next", lambda *a, **b: calls.append((out := attend(*a, **b)) is not None) or out
     )
-    for options in ({}, {"scaled": True}, {"window": 7, "groups": 4}):
+    for options in ({"sinks": 3}, {"scaled": True, "sinks": 50}, {"window": 7, "groups": 4}):
         got, expected, _ = next_tokens(prior, 40, **options)
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
     assert calls == [name not in ("cable", "fire", "matrix")] * 9
@@ -92,7 +92,7 @@ def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.Mon
 @torch.no_grad()
 def test_keys_beyond_the_reach_are_not_read(name: str, scaled: bool) -> None:
     prior = decaying(name)
-    got, expected, left_out = next_tokens(prior, 5000, scaled=scaled)
+    got, expected, left_out = next_tokens(prior, 5000, scaled=scaled, sinks=0 if scaled else 4)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert left_out > 0.3 * 3 * 2 * 2 * 5000
     assert next_tokens(create_prior("ggd", num_heads=2, init="uniform"), 5000)[2] == 0

@@ -86,7 +86,6 @@ CHOICES = [
     ({"window": 5, "dtype": SINGLE}, "triton", "triton"),
     ({"table": True}, "triton", "triton"),
     ({"table": True, "dtype": SINGLE}, "triton", "triton"),
-    ({"bias": "matrix", "causal": False}, "triton", "triton"),
     ({"table": True, "lanes": 4, "window": 3}, "triton", "triton"),
     ({"table": True, "queries": 1}, "triton", "triton"),
 ]
@@ -173,7 +172,7 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
     for words, options in {
         "float64": {"table": True, "dtype": DOUBLE},
         "256": {"window": 5, "width": 264},
-        "a block of rows at a time": {"bias": "blocks"},
+        "no dense bias": {"bias": "blocks"},
     }.items():
         warned: set[str] = set()
         with FakeTensorMode():
@@ -181,23 +180,6 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
             with pytest.warns(MaskWarning, match=words) as issued:
                 assert [choose_kernel(call, kernels_on(), warned=warned) for _ in range(2)] == ["sdpa", "sdpa"]
             assert len(issued) == 1
-
-
-@pytest.mark.parametrize(
-    "queries, options", [(40, {"lanes": 4}), (40, {"bias": "matrix"}), (1, {"lanes": 4}), (1, {"table": True})]
-)
-def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any]) -> None:
-    pytest.importorskip("triton")
-    with FakeTensorMode():
-        call = cuda_call(queries=queries, keys=40, **options)
-        kernel = TritonKernel(capability=hopper, distrust=lambda device, dtype: 1 / 0)  # a self-check needs values
-        out = prior_attention(call.q, call.k, call.v, call.terms, causal=True, kernel=kernel)
-        assert (out.shape, out.device.type, out.dtype) == (call.q.shape, "cuda", call.q.dtype)
-        # Without CUDA torch has no thread for the gradients of its tensors.
-        q, k, v = (torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in (call.q, call.k, call.v))
-        kernel = TritonKernel(interpreted=lambda: True, decode_queries=0)
-        out = prior_attention(q, k, v, causal=True, kernel=kernel)
-        assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [x.shape for x in (q, k, v)]
 
 
 @pytest.mark.parametrize(

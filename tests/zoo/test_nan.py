@@ -93,16 +93,3 @@ def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(kernel: str, call: str
             assert out[sees].all(), (length, column)
             if what == 1:  # a value of NaN reaches rows that do not see it, in torch's attention too: 0 · NaN is NaN
                 assert torch.equal(out, sees), (length, column)
-
-
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize(("kernel", "call"), COMBINED[:8])
-def test_no_earlier_row_changes_by_a_later_key(kernel: str, call: str, bad: float) -> None:
-    """Rows before a bad key are equal to those without it, in short and long rows."""
-    options = CALLS[call] | {"causal": True}
-    for length, column in ((9, 4), (40, 30), (700, 300)):
-        clean = heads(length)
-        dirty = [x.clone() for x in clean]
-        dirty[1][:, :, column, 2] = bad
-        rows, expected = (attend(x, kernel, **options)[:, :column] for x in (dirty, clean))
-        torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)

@@ -5,40 +5,68 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from zoo.attention import triton
 from zoo.attention.base import (
     AttentionCall,
     Kernel,
     bad_keys,
+    check_call,
     has_values,
     needs_mask,
     single_documents,
     traced_as_constant,
 )
-from zoo.attention.checks import check_call
-from zoo.attention.flash import FlashKernel
-from zoo.attention.reach import TALLY, Tally
-from zoo.attention.reference import ReferenceKernel
+from zoo.attention.reach import SKIPS, TALLY, Tally
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
-from zoo.attention.triton import TRITON
 from zoo.errors import did_you_mean
 from zoo.positions import document_starts
 from zoo.priors.base import PriorTerms
 
+
+def _reference() -> Kernel:
+    from zoo.attention.reference import REFERENCE
+
+    return REFERENCE
+
+
+def _triton() -> Kernel:
+    from zoo.attention.triton import TRITON
+
+    return TRITON
+
+
+def _flash() -> Kernel:
+    from zoo.attention.flash import FLASH
+
+    return FLASH
+
+
+@dataclass(frozen=True)
+class _Later:
+    """A kernel whose file is imported when it is used."""
+
+    load: Callable[[], Kernel]
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        return self.load().refuses(call)
+
+    def run(self, call: AttentionCall) -> Tensor:
+        return self.load().run(call)
+
+
 TOEPLITZ = ToeplitzKernel()
 # To add a kernel: a file with a class that implements `Kernel`, and a line here.
 KERNELS: dict[str, Kernel] = {
-    "reference": ReferenceKernel(),
+    "reference": _Later(_reference),
     "sdpa": SdpaKernel(),
     "toeplitz": TOEPLITZ,
-    "triton": TRITON,
-    "flash": FlashKernel(),
+    "triton": _Later(_triton),
+    "flash": _Later(_flash),
 }
 
 # Without a table, up to this many logits per head one masked call is faster than blocks without a mask
@@ -79,20 +107,22 @@ def skipping(enabled: bool) -> Iterator[Tally]:
 
     Yields a tally of the logits that calls on the CPU leave out.
     """
-    token = TALLY.set(tally := Tally())
+    token, skips = TALLY.set(tally := Tally()), SKIPS.set(enabled)
     try:
-        with triton.skipping(enabled):
-            yield tally
+        yield tally
     finally:
+        SKIPS.reset(skips)
         TALLY.reset(token)
 
 
 def skipped_share(call: AttentionCall) -> float:
     """The share of a call's visible logits that `kernel="auto"` leaves out: of tiles on CUDA, of blocks on the CPU."""
     call = replace(call, sinks=0)
-    if call.on_cuda:
-        return 0.0 if call.mask is not None or call.dropout else triton.skipped_share(call)
-    return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
+    if not call.on_cuda:
+        return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
+    from zoo.attention.triton import skipped_share
+
+    return 0.0 if call.mask is not None or call.terms.bias is not None or call.dropout else skipped_share(call)
 
 
 class Observer:

@@ -132,6 +132,9 @@ class FlashKernel:
         return runs
 
 
+FLASH = FlashKernel()
+
+
 def _options(call: AttentionCall) -> dict[str, object]:
     side = -1 if call.window is None else call.window - 1
     return {

@@ -64,13 +64,9 @@ class Reach:
 def find_reach(
     call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None, rows: int
 ) -> Reach:
-    """What each tile of `rows` queries needs.
+    """What each tile of `rows` queries needs, of scaled queries (B, H, T, R + d_c) and keys (B, G, S, R + d_c), lanes first.
 
-    Args:
-        call: for its shape, masks and documents.
-        queries: (B, H, T, R + d_c) scaled, lanes first.  keys: (B, G, S, R + d_c).
-        table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞.
-        scale: (1 or B, H, T) of the table, or None.
+    table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞. scale: (1 or B, H, T) of it, or None.
     """
     num_queries, num_keys = call.num_queries, call.num_keys
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]

@@ -23,6 +23,9 @@ class ReferenceKernel:
         return attend(call)[0]
 
 
+REFERENCE = ReferenceKernel()
+
+
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, D) in q's dtype, and the weights (B, H, T, S), in float32 or wider and before dropout."""
     wide = torch.promote_types(call.q.dtype, torch.float32)

@@ -63,13 +63,6 @@ class SdpaKernel:
         bad = bad_keys(call)
         masked = bad is not None or needs_mask(call)
         short = k.shape[2] < FEWEST_KEYS and call.q.device.type == "cpu" and not call.dropout
-        if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
-            # One query: the heads of a group become rows that share its keys, which then need no copies.
-            q, k, v = pad_heads(q, k, v)
-            rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
-            shown = q.new_zeros(1, 1, 1, call.num_keys) if short else None
-            out = F.scaled_dot_product_attention(rows, k, v, attn_mask=shown, scale=1.0, dropout_p=call.dropout)
-            return out.flatten(1, 2)[:, :, None, :width]
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
         if masked:
             if bad is not None:
@@ -147,11 +140,8 @@ def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None
 
 
 def _sums_in_rows(call: AttentionCall) -> bool:
-    """Whether the gradient of the row scale needs a float32 output on the CPU.
-
-    In half precision torch takes δ of the rounded output, so dS has a sum in its row, and what the row's logits have in common
-    (large with lanes of a prior that has grown) adds to the gradient.
-    """
+    """Whether the row scale's gradient needs a float32 output on the CPU: in half precision torch takes δ of the rounded, dS
+    has a sum in its row, and what the row's logits have in common (with lanes, much) adds to the gradient."""
     if call.terms.q_lanes is None or call.q.dtype not in (torch.bfloat16, torch.float16):
         return False
     return call.q.device.type == "cpu" and needs_grad(call.query_scale)

@@ -2,7 +2,7 @@
 
 A fused kernel is compiled on the user's machine by a compiler that the project may not know. `check_kernel` precedes its first
 call in a process on each device and dtype. A kernel that is wrong or fails refuses calls; `kernel="auto"` takes another one
-and logs why. `zoo doctor` checks every kernel in every dtype. PRIORZOO_SELF_CHECK=0 skips the comparison.
+and logs why. `zoo doctor` checks every kernel in every dtype.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -46,7 +44,6 @@ class Case:
     shape: tuple[int, int] | None = None
     groups: int = 4
     scaled: bool = False
-    biased: bool = False
     documents: int = 0
     gradients: bool = True
     sinks: int = 0
@@ -59,7 +56,6 @@ CASES = {
     "parametric table": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77),
     "sinks": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77, sinks=3),
     "grid": Case("ggd2d", {"init": "alibi"}, shape=(12, 16), queries=193, keys=193),
-    "dense bias": Case(queries=133, groups=2, biased=True),
     "decoding": Case("ggd", {"init": "alibi"}, queries=1, gradients=False, groups=2),
 }
 
@@ -77,7 +73,6 @@ class Verdict:
 
 
 _log = logging.getLogger(__name__)
-_LOCK = threading.RLock()
 _CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
 _REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and dtype: why it is not trusted, or None
 
@@ -134,8 +129,6 @@ def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: 
         }
         if case.scaled:
             leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
-        if case.biased:
-            leaves["bias"] = torch.randn(1, 1, case.queries, case.keys).to(wide)
         prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()
         for parameter in prior.parameters():  # which start alike in all heads, or at 0
             parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
@@ -161,7 +154,7 @@ def _run(
     if case.documents:
         segments = (torch.arange(case.keys, device=q.device) >= case.documents).long().expand(2, -1)
     with torch.set_grad_enabled(case.gradients):
-        terms = PriorTerms(bias=leaves.get("bias"))
+        terms = PriorTerms()
         if case.prior:  # x: a prior without parameters makes its numbers where the layer's input is
             terms = prior(q_pos, k_pos, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
@@ -180,20 +173,18 @@ def _run(
 
 def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) -> str | None:
     """Why a kernel is not trusted on a device in a dtype; None if it is, or a CUDA graph is captured. Checked once."""
-    if os.environ.get("PRIORZOO_SELF_CHECK") == "0" or _CHECKING.get():
+    if _CHECKING.get():
         return None
     key = (name, device_name(device), str(dtype).removeprefix("torch."))
     if key in _REASONS:
         return _REASONS[key]
     if device.startswith("cuda") and torch.cuda.is_current_stream_capturing():
         return None
-    with _LOCK:  # one thread checks, others wait
-        if key not in _REASONS:
-            # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
-            _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
-            wrong = check_kernel(kernel, device, dtype).wrong
-            advice = "`zoo doctor` checks again and shows all"
-            _REASONS[key] = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
+    # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
+    _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
+    wrong = check_kernel(kernel, device, dtype).wrong
+    advice = "`zoo doctor` checks again and shows all"
+    _REASONS[key] = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
     return _REASONS[key]
 
 

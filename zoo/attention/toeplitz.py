@@ -27,7 +27,6 @@ from zoo.attention.base import (
     Workspace,
     aligned,
     has_values,
-    needs_grad,
     needs_mask,
     pad_heads,
     refuses_mask_and_dropout,
@@ -35,10 +34,9 @@ from zoo.attention.base import (
     single_documents,
 )
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
-from zoo.attention.sinks import attend_with_sinks
 from zoo.positions import document_starts
 
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,8 @@ class ToeplitzKernel:
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
         if call.sinks:
+            from zoo.attention.sinks import attend_with_sinks
+
             return attend_with_sinks(call, self.attend)
         return self.attend(call, wants_lse=False)[0]
 
@@ -99,10 +99,6 @@ class ToeplitzKernel:
         scale = call.query_scale if call.table is not None else None
         if scale is not None:
             scale = scale.to(table.dtype)
-        grouped = keys.shape[1] == values.shape[1] != num_heads
-        if call.num_queries == 1 and grouped and not needs_grad(queries, keys, values, table, scale):
-            out, lse = _decode_grouped(call, self.one_block, queries, keys, values, table, scale)
-            return out[..., :width], lse
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
         reach, left_out, _ = self.find_reach(call, queries, keys, table, scale)
         if (tally := TALLY.get()) is not None:
@@ -206,9 +202,7 @@ class Block:
 def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None) -> list[Block]:
     """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees, or needs.
 
-    Documents are contiguous runs (`Positions.documents`). If every row is one document they cost nothing; a short batch of
-    several, of at most `one_block` logits per head, is compared id by id; a long one is cut row by row, and a block has the
-    keys of its own documents.
+    A batch of several documents with at most `one_block` logits per head is compared id by id, a longer one cut row by row.
     """
     if reach is not None:
         return _narrowed(plan_blocks(call, rows, one_block), reach)
@@ -349,25 +343,6 @@ def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
     return line.as_strided((1, line.shape[0], rows, keys), (0, line.stride(0), 1, 1), offset)
 
 
-def _decode_grouped(
-    call: AttentionCall, one_block: int, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """One query per head: the heads of a group are the rows of one call that shares their keys, which are not copied."""
-    groups = k.shape[1]
-    bias = _Bias(call, table, scale)
-    parts = []
-    for block in plan_blocks(call, 1, one_block):
-        mask = bias.block(block)
-        mask = mask.expand(-1, q.shape[1], -1, -1).unflatten(1, (groups, -1)).squeeze(3)
-        rows = q[block.batch].unflatten(1, (groups, -1)).squeeze(3)
-        k_block, v_block = k[block.batch, :, block.keys], v[block.batch, :, block.keys]
-        part, lse = _fused(rows, k_block, v_block, 0.0, False, attn_mask=mask, scale=1.0)
-        parts.append((part.flatten(1, 2)[:, :, None], lse.flatten(1, 2)[:, :, None]))
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
-
-
 class _ToeplitzAttention(torch.autograd.Function):
     """softmax(q·kᵀ + scale ∘ K) v with equal heads and widths. q, k, v (B,H,·,D); table as `_reversed_table`; scale
     (1 or B, H, T) or None."""
@@ -419,7 +394,7 @@ class _Job:
                 buffer = space.view(lead, *block.shape[1:])
             mask = bias.block(block, buffer)
             inputs = q[here, heads, rows].flip(2), k[here, heads, keys], v[here, heads, keys]
-            part, part_lse = _fused(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
+            part, part_lse = FUSED(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
             out[here, heads, rows] = part.flip(2)
             if self.wants_lse:
                 lse[here, heads, rows] = part_lse.flip(2)

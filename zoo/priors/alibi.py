@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -34,12 +34,6 @@ HIDDEN = -1e30  # of keys outside a field of view; every patch sees itself, so n
 FIELDS = ("up", "down", "left", "right")  # in the order in which heads take them
 LEAST = 1e-2  # that Kerple's parameters are read as
 
-RampKernel = Callable[[Tensor, Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
-
-
-# Asked for what makes a ramp's lanes in one launch, None where torch does. Set by `zoo.attention`: a prior knows no kernel.
-ramp_kernel: Callable[[Tensor], RampKernel | None] = lambda ramp: None  # noqa: E731
-
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
     """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two the published interleaving.
@@ -66,8 +60,6 @@ def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tens
     Returns:
         q_lanes (1 or B, H, T, RAMP_LANES), k_lanes (1 or B, H, S, RAMP_LANES), in `dtype`.
     """
-    if kernel := ramp_kernel(ramp):
-        return kernel(ramp, at_query, RAMP_LANES, dtype)
     pieces = bf16_pieces(ramp, RAMP_PIECES, dtype)
     bulk = -(pieces[0] if at_query is ramp else at_query.to(torch.bfloat16).to(dtype)).detach()
     ones = torch.ones_like(bulk)

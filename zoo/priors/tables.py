@@ -6,7 +6,6 @@ Toeplitz blocks. Its rows are overlapping windows of the table and can be copied
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -144,13 +143,11 @@ class FusedTable:
         values: (H, N); without gradient where there are `params`.
         params: (P, H) of a parametric table whose gradient is needed, else None.
         jacobian: (P or P − 1, H, N): without the first row where that is `values`.
-        values2: (H, N) contiguous, without gradient: `values` in base 2, times log2 e.
     """
 
     values: Tensor
     params: Tensor | None = None
     jacobian: Tensor | None = None
-    values2: Tensor | None = None
 
     @staticmethod
     def of(table: RelativeTable, *, causal: bool) -> FusedTable:
@@ -160,18 +157,14 @@ class FusedTable:
             jacobian = jacobian[1:] if table.parametric.log_factor else jacobian
         values = values.float()
         if table.origin is None:
-            return FusedTable(values, params, jacobian, _in_base_2(values))
+            return FusedTable(values, params, jacobian)
         # Without gradients too: recomputation under activation checkpointing must give the same bits.
         first = min(max(table.center if causal else 0, 0), values.shape[1] - 1)
         shift, column = values.detach()[:, first:].max(dim=1, keepdim=True)
         values = values - shift.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         if jacobian is not None:
             jacobian = jacobian - jacobian[:, :, first:].gather(2, column.expand(len(jacobian), -1, 1))
-        return FusedTable(values, params, jacobian, _in_base_2(values))
-
-
-def _in_base_2(values: Tensor) -> Tensor:
-    return (values.detach() * math.log2(math.e)).contiguous()
+        return FusedTable(values, params, jacobian)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -30,11 +29,9 @@ from zoo.attention.base import (
     traced_as_constant,
 )  # fmt: skip
 from zoo.attention.reach import SKIPS
-from zoo.attention.sinks import attend_with_sinks
-from zoo.priors import alibi
-from zoo.priors.tables import BlockedBias, FusedTable
+from zoo.priors.tables import FusedTable
 
-__all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
+__all__ = ["TRITON", "TritonKernel", "skipped_share"]
 
 WIDEST = 256
 
@@ -59,15 +56,11 @@ def _find_distrust(device: str, dtype: torch.dtype) -> str | None:
 
 
 class TritonKernel:
-    """Serves tables on lines and grids, lanes, dense biases, documents and windows, in float32, bfloat16 and float16, on CUDA.
+    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA.
 
     Attributes:
-        least_keys: below this many keys, or a quarter of them with documents, which hide tiles from each other whatever the
-            prior, the plan, which reads all queries and keys once, costs more than it saves.
+        least_keys: below this many keys, or a quarter of them with documents, the plan costs more than it saves.
         decode_queries: up to this many queries without gradients take the decoding kernel.
-        capability: compute capability of the device of this name.
-        interpreted: whether Triton's interpreter runs the kernels, on the CPU.
-        distrust: why results on a device in a dtype cannot be trusted, or None; asked on CUDA.
     """
 
     def __init__(
@@ -102,8 +95,8 @@ class TritonKernel:
     def _cannot_serve(self, call: AttentionCall) -> str | None:
         if why := self.cannot_run_on(call.q.device):
             return why
-        if isinstance(call.terms.bias, BlockedBias):
-            return "its bias is made a block of rows at a time, by a function that a kernel cannot call"
+        if call.terms.bias is not None:
+            return "it adds no dense bias"
         if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
             return f"q, k and v must be of one dtype, got {call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
         if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -122,63 +115,38 @@ class TritonKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""
-        return attend_with_sinks(call, self.attend) if call.sinks else self.attend(call, wants_lse=False)[0]
+        if call.sinks:
+            from zoo.attention.sinks import attend_with_sinks
+
+            return attend_with_sinks(call, self.attend)
+        return self.attend(call, wants_lse=False)[0]
 
     def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
         """The output, and the log-sum-exp of the logits (B, H, T), no numbers where it is not wanted."""
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
-        table, bias, scalars, terms = call.table, call.terms.bias, _scalars(call), call.terms
-        assert not isinstance(bias, BlockedBias)  # refused
-        few = call.num_queries <= self.decode_queries and not scalars[3] and bias is None
-        leaves = (call.q, call.k, call.v, terms.q_lanes, terms.k_lanes, call.query_scale)
-        if few and not needs_grad(*leaves, None if table is None else table.table):
-            q, k, v, row_scale, segments = _operands(call)
+        table, scalars = call.table, _scalars(call)
+        q, k, v, row_scale, segments = _operands(call)
+        few = call.num_queries <= self.decode_queries and not scalars[3]
+        if few and not needs_grad(q, k, v, row_scale, None if table is None else table.table):
             decode = decode_op if torch.compiler.is_compiling() or not has_values(q) else fused_decode
             values = None if table is None else table.table.float()
             out, lse2 = decode(q, k, v, values, row_scale, segments, *scalars, wants_lse)
             return out, lse2 * math.log(2.0)
-        values = params = jacobian = values2 = None
+        values = params = jacobian = None
         if table is not None:
             # A log-sum-exp is of the table itself, and not of one that is less a constant.
             fused = FusedTable.of(replace(table, origin=None) if wants_lse else table, causal=call.causal)
-            values, params, jacobian, values2 = fused.values, fused.params, fused.jacobian, fused.values2
-        q, k, v, row_scale, segments = _operands(call, apart=True)
+            values, params, jacobian = fused.values, fused.params, fused.jacobian
         least = self.least_keys if segments is None else self.least_keys // 4
         skip = _skips() and call.num_keys >= least and _may_skip(call)
         out, lse2 = fused_attention(
-            q, k, v, values, row_scale, segments, bias, params, jacobian, values2, terms.q_lanes, terms.k_lanes,
-            *scalars, 0 if wants_lse else _constant_from(call), skip,
+            q, k, v, values, row_scale, segments, params, jacobian, *scalars, 0 if wants_lse else _constant_from(call), skip
         )  # fmt: skip
         return out, lse2 * math.log(2.0) if wants_lse else lse2
 
 
 TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
-
-
-def ramp_kernel(ramp: Tensor) -> alibi.RampKernel | None:
-    """What makes a ramp's lanes in one launch, where kernels run and are trusted; torch.compile fuses torch's own by itself."""
-    tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
-    if tracing or ramp.device.type != "cuda" or type(ramp) is not Tensor:
-        return None
-    if TRITON.cannot_run_on(ramp.device) or TRITON.distrust(str(ramp.device), torch.bfloat16):
-        return None
-    from zoo.attention.triton import lanes
-
-    return lanes.ramp_lanes
-
-
-alibi.ramp_kernel = ramp_kernel
-
-
-@contextmanager
-def skipping(enabled: bool) -> Iterator[None]:
-    """Enable or disable skipping of tiles in this thread; what torch.compile traced keeps what held then."""
-    token = SKIPS.set(enabled)
-    try:
-        yield
-    finally:
-        SKIPS.reset(token)
 
 
 @traced_as_constant
@@ -188,32 +156,22 @@ def _skips() -> bool:
 
 def skipped_share(call: AttentionCall) -> float:
     """Fraction of the visible tiles of this call that are skipped. Synchronises with the device."""
-    from zoo.attention.triton import plan
     from zoo.attention.triton.op import operands
+    from zoo.attention.triton.plan import skipped_share
 
-    if call.terms.bias is not None:
-        return 0.0
     q, k, v, row_scale, segments = _operands(call)
     table = None if call.table is None else call.table.table.float()
-    inputs = operands(q, k, v, table, row_scale, segments, None, *_scalars(call))
-    return plan.skipped_share(plan.make_plan(inputs), inputs.geometry)
+    return skipped_share(operands(q, k, v, table, row_scale, segments, *_scalars(call)))
 
 
 def _may_skip(call: AttentionCall) -> bool:
-    """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance. Of a bias the plan
-    would have to read all pairs, as much as the kernel itself reads."""
-    parts = (call.table, call.terms.q_lanes, call.segments)
-    return call.terms.bias is None and any(x is not None for x in parts)
+    """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance."""
+    return any(x is not None for x in (call.table, call.terms.q_lanes, call.segments))
 
 
 def _constant_from(call: AttentionCall) -> int:
-    """The distance from which on the table's gradient may be left to the last of its numbers, which is minus the sum of the
-    others; 0 where it may not.
-
-    The gradients of a row's logits sum to 0, whatever the row scale: so do those of all numbers. In half precision they sum to
-    rounding, which is not to be the gradient where documents or a window hide all keys that are so far. A bidirectional call
-    has two such ends.
-    """
+    """`constant_from` of `table_gradient`. Where documents or a window hide all keys that are so far, the rounding of other
+    gradients is not to be theirs; a bidirectional call has two such ends."""
     table = call.table
     if table is None or table.origin is None or table.constant_from is None or not call.causal:
         return 0
@@ -221,18 +179,13 @@ def _constant_from(call: AttentionCall) -> int:
     return table.constant_from if call.segments is None and table.constant_from < farthest else 0
 
 
-def _operands(
-    call: AttentionCall, *, apart: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take them; `apart`: q and k
-    without the lanes that the terms hold."""
-    q, k, v = (call.q, call.k, call.v) if apart else (call.unscaled, call.keys, call.v)
-    k_lanes = call.terms.k_lanes if apart else None
-    k_heads = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
-    if k_heads != v.shape[1]:
-        groups = max(k_heads, v.shape[1])
-        groups = groups if groups % min(k_heads, v.shape[1]) == 0 else q.shape[1]
-        k, v = k if k_heads == groups else repeat_heads(k, groups), repeat_heads(v, groups)
+def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take them."""
+    q, k, v = call.unscaled, call.keys, call.v
+    if k.shape[1] != v.shape[1]:
+        groups = max(k.shape[1], v.shape[1])
+        groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
+        k, v = repeat_heads(k, groups), repeat_heads(v, groups)
     # A tensor with one column may report any stride as contiguous.
     q, k, v = (x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     row_scale = None if call.query_scale is None else call.query_scale.float().contiguous()

@@ -1,11 +1,10 @@
-"""Gradients of q, k, v, the row scale and a parametric table's params; those of the table itself and of a bias are in
-table_grad.py and bias_grad.py.
+"""Gradients of q, k, v, the row scale and a parametric table's params; that of the table itself is in table_grad.py.
 
 With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits
-row_scale[i]·(c·q·k + table[index] + bias[i,j]), c the softmax scale:
+row_scale[i]·(c·q·k + table[index]), c the softmax scale:
 
     dq = c·row_scale ∘ (ds·k)      dk = c·(row_scale ∘ ds)ᵀ·q      dv = pᵀ·dO
-    d row_scale[i] = Σ_j ds·(c·q·k + table[index] + bias)      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
+    d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
 
 (FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and sums over the
 query heads of its key head in registers, another owns each block of dq. Sums have a fixed order without atomic adds, so two
@@ -37,7 +36,6 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
-    pair_bias,
     place_of,
     planned,
     row_values,
@@ -54,13 +52,9 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-
-# (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on
-# CUDA cores. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for 64 rows
-# (tools/compile_kernels.py); not yet timed. Masked tiles are pipelined too: loads staged through registers cost more registers.
+# As in forward.py. Masked tiles are pipelined too: loads staged through registers cost more registers.
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
-DKDV_BIAS_16 = {**dict.fromkeys((16, 32, 64, 128), (32, 128, 8, 2)), 256: (16, 64, 8, 2)}
 DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2)}
@@ -122,7 +116,7 @@ LENGTHS = [
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
-    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan,
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan,
     scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor, dk, dv,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr
@@ -211,8 +205,6 @@ def _dkdv(
                     z += entries(
                         table + h * table_h, at, start, rows, cols, q_place, k_place, seen, index, part == 0
                     )  # fmt: skip
-                if pairs is not None:
-                    z += pair_bias(pairs, b, h, at, start, rows - at + opaque_zero, cols - start, seen, part == 0)
                 scale = 1.0
                 if row_scale is not None:
                     scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
@@ -240,7 +232,7 @@ def _dkdv(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, d_lse, plan, jacobian, dq, d_scale, d_params, jacobian_p,
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, d_lse, plan, jacobian, dq, d_scale, d_params, jacobian_p,
     scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
@@ -334,8 +326,6 @@ def _dq(
                     table + h * table_h, start, at, rows, cols, q_place, k_place, seen, index, part == 0
                 )  # fmt: skip
                 z += entry
-            if pairs is not None:
-                z += pair_bias(pairs, b, h, start, at, rows - start, cols - at, seen, part == 0)
             p = tl.exp2(z * scale - lse_rows)
             if part == 0:
                 p = tl.where(seen, p, 0.0)
@@ -440,21 +430,12 @@ def attention_backward(
     jacobian: Tensor | None = None,
     log_factor: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of all but the table and the bias.
+    """dq, dk, dv in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed over a batch that shares its scales, or
+    None; d_params (P,H) float32, or None without jacobian.
 
-    Args:
-        call, plan: as in the forward pass.
-        jacobian: (P, H, N) float32, ∂table/∂params; same columns as the table.
-        log_factor: the table is the derivative by the first of one param more than the jacobian has, see `ParametricTable`.
-
-    Returns:
-        dq (B,H,T,Dk), dk (B,G,S,Dk), dv (B,G,S,Dv) in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed
-        over a batch that shares its scales, or None without row_scale; d_params (P,H) float32, or None without jacobian.
+    jacobian: (P, H, N) float32, ∂table/∂params. log_factor: the table is the derivative by the first of one param more.
     """
     g, table2 = call.geometry, call.table2
-    if jacobian is not None and (table2 is None or jacobian.shape[1:] != table2.shape):
-        have = None if table2 is None else tuple(table2.shape)
-        raise ValueError(f"the jacobian must be (P, H, N) over a table (H, N), got {tuple(jacobian.shape)} over {have}")
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
     row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
     jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
@@ -469,15 +450,13 @@ def attention_backward(
         limit = shared_limit(q.device.index or 0)
         columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
         blocks = (DKDV_16 if small else DKDV_32)[width]
-        if call.bias is not None:
-            blocks = (DKDV_BIAS_16 if small else DKDV_32)[width]
-        elif g.window:
+        if g.window:
             blocks = (DKDV_WINDOW_16 if small else DKDV_WINDOW_32)[width]
         elif small and width == 128 and not (options["LANES"] or g.grid_width) and row_scale is None is segments:
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(cdiv(g.keys, bn) * g.batch * g.groups,)](
-            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
+            *given, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
             *shape, strided(dk), strided(dv),
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
@@ -489,7 +468,7 @@ def attention_backward(
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            *given, table2, call.pairs, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows,
+            *given, table2, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows,
             jacobian2, strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
             BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip

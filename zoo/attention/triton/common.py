@@ -32,19 +32,8 @@ TILE = 64
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a call and its mask.
-
-    Attributes:
-        batch, heads, groups, queries, keys: B, H, G, T, S.
-        width_k, width_v: columns of q and k, lanes included, and of v.
-        lanes: leading columns of q and k that are lanes.
-        causal: keys after the query are hidden.
-        window: keys a query sees on each side, itself included; 0 for all.
-        origin: on a line the table's column of (first query, first key).
-        grid_height, grid_width: patches of the grid; 0 on a line.
-        prefix: leading tokens of a grid call that are not on the grid.
-        softmax_scale: the factor of q·k, lanes included.
-    """
+    """The shape of a call and its mask. Widths count the lanes, leading columns of q and k; window 0: all keys; origin: on a
+    line the table's column of (first query, first key); prefix: leading tokens off the grid, of 0 patches on a line."""
 
     batch: int
     heads: int
@@ -75,16 +64,10 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Operands:
-    """What every host function of this folder is handed: the tensors of a call, and its shape.
+    """What every host function of this folder is handed: q (B,H,T,Dk), k (B,G,S,Dk), v (B,G,S,Dv) of one dtype, lanes first;
+    table (H, N) and row_scale (1 or B, H, T) float32; segments (B, S) int32. Logits are
 
-    Logits are  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, index(i, j)] + bias[b,h,i,j]).
-
-    Attributes:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype, lanes first.
-        table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32 document ids.
-        geometry: the shape of the call and its mask.
-        bias: (1 or B, 1 or H, T, S) of any floating dtype and strides: a bias of pairs.
-        scaled_table: `table2`, where it was made before.
+        z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, index(i, j)])
     """
 
     q: Tensor
@@ -94,31 +77,16 @@ class Operands:
     row_scale: Tensor | None
     segments: Tensor | None
     geometry: Geometry
-    bias: Tensor | None = None
-    scaled_table: Tensor | None = None
-
-    @property
-    def pairs(self) -> tuple[Tensor | int, ...] | None:
-        """The bias as kernels take it (`pair_bias`), or None: no copy of it is made."""
-        return None if self.bias is None else located(self.bias)
 
     @cached_property
     def table2(self) -> Tensor | None:
         """(H, N) contiguous: the table in base 2, times log2 e."""
-        if self.table is None or self.scaled_table is not None:
-            return self.scaled_table
-        return (self.table * LOG2E.value).contiguous()
+        return None if self.table is None else (self.table * LOG2E.value).contiguous()
 
 
 def strided(x: Tensor) -> tuple[Tensor | int, ...]:
     """A tensor (B, heads, length, columns) with its strides but the last, which is 1: one argument of a kernel."""
     return x, *x.stride()[:3]
-
-
-def located(pairs: Tensor) -> tuple[Tensor | int, ...]:
-    """A tensor (1 or B, 1 or H, T, S) with its four strides, 0 along batch rows or heads that share it."""
-    batch, head = (0 if pairs.shape[axis] == 1 else pairs.stride(axis) for axis in (0, 1))
-    return pairs, batch, head, pairs.stride(2), pairs.stride(3)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -181,11 +149,7 @@ def narrow(x, dtype: tl.constexpr):
 
 
 class Mask(NamedTuple):
-    """In a kernel: which keys a query may see, by `Geometry`'s numbers; window None: any.
-
-    A kernel is handed the numbers one by one and makes the tuple itself: Triton specialises the members of a tuple argument,
-    and would compile for every length. Constants do not fit in: an assigned tuple has none but None.
-    """
+    """In a kernel, which makes it: Triton would compile for every length inside a tuple argument. window None: any."""
 
     queries: tl.tensor
     keys: tl.tensor
@@ -194,8 +158,7 @@ class Mask(NamedTuple):
 
 
 class TableIndex(NamedTuple):
-    """In a kernel: which column of a table a query and a key have, by `Geometry`'s numbers; grid_width None: on a line,
-    prefix None: all tokens are."""
+    """In a kernel: which column of a table a query and a key have. grid_width None: on a line; prefix None: all tokens are."""
 
     origin: tl.tensor
     grid_width: tl.tensor | None
@@ -249,42 +212,24 @@ def placed_of(rows, cols, prefix):
 
 @triton.jit
 def unstaged_load(at, seen, MASKED: tl.constexpr):
-    """What is at the pointers `at`, 0 where not `seen`, if MASKED.
+    """The float32 numbers at the pointers `at`, 0 where not `seen`, if MASKED.
 
     On the device the load is inline assembly: Triton would pipeline it through shared memory because the logits feed a matrix
     product, a table's gather four bytes at a time, and double the shared memory of a block.
     """
-    TYPE: tl.constexpr = at.dtype.scalar.element_ty
-    # A branch for each dtype: what follows a `return` inside a branch is compiled too, and must return the same dtype.
-    if INTERPRET or tl.float64 == TYPE:
-        if MASKED:
-            return tl.load(at, mask=seen, other=0.0)
-        return tl.load(at)
-    elif tl.float32 == TYPE:
-        if MASKED:
-            return tl.inline_asm_elementwise(
-                "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];",
-                "=&r,l,b",
-                [at, seen],
-                tl.float32,
-                is_pure=False,
-                pack=1,
-            )
-        return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=False, pack=1)
+    if INTERPRET:
+        return tl.load(at, mask=seen if MASKED else None, other=0.0 if MASKED else None)
+    elif MASKED:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=False, pack=1
+        )
     else:
-        half = at.dtype.scalar.element_ty  # TYPE is a constexpr, which the operation does not unwrap
-        if MASKED:
-            return tl.inline_asm_elementwise(
-                "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];", "=&h,l,b", [at, seen], half, is_pure=False, pack=1
-            )
-        return tl.inline_asm_elementwise("ld.global.nc.b16 $0, [$1];", "=h,l", [at], half, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=False, pack=1)
 
 
 @triton.jit
 def bias_of(table, rows, cols, seen, index, MASKED: tl.constexpr):
-    """(BM, BN) float32: table[index] of one head, in the base of `table`; 0 where not `seen`, if MASKED.
-
-    A tile that is not MASKED lies wholly inside the call and off the prefix tokens, so its loads need no bounds.
+    """(BM, BN) float32: table[index] of one head; 0 where not `seen`, if MASKED, else all lies inside, off the prefix.
 
     On a line a thread of the MMA layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64 elements of a 128 × 64 tile
     only 34 differ in r − c. The compiler loads each distinct entry once, from one address plus a constant, if rows and columns
@@ -302,23 +247,6 @@ def bias_of(table, rows, cols, seen, index, MASKED: tl.constexpr):
     if index.prefix is not None and MASKED:
         seen = seen & placed_of(rows, cols, index.prefix)
     return unstaged_load(at, seen, MASKED)
-
-
-@triton.jit
-def pairs_at(pairs, b, h, row_start, col_start, r, c):
-    """Pointers to the pairs of batch row b, head h, queries row_start + r and keys col_start + c, whose offsets pass 2^31."""
-    pointer, per_batch, per_head, per_row, per_col = pairs
-    pointer += tl.cast(b, tl.int64) * per_batch + tl.cast(h, tl.int64) * per_head
-    pointer += tl.cast(row_start, tl.int64) * per_row + tl.cast(col_start, tl.int64) * per_col
-    return pointer + r.to(tl.int64) * per_row + c.to(tl.int64) * per_col
-
-
-@triton.jit
-def pair_bias(pairs, b, h, row_start, col_start, r, c, seen, MASKED: tl.constexpr):
-    """float32, in base 2: the bias of a tile whose first query and key are row_start and col_start, in the shape that ranges r
-    and c broadcast to; 0 where not `seen`, if MASKED."""
-    at = pairs_at(pairs, b, h, row_start, col_start, r, c)
-    return unstaged_load(at, seen, MASKED).to(tl.float32) * LOG2E
 
 
 @triton.jit
@@ -389,11 +317,8 @@ def tile_at(
     matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     opaque_zero=0
 ):  # fmt: skip
-    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row.
-
-    `opaque_zero`: a runtime 0 that the compiler cannot fold; it stops it from hoisting the address arithmetic out of earlier
-    loops and spilling it.
-    """
+    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row. The
+    compiler cannot fold `opaque_zero`, and so does not hoist address arithmetic out of earlier loops and spill it."""
     r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
     # The first row's offset may pass 2^31, offsets inside the tile do not.
     at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
@@ -426,12 +351,7 @@ def store_tile(
 
 @triton.jit
 def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, index, MASKED: tl.constexpr):
-    """Table entries of the tile whose first query and key are `row_start` and `col_start`, in the shape that `rows` and `cols`
-    broadcast to; if MASKED, 0 outside the table's reach: for hidden pairs, and for tokens off the grid.
-
-    On a line the address is one shared by the tile plus constant ranges used nowhere else, so that the compiler loads each
-    distinct entry of a thread once (see `bias_of`).
-    """
+    """`bias_of` in the shape that `rows` and `cols` broadcast to, of the tile whose first query and key are at the starts."""
     if index.grid_width is not None:
         at = table + (q_place - k_place + index.origin)
     else:

@@ -30,7 +30,7 @@ from zoo.attention.triton.common import (
     visible_of,
 )
 
-# Nothing spills on compute capability 9.0 and two programs fit on a multiprocessor; not yet timed.
+# Nothing spills on compute capability 9.0, and two programs fit on a multiprocessor.
 STEP_BYTES = 16384  # of keys, and of values, per step of a program
 STAGES = 3
 FEWEST_KEYS = 256  # per split, if the call has as many
@@ -202,31 +202,11 @@ def _slots_of(device: torch.device, warps: int) -> int:
 
 
 def decode(call: Operands, *, splits: int | None = None, wants_lse: bool = False) -> tuple[Tensor, Tensor]:
-    """Attention of few queries,  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, origin + i − j]),  on a line.
+    """Attention of few queries on a line, whose keys are read once per 64 rows of T·H/G, in float32 per 32: (B,H,T,Dv) in q's
+    dtype, in memory (B,T,H,Dv); log2-sum-exp (B,H,T) float32, empty unless it is wanted. The same bits in every run.
 
-    Keys are read once per 64 rows of T·H/G, in float32 per 32. No gradient. The result is the same from run to run.
-
-    Args:
-        call: its k and v may be views into a cache, last axis contiguous; segments (B, ≥ S).
-        splits: number of splits of the keys; None chooses for the device.
-
-    Returns:
-        (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); log2-sum-exp (B,H,T) float32, empty unless it is wanted.
-
-    Raises:
-        ValueError: on a grid; for other shapes, dtypes or strides; for a table that is too short.
+    splits: of the keys; None chooses for the device.
     """
-    g = call.geometry
-    _check(call, splits)
-    for name, x, width in (("k", call.k, g.width_k), ("v", call.v, g.width_v)):
-        _expect(f"{name}'s shape", tuple(x.shape), (g.batch, g.groups, g.keys, width))
-        _expect(f"{name}'s dtype", x.dtype, call.q.dtype)
-        _expect(f"{name}'s last stride", x.stride(-1), 1)
-    return _launch(call, splits, wants_lse)
-
-
-def _launch(call: Operands, splits: int | None, wants_lse: bool) -> tuple[Tensor, Tensor]:
-    """Both kernels, or only the first for one split."""
     q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
     q, k, v = common.last_axis_contiguous(q), call.k, call.v
     k_strides, v_strides = (x.stride()[:3] for x in (k, v))
@@ -264,42 +244,3 @@ def _launch(call: Operands, splits: int | None, wants_lse: bool) -> tuple[Tensor
                 WV=g.width_v, DV=dv, SPLITS=power_of_two(splits), num_warps=4,
             )  # fmt: skip
     return out, total
-
-
-def _expect(what: str, found: object, wanted: object) -> None:
-    if found != wanted:
-        raise ValueError(f"{what} is {found}, expected {wanted}")
-
-
-def _check(call: Operands, splits: int | None) -> None:
-    """Raise ValueError for shapes, dtypes or strides that the kernels do not serve."""
-    q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
-    if g.grid_width:
-        raise ValueError(f"a grid of {g.grid_height} × {g.grid_width}: decoding kernels serve lines only")
-    _expect("q's shape", tuple(q.shape), (g.batch, g.heads, g.queries, g.width_k))
-    if splits is not None and not 1 <= splits <= MOST_SPLITS:
-        raise ValueError(f"{splits} splits: expected 1 to {MOST_SPLITS}")
-    if g.causal and g.offset < 0:
-        raise ValueError(f"{g.queries} causal queries of {g.keys} keys: expected at least as many keys")
-    if table is not None:
-        near = -g.offset if g.causal else max(1 - g.keys, -g.offset - g.window + 1 if g.window else 1 - g.keys)
-        far = g.queries - 1 if not g.window else min(g.queries - 1, g.window - 1 - g.offset)
-        if g.origin + near < 0 or g.origin + far >= table.shape[1]:
-            raise ValueError(
-                f"a table of {table.shape[1]} columns: expected columns {g.origin + near} to {g.origin + far} of origin "
-                f"{g.origin} to lie inside"
-            )
-        _expect("table's dtype and last stride", (table.dtype, table.stride(-1)), (torch.float32, 1))
-        _expect("table's rows", table.shape[0], g.heads)
-    if row_scale is not None:
-        _expect("row_scale's dtype and last stride", (row_scale.dtype, row_scale.stride(-1)), (torch.float32, 1))
-        _expect("row_scale's shape", tuple(row_scale.shape[1:]), (g.heads, g.queries))
-        if row_scale.shape[0] not in (1, g.batch):
-            raise ValueError(f"row_scale for a batch of {row_scale.shape[0]}, expected 1 or {g.batch}")
-    if segments is not None:
-        _expect("segments' dtype and last stride", (segments.dtype, segments.stride(-1)), (torch.int32, 1))
-        if g.offset < 0 or segments.shape[0] != g.batch or segments.shape[1] < g.keys:
-            raise ValueError(
-                f"segments {tuple(segments.shape)} for {g.queries} queries of {g.keys} keys in a batch of {g.batch}: "
-                f"expected ({g.batch}, at least {g.keys}) and no more queries than keys"
-            )

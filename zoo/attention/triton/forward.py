@@ -21,7 +21,6 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
-    pair_bias,
     scale_stride,
     shared_limit,
     strided,
@@ -31,11 +30,8 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
-# cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid the codes of a
-# tile's keys take registers, a bias and a window do too, document ids beside 256 columns, and widths that are no multiple of 16
-# load one column at a time.
+# cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py).
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
@@ -48,7 +44,7 @@ def block_sizes(
 ) -> tuple[int, int, int, int]:
     """(queries, keys, warps, stages) for padded widths of `size`-byte elements, within `limit` bytes of shared memory.
 
-    `crowded`: on a grid, with a bias or a window, or documents beside 256 columns; `even`: widths before padding are multiples
+    `crowded`: on a grid, with a window, or documents beside 256 columns; `even`: widths before padding are multiples
     of 16.
     """
     if size == 4:
@@ -68,21 +64,8 @@ def block_sizes(
 
 
 class Block(NamedTuple):
-    """In a kernel: what the loops over the keys of one block of queries share.
+    """In a kernel: what the loops over the keys of one block of queries share; None: the call has none."""
 
-    Attributes:
-        b, h, first: batch row, head and first query.
-        rows, row_ids: (BM,) the queries, and the documents they are in or None.
-        q, q_lanes: (BM, DK) and (BM, LANES).
-        k, v: of the key head, with the stride of a row.
-        table, pairs, segments: of the head, of all, of the batch row; None: the call has none.
-        factor, scale: the factor of q·k in base-2 logits, and the row scales (BM,) or None.
-        lanes, width_k, width_v: columns of the lanes that have a tile of their own, of q and k, and of v.
-    """
-
-    b: tl.tensor
-    h: tl.tensor
-    first: tl.tensor
     rows: tl.tensor
     row_ids: tl.tensor | None
     q: tl.tensor
@@ -90,7 +73,6 @@ class Block(NamedTuple):
     k: tl.tuple
     v: tl.tuple
     table: tl.tensor | None
-    pairs: tl.tuple | None
     segments: tl.tensor | None
     factor: tl.tensor
     scale: tl.tensor | None
@@ -112,7 +94,6 @@ def _attend(
     rows, keys = block.rows, block.mask.keys
     k_ptr, sks = block.k
     v_ptr, svs = block.v
-    ADDED: tl.constexpr = block.table is not None or block.pairs is not None
     dk, dv = block.lanes + tl.arange(0, DK), tl.arange(0, DV)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
@@ -140,19 +121,15 @@ def _attend(
             if block.segments is not None:
                 col_ids = tl.load(block.segments + cols, mask=cols < keys, other=-1)
             seen = visible_of(rows, cols, block.row_ids, col_ids, block.mask, CAUSAL)
-        if ADDED:
-            z *= block.factor
         if block.table is not None:
+            z *= block.factor
             z += bias_of(block.table, rows, cols, seen, block.table_index, MASKED)
-        if block.pairs is not None:
-            r, c = tl.arange(0, rows.shape[0])[:, None], tl.arange(0, BN)[None, :]
-            z += pair_bias(block.pairs, block.b, block.h, block.first, n * BN, r, c, seen, MASKED)
         if block.scale is not None:
             z *= block.scale[:, None]
         if MASKED:
             z = tl.where(seen, z, float("-inf"))
         # Content alone is not scaled until the exponent, where the factor is free.
-        unit = 1.0 if ADDED or block.scale is not None else block.factor
+        unit = 1.0 if block.table is not None or block.scale is not None else block.factor
         new_top = tl.maximum(top, tl.max(z, 1) * unit)
         # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -172,7 +149,7 @@ LENGTHS = [
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
 def _forward(
-    q, k, v, table, pairs, row_scale, segments, plan, out, lse, ssb, sth,
+    q, k, v, table, row_scale, segments, plan, out, lse, ssb, sth,
     heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr
@@ -209,7 +186,7 @@ def _forward(
         row_ids = tl.load(segments + offset + rows, mask=rows < queries, other=-2)
     if row_scale is not None:
         scale = tl.load(row_scale + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
-        if table is None and pairs is None:
+        if table is None:
             scale *= factor
     plan_step = (tl.num_programs(0) // blocks).to(tl.int64) * tiles
     if plan is not None:
@@ -218,7 +195,7 @@ def _forward(
         first, plan, plan_step, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, DK + DV <= 256
     )  # fmt: skip
     block = Block(
-        b, h, first, rows, row_ids, q, q_lanes, (k_ptr, sks), (v_ptr, svs), table, pairs, segments, factor, scale, lanes,
+        rows, row_ids, q, q_lanes, (k_ptr, sks), (v_ptr, svs), table, segments, factor, scale, lanes,
         width_k, width_v, mask, index,
     )  # fmt: skip
     sums = tl.zeros([BM, DV], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], float("-inf"), tl.float32)
@@ -233,15 +210,9 @@ def _forward(
 
 
 def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
-    """The softmax of a call's logits, times v.
+    """out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j exp z[i,j], +∞ of an empty row.
 
-    Args:
-        call: its q, k, v with a contiguous last axis.
-        plan: tiles to compute; None for every visible one.
-
-    Returns:
-        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j exp z[i,j], and +∞ of an empty
-        row.
+    plan: tiles to compute; None for every visible one.
     """
     q, k, v, row_scale, segments, g = call.q, call.k, call.v, call.row_scale, call.segments, call.geometry
     table2 = call.table2
@@ -256,11 +227,11 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
-        crowded = g.grid_width > 0 or g.window > 0 or call.bias is not None or (segments is not None and dk + dv > 256)
+        crowded = g.grid_width > 0 or g.window > 0 or (segments is not None and dk + dv > 256)
         bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
-            strided(q), strided(k), strided(v), table2, call.pairs, row_scale, segments, None if plan is None else plan.rows,
+            strided(q), strided(k), strided(v), table2, row_scale, segments, None if plan is None else plan.rows,
             strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
             g.grid_width or None, g.prefix or None, g.factor, lanes, g.width_k, g.width_v,

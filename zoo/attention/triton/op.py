@@ -12,11 +12,9 @@ from torch import Tensor
 from zoo.attention.base import has_values
 from zoo.attention.triton import common
 from zoo.attention.triton.backward import attention_backward, output_gradient
-from zoo.attention.triton.bias_grad import bias_gradient
 from zoo.attention.triton.common import Geometry, Operands, cdiv, last_axis_contiguous
 from zoo.attention.triton.decode import decode
 from zoo.attention.triton.forward import attention_forward
-from zoo.attention.triton.lanes import fold, unfold_keys, unfold_queries
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
@@ -28,35 +26,18 @@ def operands(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
-    bias: Tensor | None,
     causal: bool,
     window: int,
     origin: int,
     grid: list[int],
     lanes: int,
     softmax_scale: float,
-    table2: Tensor | None = None,
 ) -> Operands:
     """An operator's flat arguments, which torch asks for, as one object; grid [height, width, prefix], or [] on a line."""
-    height, width, prefix = grid or (0, 0, 0)
-    geometry = Geometry(
-        batch=q.shape[0],
-        heads=q.shape[1],
-        groups=k.shape[1],
-        queries=q.shape[2],
-        keys=k.shape[2],
-        width_k=q.shape[3],
-        width_v=v.shape[3],
-        lanes=lanes,
-        causal=causal,
-        window=window,
-        origin=origin,
-        grid_height=height,
-        grid_width=width,
-        prefix=prefix,
-        softmax_scale=softmax_scale,
-    )
-    return Operands(q, k, v, table, row_scale, segments, geometry, bias, table2)
+    (batch, heads, queries, width_k), (_, groups, keys, width_v) = q.shape, (*k.shape[:3], v.shape[3])
+    shape = (batch, heads, groups, queries, keys, width_k, width_v)
+    geometry = Geometry(*shape, lanes, causal, window, origin, *(grid or (0, 0, 0)), softmax_scale)
+    return Operands(q, k, v, table, row_scale, segments, geometry)
 
 
 def _attention(
@@ -66,12 +47,8 @@ def _attention(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
-    bias: Tensor | None,
     params: Tensor | None,
     jacobian: Tensor | None,
-    table2: Tensor | None,
-    q_lanes: Tensor | None,
-    k_lanes: Tensor | None,
     causal: bool,
     window: int,
     origin: int,
@@ -80,37 +57,16 @@ def _attention(
     softmax_scale: float,
     constant_from: int,
     skip: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index] + bias) ) v over the visible keys.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (B,H,T,Dv), log2-sum-exp (B,H,T) and the plan's rows, empty without `skip`, of `Operands` and `Geometry`.
 
-    Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first; less their lanes where those are given apart.
-        table, row_scale, segments, bias: see `Operands`.
-        params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
-            Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. A jacobian of P − 1 rows lacks the
-            first, which is the table.
-        table2: the table in base 2, see `Operands`; None: made here. The backward pass makes its own, whose memory is aligned.
-        q_lanes, k_lanes: lanes as a prior gives them, to be put in front of q, scaled, and k (`fold`), or None.
-        causal, window (0: none), origin, grid, lanes, softmax_scale: see `Geometry`.
-        constant_from: the distance from which on the table's gradient may be in one column (0: none), see `table_gradient`.
-        skip: skip tiles whose weight the plan bounds as negligible.
-
-    Returns:
-        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows, empty without a plan; q and k with the lanes that
-        were apart, empty where none were.
+    params, jacobian: of a parametric table, (P, H) and (P or, see `FusedTable`, P − 1, H, N): params get the gradient
+    Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. constant_from: as in `table_gradient`.
     """
-    folded_q = folded_k = None
-    if q_lanes is not None:
-        q, folded_k = fold(q, k, q_lanes, k_lanes)
-        folded_q, k = q, k if folded_k is None else folded_k
-    call = operands(
-        q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale, table2
-    )
+    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
     plan = make_plan(call) if skip else None
     out, lse2 = attention_forward(call, plan)
-    rows = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows
-    folded_q, folded_k = (q.new_empty(0) if x is None else x for x in (folded_q, folded_k))
-    return out, lse2, rows, folded_q, folded_k
+    return out, lse2, torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows
 
 
 @torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
@@ -123,7 +79,6 @@ def _backward_op(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
-    bias: Tensor | None,
     params: Tensor | None,
     jacobian: Tensor | None,
     out: Tensor,
@@ -137,10 +92,9 @@ def _backward_op(
     softmax_scale: float,
     constant_from: int,
     needs_table: bool,
-    needs_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, table, row_scale, bias and params; empty tensors for absent ones."""
-    call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
+    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
     plan = Plan(rows, call.geometry) if rows.numel() else None
     upstream = output_gradient(grad_out, out, lse2, call.geometry, grad_lse2)
     log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
@@ -148,14 +102,10 @@ def _backward_op(
     d_table = None
     if needs_table and table is not None:
         d_table = table_gradient(call, upstream, plan, constant_from)
-    d_bias = bias_gradient(call, upstream) if needs_bias and bias is not None else None
     if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != q.shape[0]:
         d_scale = d_scale.sum(0, keepdim=True)
-    none = torch.empty(0, device=q.device)
-    d_table, d_scale, d_bias, d_params = (
-        none.clone() if x is None else x for x in (d_table, d_scale, d_bias, d_params)
-    )
-    return dq, dk, dv, d_table, d_scale, d_bias, d_params
+    absent = (torch.empty(0, device=q.device) if x is None else x for x in (d_table, d_scale, d_params))
+    return dq, dk, dv, *absent
 
 
 # The operator is for torch.compile; an eager call takes `_Attention`: the operator's bookkeeping takes the host longer than all
@@ -164,55 +114,33 @@ attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_
 
 
 @attention_op.register_fake
-def _(q, k, v, table, row_scale, segments, bias, params, jacobian, table2, q_lanes, k_lanes, *scalars):
-    lanes, skip = scalars[4], scalars[-1]
+def _(q, k, v, table, row_scale, segments, params, jacobian, *scalars):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-    lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
-    rows = q.new_empty((2, heads, cdiv(q.shape[2], common.TILE)) if skip else (2, 0, 0), dtype=torch.int32)
-    wide_q = q.new_empty(0 if q_lanes is None else (*q.shape[:3], q.shape[3] + lanes))
-    groups = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
-    wide_k = k.new_empty(0 if k_lanes is None else (k.shape[0], groups, k.shape[2], k.shape[3] + lanes))
-    return out, lse2, rows, wide_q, wide_k
+    rows = q.new_empty((2, heads, cdiv(q.shape[2], common.TILE)) if scalars[-1] else (2, 0, 0), dtype=torch.int32)
+    return out, q.new_empty(q.shape[:3], dtype=torch.float32), rows
 
 
 @_backward_op.register_fake
-def _(grad_out, grad_lse2, q, k, v, table, row_scale, segments, bias, params, jacobian, *rest):
-    def like(x: Tensor | None) -> Tensor:
-        return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
-
-    needs_table, needs_bias = rest[-2:]
-    d_table = like(table if needs_table else None)
-    d_bias = torch.empty_like(bias) if needs_bias and bias is not None else like(None)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), d_bias, like(params)
+def _(grad_out, grad_lse2, q, k, v, table, row_scale, segments, params, jacobian, *rest):
+    wide = (q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (table, row_scale, params))
+    d_table, d_scale, d_params = wide
+    d_table = d_table if rest[-1] else q.new_empty(0, dtype=torch.float32)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, d_scale, d_params
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, *others, _, q_lanes, k_lanes, causal, window, origin, grid, lanes, softmax_scale, constant_from, _ = inputs
-    *outputs, folded_q, folded_k = output
-    q_saved, k_saved = q if q_lanes is None else folded_q, k if k_lanes is None else folded_k
-    ctx.save_for_backward(q_saved, k_saved, *others, *outputs)
-    ctx.scalars = (causal, window, origin, grid, lanes, softmax_scale, constant_from)
-    ctx.groups, ctx.apart = k.shape[1], [None if x is None else (x.shape, x.dtype) for x in (q_lanes, k_lanes)]
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*inputs[:8], *output)
+    ctx.scalars = inputs[8:-1]
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, grad_out, grad_lse2, *_):
-    needs, lanes = ctx.needs_input_grad, ctx.scalars[4]
-    dq, dk, dv, *grads = _backward_op(grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs[3], needs[6])
-    of = (needs[3], needs[4], needs[6], needs[7])
-    d_table, d_scale, d_bias, d_params = (g if need else None for g, need in zip(grads, of, strict=True))
-    lane_grads: list[Tensor | None] = [None, None]
-    if ctx.apart[0] is not None:
-        dq, lane_grads[0] = unfold_queries(dq, lanes)
-    if ctx.apart[1] is not None:
-        dk, lane_grads[1] = unfold_keys(dk, lanes, ctx.groups)
-    for n, grad in enumerate(lane_grads):
-        if grad is not None:  # summed over batch rows or heads that share lanes
-            shape, dtype = ctx.apart[n]
-            lane_grads[n] = grad.sum_to_size(shape).to(dtype) if needs[10 + n] else None
-    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, None, *lane_grads, *[None] * 8)
+    needs = ctx.needs_input_grad
+    dq, dk, dv, *grads = _backward_op(grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs[3])
+    d_table, d_scale, d_params = (g if needs[n] else None for g, n in zip(grads, (3, 4, 6), strict=True))
+    return dq, dk, dv, d_table, d_scale, None, d_params, *[None] * 9
 
 
 def _no_second_derivative(ctx, *_):
@@ -259,10 +187,8 @@ def fused_decode(
 ) -> tuple[Tensor, Tensor]:
     """`attention_op` of few queries on a line, without gradients: its output and log2-sum-exp, empty if not wanted."""
     table = None if table is None else last_axis_contiguous(table)
-    return decode(
-        operands(q, k, v, table, row_scale, segments, None, causal, window, origin, grid, lanes, softmax_scale),
-        wants_lse=wants_lse,
-    )
+    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
+    return decode(call, wants_lse=wants_lse)
 
 
 # The operator is for torch.compile; eager decoding calls the function directly and saves the operator's host overhead.

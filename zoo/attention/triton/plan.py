@@ -39,20 +39,12 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """The tiles to compute, as intervals [lo, hi); any superset is also correct.
-
-    Attributes:
-        rows: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile needs. An empty interval has lo = hi.
-        geometry: the shape of the call.
-        tile: rows and keys of a tile.
-        counts: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile sees, and skips; read only by
-            `skipped_share`.
-    """
+    """The tiles to compute, as intervals [lo, hi), of which any superset is correct too: rows (2, B·H, ceil(T/tile)) int32, key
+    tiles that each query tile needs; lo = hi where there are none."""
 
     rows: Tensor
     geometry: Geometry
     tile: int = field(default_factory=lambda: common.TILE)
-    counts: Tensor | None = None
 
     @cached_property
     def cols(self) -> Tensor:
@@ -192,41 +184,6 @@ def extremes(
 
 
 @triton.jit
-def _keeps_all(
-    at, head, heads, groups, q_stats, k_stats, chunks, plane, q_tiles, k_tiles, chunk_count, lanes,
-    TABLE: tl.constexpr, SCALED: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """1 where a logit bound of a head may be NaN or +∞, which disables skipping for it; else 0."""
-    lane = tl.arange(0, VECTOR)
-    norm = tl.zeros((VECTOR,), tl.float32)
-    scale = tl.full((VECTOR,), 1.0, tl.float32)
-    q_stats += at * q_tiles
-    for first in range(0, q_tiles, VECTOR):
-        tiles = first + lane
-        norm = tl.maximum(norm, tl.load(q_stats + tiles, mask=tiles < q_tiles, other=0.0))
-        if SCALED:
-            low_at = q_stats + tl.cast(1 + 2 * lanes, tl.int64) * plane
-            scale = tl.minimum(scale, tl.load(low_at + tiles, mask=tiles < q_tiles, other=1.0))
-    k_stats += (at // heads * groups + head // (heads // groups)) * k_tiles
-    for first in range(0, k_tiles, VECTOR):
-        tiles = first + lane
-        norm = tl.maximum(norm, tl.load(k_stats + tiles, mask=tiles < k_tiles, other=0.0))
-    wrong = tl.max(norm, axis=0) == float("inf")
-    if TABLE:
-        low = tl.full((VECTOR,), 0.0, tl.float32)
-        high = tl.full((VECTOR,), 0.0, tl.float32)
-        chunks += head * chunk_count
-        for first in range(0, chunk_count, VECTOR):
-            tiles = first + lane
-            low = tl.minimum(low, tl.load(chunks + tiles, mask=tiles < chunk_count, other=0.0))
-            high_at = chunks + heads * chunk_count + tiles
-            high = tl.maximum(high, tl.load(high_at, mask=tiles < chunk_count, other=0.0))
-        wrong |= tl.max(high, axis=0) == float("inf")
-        wrong |= (tl.min(low, axis=0) == -float("inf")) & (tl.min(scale, axis=0) <= 0.0)
-    return wrong.to(tl.int32)
-
-
-@triton.jit
 def _largest_product(a_low, a_high, b_low, b_high):
     """sup of a·b over two intervals; +∞ where a product is NaN."""
     first, second, third, fourth = a_low * b_low, a_low * b_high, a_high * b_low, a_high * b_high
@@ -351,11 +308,11 @@ def _floor(
 
 @_kernel
 def row_intervals(
-    rows, counts, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+    rows, q_stats, k_stats, q_ids, k_ids, entries, chunks,
     table_head, columns, chunk_count, steps,
     batch, heads, groups, queries, keys, offset, window, origin, grid_width, prefix, margin, epsilon, lanes,
     IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr, SCANNED: tl.constexpr,
+    SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile not skipped."""
     q_tiles, k_tiles = (queries + TILE - 1) // TILE, (keys + TILE - 1) // TILE
@@ -413,11 +370,6 @@ def row_intervals(
         stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
         IDS, TABLE, CAUSAL, WINDOW, GRID, TILE, VECTOR,
     ) - margin  # fmt: skip
-    keep_all = _keeps_all(
-        head_at, h, heads, groups, q_stats, k_stats, chunks, q_plane, q_tiles, k_tiles, chunk_count, lanes,
-        TABLE, SCALED, SCANNED,
-    ) > 0  # fmt: skip
-
     lo, hi = tl.zeros_like(m) + k_tiles, tl.zeros_like(m)
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
         tiles = start + tl.arange(0, VECTOR)
@@ -427,7 +379,7 @@ def row_intervals(
             term = _bias(table, reach, tiles, seen, GRID, False, TILE)
             total += term
             size += _finite_size(term)
-        needed = seen & (keep_all | ~(total + epsilon * size < floor[:, None]))
+        needed = seen & ~(total + epsilon * size < floor[:, None])  # with NaN: needed
         lo = tl.minimum(lo, tl.min(tl.where(needed, tiles[None, :], k_tiles), axis=1))
         hi = tl.maximum(hi, tl.max(tl.where(needed, tiles[None, :] + 1, 0), axis=1))
     # An empty interval is placed at the row's own tile, so that kernels with larger blocks widen little.
@@ -435,19 +387,6 @@ def row_intervals(
     hi = tl.maximum(hi, lo)
     tl.store(rows + at, lo, mask=real)
     tl.store(rows + q_plane + at, hi, mask=real)
-
-    count = tl.maximum(last - first, 0)
-    skipped = count - (hi - lo)
-    if IDS:
-        count, skipped = tl.zeros_like(m), tl.zeros_like(m)
-        for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
-            tiles = start + tl.arange(0, VECTOR)
-            seen, _ = _visible_tiles(tiles, reach, documents, IDS)
-            outside = seen & ((tiles[None, :] < lo[:, None]) | (tiles[None, :] >= hi[:, None]))
-            count += tl.sum(seen.to(tl.int32), axis=1)
-            skipped += tl.sum(outside.to(tl.int32), axis=1)
-    tl.store(counts + at, count, mask=real)
-    tl.store(counts + q_plane + at, skipped, mask=real)
 
 
 @_kernel
@@ -475,11 +414,10 @@ def column_intervals(cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.const
     tl.store(cols + tl.cast(count, tl.int64) * k_tiles, last, mask=n < k_tiles)
 
 
-def make_plan(call: Operands) -> Plan:
-    """The tiles that a call needs, without a device synchronisation.
+def make_plan(call: Operands, budget: float = 24.0 * math.log(2.0)) -> Plan:
+    """The tiles that a call needs, without a device synchronisation; all that are visible with an infinite `budget`.
 
-    A head skips only invisible tiles if its queries, keys or row scales have NaN or ±∞, its table has NaN or +∞, or its table
-    has −∞ while a row scale is not positive; −∞ hides a distance. Document ids need T <= S.
+    A tile with NaN or ±∞ in its queries, keys, row scales or table, but −∞ of a table, is needed. Document ids need T <= S.
     """
     g, tile, row_scale, segments = call.geometry, common.TILE, call.row_scale, call.segments
     q, k = last_axis_contiguous(call.q), last_axis_contiguous(call.k)
@@ -488,7 +426,6 @@ def make_plan(call: Operands) -> Plan:
     columns = 0 if table is None else table.shape[1]
     chunk_count, grid = cdiv(columns, tile), g.grid_width > 0
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
-    counts = torch.empty_like(rows)
     # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the smallest and largest document id.
     planes = 1 + 2 * g.lanes
     q_stats = torch.empty(planes + 2 * (row_scale is not None), count, q_tiles, dtype=torch.float32, device=q.device)
@@ -514,30 +451,23 @@ def make_plan(call: Operands) -> Plan:
             **flags, SEVERAL=SEVERAL, COLUMNS=COLUMNS, CHUNKS=CHUNKS, num_warps=4,
         )  # fmt: skip
         row_intervals[(count * cdiv(q_tiles, QUERIES),)](
-            rows, counts, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+            rows, q_stats, k_stats, q_ids, k_ids, entries, chunks,
             table_head, columns, chunk_count, _chunks_per_tile(g, tile),
             g.batch, g.heads, g.groups, g.queries, g.keys, g.offset, g.window, columns // 2 if grid else g.origin,
-            max(g.grid_width, 1), g.prefix, 24.0 * math.log(2.0) + math.log(g.keys) + 1e-3, (g.lanes + 16) * 2.0**-23,
-            g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR, SCANNED=BLOCK,
+            max(g.grid_width, 1), g.prefix, budget + math.log(g.keys) + 1e-3, (g.lanes + 16) * 2.0**-23,
+            g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR,
             num_warps=4,
         )  # fmt: skip
-    return Plan(rows, g, tile, counts)
+    return Plan(rows, g, tile)
 
 
-def skipped_share(plan: Plan, geometry: Geometry) -> float:
+def skipped_share(call: Operands) -> float:
     """Fraction of the visible tiles of all heads that the plan skips; synchronises with the device.
 
     A tile is visible unless causality, the window or disjoint document id ranges hide all of it.
-
-    Raises:
-        ValueError: for a plan of another shape, or without counts.
     """
-    wanted = (2, geometry.batch * geometry.heads, cdiv(geometry.queries, plan.tile))
-    if plan.counts is None or tuple(plan.counts.shape) != wanted:
-        found = None if plan.counts is None else tuple(plan.counts.shape)
-        raise ValueError(f"the plan's counts must be {wanted} for this call, got {found}; use the plan of make_plan")
-    seen, skipped = plan.counts.sum(dim=(1, 2), dtype=torch.int64).tolist()
-    return skipped / seen if seen else 0.0
+    needed, seen = ((hi - lo).sum().item() for lo, hi in (make_plan(call).rows, make_plan(call, math.inf).rows))
+    return 1.0 - needed / seen if seen else 0.0
 
 
 def _chunks_per_tile(g: Geometry, tile: int) -> int:

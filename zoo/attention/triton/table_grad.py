@@ -30,7 +30,6 @@ from zoo.attention.triton.common import (
     mm,
     on_device,
     padded_width,
-    pair_bias,
     row_values,
     scale_stride,
     strided,
@@ -40,9 +39,7 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-
-# (rows = keys, warps, stages) of a block by padded width; see backward.py. None spills on compute capability 9.0. At two-byte
-# width 256 that limits blocks to 16 rows: (64, 8, 1) spills up to 96 bytes of addresses, outside its loops; neither is timed.
+# (rows = keys, warps, stages) of a block by padded width; see forward.py.
 BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 256: (16, 4, 2)}
 BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (16, 4, 2), 128: (16, 4, 2), 256: (16, 4, 1)}
 
@@ -74,7 +71,7 @@ def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr,
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _diagonal(
-    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, partial,
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, partial,
     scale_b, batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
@@ -156,9 +153,6 @@ def _diagonal(
                     k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     z = mm(q_lanes, tl.trans(k_lanes), z)
                 z *= factor
-                if pairs is not None:
-                    inside = (rows < q_end) & (cols < k_end)
-                    z += pair_bias(pairs, b, h, q_at, k_at, r + opaque_zero, c, inside, edges == 1)
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
@@ -217,11 +211,8 @@ def table_gradient(
 ) -> Tensor:
     """(H, N) float32: the gradient of the table of a call that has one, summed over the batch.
 
-    Args:
-        call, upstream: as in `attention_backward`.
-        plan: on a line, the ends of a diagonal outside all tiles of the plan are not walked; unused on a grid.
-        constant_from: on a line, causal; the sum over the columns of this distance or more stands in its column, and is minus
-            that of all others, since Σ_j ds_ij = 0: no diagonals are walked for it. 0: every column for itself.
+    constant_from: on a line, causal; the sum over the columns of this distance or more stands in its column, and is minus that
+    of all others, since Σ_j ds_ij = 0: no diagonals are walked for it. 0: every column for itself.
     """
     g, table2 = call.geometry, call.table2
     assert table2 is not None
@@ -246,7 +237,7 @@ def table_gradient(
     columns = table2.shape[-1]
     with on_device(q):
         _diagonal[(parts * programs,)](
-            *(strided(x) for x in (grad_out, q, k, v)), table2, call.pairs, row_scale, segments, lse2, delta,
+            *(strided(x) for x in (grad_out, q, k, v)), table2, row_scale, segments, lse2, delta,
             None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,

@@ -15,11 +15,11 @@ from zoo.attention.base import fold_lanes
 from zoo.attention.dispatch import prior_attention
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, norms
 from zoo.attention.sdpa import FEWEST_KEYS
+from zoo.attention.toeplitz import FUSED
 from zoo.errors import WHOLE, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, RelativeTable
+from zoo.priors.base import Prior, RelativeTable
 
-FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 # From this many keys on, those that a prior hides from the next token are left out, in steps of so many.
 LONG, STEP = 4096, 512
 
@@ -34,29 +34,28 @@ class Extent:
 
 @dataclass(frozen=True)
 class NextRow:
-    """K of the next token along a line, whatever tokens there are before it: that of a distance and that of a key.
+    """K of the next token along a line as a sum (`Prior.next_row`), whatever tokens there are before it.
 
-    Attributes:
-        by_distance, by_key: (H, length), the farthest and the first key first; None: zeros.
-        highest: (H, length) float64: minus the largest K at so many tokens or more, ascending, plus that of distance 0, less
-            the range of what depends on the key.
-        lanes: (1, 1 or H, length, R) of keys, which a cache holds.
-        serves: whether K is such a sum, and finite.
+    by_distance, by_key: (H, length), the farthest and the first key first; None: zeros. highest: (H, length) float64, how far K
+    at so many tokens or more is below that of the own key at least. level: (H, 1) K of sinks less by_key of the own key.
+    lanes: (1, 1 or H, length, R) of keys, which a cache holds. serves: whether K is such a sum, and finite.
     """
 
     length: int
     by_distance: Tensor | None
     by_key: Tensor | None
     highest: Tensor
+    level: Tensor
     lanes: Tensor
     serves: bool
 
     @staticmethod
     def of(prior: Prior, length: int, dtype: torch.dtype) -> NextRow:
-        rows = None if prior.depends_on_content else prior.next_row(length)
+        absent = any(p.is_meta or not p.numel() for p in prior.parameters())  # which only `forward` gathers
+        rows = None if absent or prior.depends_on_content else prior.next_row(length)
         none = torch.empty(0)
         if rows is None or not all(bool(row.isfinite().all()) for row in rows):
-            return NextRow(length, None, None, none, none, False)
+            return NextRow(length, None, None, none, none, none, False)
         line, (by_distance, by_key) = Positions.line(length), rows
         lanes = prior(line.tail(1), line, causal=True).k_lanes
         highest = by_distance[:, :1] - by_distance.flip(-1).cummax(-1).values.flip(-1)
@@ -66,12 +65,13 @@ class NextRow:
             by_distance.flip(-1).to(dtype) if by_distance.any() else None,
             by_key.to(dtype) if by_key.any() else None,
             highest - spread,
+            _lanes_at_0(prior).to(dtype),
             none if lanes is None else lanes,
             True,
         )
 
-    def bias(self, heads: slice, stop: int, reach: int, scale: Tensor | None) -> Tensor | None:
-        """(1 or B, h, reach) for the last keys of `stop`, times the row scale (1 or B, H, 1)."""
+    def bias(self, heads: slice, stop: int, reach: int, sinks: int, scale: Tensor | None) -> Tensor | None:
+        """(1 or B, h, sinks + reach) for sinks and the last keys of `stop`, times the row scale (1 or B, H, 1)."""
         if self.by_distance is None and self.by_key is None:
             return None
         bias = None if self.by_distance is None else self.by_distance[None, heads, self.length - reach :]
@@ -79,11 +79,20 @@ class NextRow:
             keyed = self.by_key[None, heads, stop - reach : stop]
             bias = keyed if bias is None else bias + keyed
         assert bias is not None
+        if sinks:
+            level = (
+                self.level[heads] if self.by_key is None else self.level[heads] + self.by_key[heads, stop - 1 : stop]
+            )
+            bias = torch.cat([level[None].expand(-1, -1, sinks), bias], dim=-1)
         return bias if scale is None else bias * scale[:, heads]
 
-    def reach(self, margin: Tensor) -> Tensor:
-        """(H,) the distance from which on K is below that of the own key by `margin` (H,)."""
-        return torch.searchsorted(self.highest, margin.to(self.highest)[:, None])[:, 0]
+
+def _lanes_at_0(prior: Prior) -> Tensor:
+    """(H, 1) float64: the part of K at distance 0 that is lanes, but what depends on the key."""
+    if parts := prior.parts():
+        return torch.stack([_lanes_at_0(part) for part in parts]).sum(0)
+    row = prior.next_row(1)
+    return row[0] if row is not None and prior.num_lanes else torch.zeros(prior.num_heads, 1, dtype=torch.float64)
 
 
 class LayerCache:
@@ -101,28 +110,12 @@ class LayerCache:
         self.carries: Tensor | None = None
         self._table: RelativeTable | None = None
         self._row: NextRow | None = None
-        self._norms: tuple[Tensor, int] | None = (
-            None  # of the content of the first so many keys, the largest of each head
-        )
+        self._norms: tuple[Tensor, int] | None = None  # the largest of each head, of the first so many keys
 
     def select(self, rows: Tensor) -> None:
         """As `KVCache.select`."""
         buffers = (self.keys, self.values, self.carries)
         self.keys, self.values, self.carries = (None if x is None else x.index_select(0, rows) for x in buffers)
-
-    def terms(
-        self, prior: Prior, x: Tensor, k: Tensor, queries: Positions, positions: Positions
-    ) -> tuple[PriorTerms, Tensor]:
-        """The prior's terms of the queries among the new tokens without key lanes, and keys with the lanes folded in."""
-        length, carry = self.extent.length, None
-        if self.carries is not None and length:
-            carry = self.carries[:, :, length - 1, 0]
-        terms = prior(queries, positions, causal=True, x=x, carry=carry)
-        if terms.carry is not None:
-            self.carries = _store(self.carries, terms.carry[..., None], self.extent)
-        if terms.k_lanes is not None:
-            k = fold_lanes(k, terms.k_lanes)
-        return replace(terms, k_lanes=None, offset=None), k  # which was relative to the new keys
 
     def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
         """The prior's relative table for these positions; for one query a slice of a table computed once per capacity."""
@@ -147,19 +140,21 @@ class LayerCache:
     ) -> Tensor:
         """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
 
-        Args:
-            prior: of this layer.
-            x: (B, T, C) the layer's input at the new tokens.
-            q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D): queries of the last Q of the T new tokens.
-            positions: of the new tokens.
-            segments: (B, S) document ids of all tokens.
+        q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D) of the last Q of the T new tokens, whose input is x (B, T, C) at
+        `positions`; segments: (B, S) document ids of all tokens.
         """
         if q.shape[2] == k.shape[2] == 1 and segments is None and positions.within is None:
             out = self._attend_next(prior, q, k, v, **options)
             if out is not None:
                 return out
         queries = positions.tail(q.shape[2])
-        terms, k = self.terms(prior, x, k, queries, positions)
+        length = self.extent.length
+        carry = self.carries[:, :, length - 1, 0] if self.carries is not None and length else None
+        terms = prior(queries, positions, causal=True, x=x, carry=carry)
+        if terms.carry is not None:
+            self.carries = _store(self.carries, terms.carry[..., None], self.extent)
+        if terms.k_lanes is not None:
+            k = fold_lanes(k, terms.k_lanes)
         k, v = self.append(k, v)
         k_pos = Positions.line(k.shape[2])
         table = None if terms.table is None else self.table(prior, queries, k_pos)
@@ -167,7 +162,8 @@ class LayerCache:
         if terms.bias is not None:
             k_pos = k_pos if segments is None else Positions.documents(segments)
             bias = prior.dense_bias(queries, k_pos, causal=True)
-        terms = replace(terms, table=table, bias=bias)
+        # The offset was relative to the new keys.
+        terms = replace(terms, k_lanes=None, table=table, bias=bias, offset=None)
         return prior_attention(q, k, v, terms, causal=True, segments=segments, **options)
 
     def _attend_next(
@@ -184,7 +180,7 @@ class LayerCache:
     ) -> Tensor | None:
         """`attend` of one token of a line on the CPU, without gradients: a row of K is a slice of one kept with the cache. None
         where that does not serve."""
-        plain = kernel == "auto" and not sinks and type(q) is Tensor and q.device.type == "cpu"
+        plain = kernel == "auto" and type(q) is Tensor and q.device.type == "cpu"
         if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or not q.dtype == k.dtype == v.dtype:
             return None
         stop, width = self.extent.length + 1, q.shape[-1]
@@ -206,14 +202,19 @@ class LayerCache:
         if query_scale is not None:
             q, scale = (q * (query_scale[..., None] * scale)).to(q.dtype), 1.0
         q = F.pad(q, (v.shape[-1] - width, 0)).view(*shape, -1) if v.shape[-1] > width else q.reshape(*shape, width)
-        parts, start = [], 0
+        parts, start, sinks = [], 0, min(sinks, stop)
         for reach, run in groupby(reaches):
             heads = slice(start, start := start + len(list(run)))
             some = slice(heads.start * shape[2], heads.stop * shape[2])
-            bias = row.bias(some, stop, reach, query_scale)
+            first = max(stop - reach, sinks)
+            bias = row.bias(some, stop, stop - first, sinks, query_scale)
             bias = None if bias is None else bias.unflatten(1, (-1, shape[2]))
-            k_part, v_part = keys[:, heads, stop - reach :], values[:, heads, stop - reach :]
-            parts.append(FUSED(q[:, heads], k_part, v_part, 0.0, False, attn_mask=bias, scale=scale)[0])
+            parts_of = [x[:, heads, 0 if first == sinks else first :] for x in (keys, values)]
+            if sinks and first > sinks:
+                parts_of = [
+                    torch.cat([x[:, heads, :sinks], y], 2) for x, y in zip((keys, values), parts_of, strict=True)
+                ]
+            parts.append(FUSED(q[:, heads], *parts_of, 0.0, False, attn_mask=bias, scale=scale)[0])
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).reshape(len(q), -1, 1, v.shape[-1])
 
     def _reaches(self, row: NextRow, q: Tensor, keys: Tensor, query_scale: Tensor | None) -> list[int]:
@@ -226,7 +227,7 @@ class LayerCache:
         if query_scale is not None:
             least = query_scale.amin((0, 2)).double()
             margin = torch.where(least > 0, margin / least, math.inf)
-        reach = row.reach(content.flatten() + margin).unflatten(0, content.shape).amax(1)
+        reach = torch.searchsorted(row.highest, (content.flatten() + margin)[:, None]).view(content.shape).amax(1)
         tally, reaches = TALLY.get(), [min(-(-n // STEP) * STEP, keys.shape[2]) for n in reach.tolist()]
         if tally is not None:
             tally.left_out += sum(keys.shape[2] - n for n in reaches) * len(q) * (q.shape[1] // len(reaches))
@@ -242,18 +243,10 @@ class LayerCache:
 
 
 class KVCache:
-    """Keys and values of all layers for batched causal decoding.
+    """Keys and values of all layers for batched causal decoding, a `LayerCache` each in `layers`.
 
-    Args:
-        num_layers: layers of the model.
-        capacity: tokens to reserve at once; 0 reserves in blocks on demand. A full cache grows by half, at least one block.
-        block: tokens per block.
-
-    Attributes:
-        length, capacity: tokens held, and tokens that fit.
-        layers: one `LayerCache` per layer of the model.
-        tokens: (B, length) ids of the tokens held, where a model keeps them here (`keep`).
-        segments: (B, length) document ids, or None.
+    capacity: tokens to reserve at once; 0 reserves blocks of `block` tokens on demand. A full cache grows by half. tokens,
+    segments: (B, length) ids and document ids of the tokens held, or None.
     """
 
     def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
@@ -345,6 +338,9 @@ class KVCache:
         self._within = within[:, -1:]
         self.segments = segments if self.segments is None else torch.cat([self.segments, segments], dim=1)
         return Positions(tokens, self.length, within=within), self.segments
+
+
+Cache = KVCache
 
 
 def _store(buffer: Tensor | None, new: Tensor, extent: Extent) -> Tensor:

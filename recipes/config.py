@@ -63,6 +63,7 @@ class Train:
     micro_batch: int | None = bounded(None, 1, MOST_SAMPLES)  # samples per rank and forward; derived where it is None
     accumulation: int | None = bounded(None, 1, MOST_SAMPLES)  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA; fp16 has a dynamic loss scale
+    compile: bool = False  # the model by torch.compile, through DeepSpeed's engine; the first step takes minutes
     sequence_parallel: int = bounded(1, 1, 2**12)  # ranks that share each line of tokens, by DeepSpeed-Ulysses
     zero_stage: int = 0  # in bf16 and fp16 0 becomes 1, which shares the optimiser's float32 copies out
     clip: float = bounded(1.0, 0, math.inf)  # gradient norm; 0 switches clipping off

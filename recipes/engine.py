@@ -184,6 +184,8 @@ class Engine:
         self._deepspeed, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=self._schedule, config=config, dist_init_required=False
         )
+        if self.settings.compile:
+            self._deepspeed.compile()
         self.average = WeightAverage(self.model, self.settings.ema) if self.settings.ema else None
 
     @property

@@ -95,7 +95,7 @@ ADAMW, DECAY, WARMUP = {"type": "AdamW"}, {"type": "WarmupDecayLR"}, {"type": "W
         ({"fp16": {"enabled": True}}, ["train.precision=bf16"], "train.precision=bf16"),
         ({"zero_optimization": {"offload_optimizer": {"pin_memry": True}}}, [], "offload_optimizer.pin_memry=True"),
         ({"wall_clock_brekdown": True}, [], "'wall_clock_breakdown'"),
-        ({"compile": {"deepcompile": True}}, [], "'compile' is not served"),
+        ({"compile": {"deepcompile": True}}, [], "train.compile=true"),
     ],
 )  # fmt: skip
 def test_a_deepspeed_file_in_conflict_is_refused(user_config, settings, word):

@@ -9,6 +9,8 @@ ships with the package.
 
 from __future__ import annotations
 
+from typing import Any
+
 from modalities.dna.data import DnaDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
@@ -89,7 +91,7 @@ def small(method: str) -> Recipe:
 # ------------------------------------------------------------------------------------------ the papers' set-ups
 
 
-def human(name: str, model: str, **train: int) -> Recipe:
+def human(name: str, model: str, **train: Any) -> Recipe:
     """The human reference genome by single bases at L 1024: AdamW, 3e-4."""
     folder = data_folder() / "human"
     return Recipe(

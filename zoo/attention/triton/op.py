@@ -36,7 +36,8 @@ def operands(
     """An operator's flat arguments, which torch asks for, as one object; grid [height, width, prefix], or [] on a line."""
     (batch, heads, queries, width_k), (_, groups, keys, width_v) = q.shape, (*k.shape[:3], v.shape[3])
     shape = (batch, heads, groups, queries, keys, width_k, width_v)
-    geometry = Geometry(*shape, lanes, causal, window, origin, *(grid or (0, 0, 0)), softmax_scale)
+    height, width, prefix = grid or (0, 0, 0)
+    geometry = Geometry(*shape, lanes, causal, window, origin, height, width, prefix, softmax_scale)
     return Operands(q, k, v, table, row_scale, segments, geometry)
 
 
@@ -104,8 +105,10 @@ def _backward_op(
         d_table = table_gradient(call, upstream, plan, constant_from)
     if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != q.shape[0]:
         d_scale = d_scale.sum(0, keepdim=True)
-    absent = (torch.empty(0, device=q.device) if x is None else x for x in (d_table, d_scale, d_params))
-    return dq, dk, dv, *absent
+    d_table, d_scale, d_params = (
+        torch.empty(0, device=q.device) if x is None else x for x in (d_table, d_scale, d_params)
+    )
+    return dq, dk, dv, d_table, d_scale, d_params
 
 
 # The operator is for torch.compile; an eager call takes `_Attention`: the operator's bookkeeping takes the host longer than all

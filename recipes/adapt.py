@@ -5,11 +5,11 @@
     priorzoo adapt MODEL@yarn=2 --position nope --train lora --out FOLDER       without a prior: the control
     priorzoo evaluate hf:MODEL hf:FOLDER recall                         before and after
 
-MODEL is a folder or hub name, with settings behind "@" as in `priorzoo evaluate`, or a RoPE model of the zoo, which becomes a
-Llama. FOLDER is an adapter of megabytes, which `zoo.load_adapted` puts on its base; with --train all, or of a model of the zoo,
-it is a whole model. transformers' Trainer trains on packed rows of --source by AdamW, its rate warmed up and then falling by a
-cosine; priors have a rate of their own and no weight decay. Needs the extra `hf`. A run that was stopped continues from its
-last checkpoint with --resume. Exit codes: 0 done, 2 the request cannot be served as written.
+MODEL is a folder or hub name, with settings behind "@" as in `priorzoo evaluate`. FOLDER is an adapter of megabytes, which
+`zoo.load_adapted` puts on its base; with --train all it is a whole model. transformers' Trainer trains on packed rows of
+--source by AdamW, its rate warmed up and then falling by a cosine; priors have a rate of their own and no weight decay. Needs
+the extra `hf`. A run that was stopped continues from its last checkpoint with --resume.
+Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from recipes.commands import CommandError, Console, call, clock, facts_table, sh
 from recipes.targets import parse_overrides
 from zoo.adapters import ADAPTER
 from zoo.adapters.layer import RECORD, has_priors, prior_parameters
-from zoo.catalog import import_named, list_models
+from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import Options
 
@@ -67,7 +67,7 @@ class Adaptation:
 
 
 def adapt_command(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="folder, hub name, or a RoPE text model of the zoo")],
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="folder or hub name")],
     *,
     out: Annotated[Path, typer.Option(help="folder of the adapter or model")],
     position: Annotated[
@@ -93,7 +93,7 @@ def adapt_command(
         raise CommandError(f"--resume: {out}/checkpoints has no checkpoint")
     torch.manual_seed(run.seed)
     model, tokenizer, spec = adapting.open_adaptable(name)
-    context, released = run.context or model.config.max_position_embeddings, name not in list_models(pretrained=True)
+    context = run.context or model.config.max_position_embeddings
     rows, heldout = None, None
     if run.steps:
         count, facts_fraction = run.steps * run.batch, run.facts_fraction
@@ -103,8 +103,6 @@ def adapt_command(
         heldout = adapting.adaptation_rows(spec, run.source, context)
     losses = {"as it came": adapting.heldout_loss(model, heldout)} if heldout and not dry_run else {}
     if run.train == "lora":
-        if not released:
-            raise CommandError(f"--train lora: {name} is a model of the zoo; LoRA is for folders and hub names")
         add_lora(model, run.rank)
     if not has_priors(model):
         shared: Options = {"keep_rope": run.rope == "keep", "ssmax": ssmax, "train_context": run.context}
@@ -121,7 +119,7 @@ def adapt_command(
     facts = {
         "model": f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters",
         "prior": f"{getattr(model.config, RECORD)['position']}, its own positions: {run.rope}",
-        "out": f"{out}, " + ("a whole model" if run.train == "all" or not released else "an adapter"),
+        "out": f"{out}, " + ("a whole model" if run.train == "all" else "an adapter"),
     }
     if rows is not None:
         numbers, tokens = sum(p.numel() for p in trained), run.steps * run.batch * context
@@ -154,7 +152,7 @@ def adapt_command(
         adapting.train_on(model, rows, out, batch=run.batch, **rates, seed=run.seed, resume=resume, tell=tell)
         losses["trained"] = adapting.heldout_loss(model, heldout)
     told = {f"held-out loss, {stage}": f"{loss:.4f} nats a token" for stage, loss in losses.items()}
-    if run.train == "all" or not released:
+    if run.train == "all":
         model.__dict__.pop(RECORD, None)  # a whole model
         tokenizer.save_pretrained(out)
     else:

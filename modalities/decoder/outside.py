@@ -28,7 +28,6 @@ from zoo.priors.base import PriorTerms
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["OutsideCache", "OutsideConfig", "OutsideDecoder", "open_causal_lm"]
 
 OBSERVED = "priorzoo_observed"  # the attention function that shows its calls
 _OBSERVERS: list[Observer] = []  # the last one is shown all calls

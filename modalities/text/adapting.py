@@ -23,29 +23,15 @@ from transformers import (
 )
 
 from modalities.cost import Meter
-from modalities.decoder.llama import as_llama
 from modalities.decoder.model import IGNORED
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
-from modalities.text import CausalLM
 from modalities.text.data import PackedDataset, TextDataConfig, load_corpus
-from modalities.text.hf import fast_tokenizer
 from modalities.text.tokenizers import load_tokenizer
 from zoo.adapters import ADAPTER, load_adapted
 from zoo.adapters.layer import prior_parameters
 from zoo.adapters.released import open_released
-from zoo.catalog import create_model, list_models
 from zoo.files import read_tensors
 from zoo.positions import Positions, document_starts, slices
-
-__all__ = [
-    "AdaptationRows",
-    "adaptation_rows",
-    "expected_cost",
-    "heldout_loss",
-    "open_adaptable",
-    "rows_at_once",
-    "train_on",
-]
 
 HELDOUT_TOKENS = 1 << 14  # at most, but four rows
 TOKENS = 8192  # most in one forward pass
@@ -56,16 +42,8 @@ AGAIN = {"use_reentrant": False}
 def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """A causal language model, its tokenizer, and the spec by which `load_tokenizer` knows that.
 
-    name: a folder or hub name with any settings, FOLDER@yarn=2, or a RoPE model of the zoo, which becomes a Llama. ValueError
-        where there is none.
+    name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError where there is none.
     """
-    if name in list_models("text_*"):
-        known = list_models("text_rope_*", pretrained=True)
-        raise ValueError(f"{name} is untrained; RoPE models with weights: {', '.join(known)}")
-    if name in list_models("text_*", pretrained=True):
-        model = create_model(name)
-        assert isinstance(model, CausalLM)
-        return as_llama(model), fast_tokenizer(model.config.tokenizer), model.config.tokenizer
     tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
     if (Path(folder) / ADAPTER).is_file():
         return load_adapted(folder), tokenizer, f"hf:{folder}"

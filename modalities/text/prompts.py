@@ -39,8 +39,6 @@ from modalities.text.facts import (
 )
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = ["TEMPLATES", "Haystack", "StatedFact", "Template", "default_haystack", "open_haystack", "state_facts"]
-
 TEMPLATES = ("own", "heldout", "train", "invented", "bam")
 HAYSTACKS = ("own", "grass", "text")
 

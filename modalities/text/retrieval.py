@@ -36,8 +36,6 @@ from zoo.positions import slices
 
 FILLERS = "own, grass or text (held-out documents)"
 
-__all__ = ["FILLERS", "HaystackEvaluator", "Retrieval", "RetrievalSettings", "TextEvaluator"]
-
 
 class TextEvaluator(Evaluator[S, Decoder]):
     """An evaluator that reads held-out documents: those of `settings.source`, else those that training held out."""

@@ -33,8 +33,6 @@ from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
 from zoo.decoding import Cache
 
-__all__ = ["Recall", "RecallSettings"]
-
 
 @dataclass(frozen=True)
 class RecallSettings(LengthSettings):

@@ -19,8 +19,6 @@ from zoo import __version__
 from zoo.cli import app as zoo_app
 from zoo.cli import call
 
-__all__ = ["main"]
-
 # name → (what its module's `main` does, the module), which is imported when the command is called
 COMMANDS = {
     "train": ("Train a model by recipe", "recipes.train"),
@@ -36,8 +34,6 @@ COMMANDS = {
     "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),
 }
 OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
-
-
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,

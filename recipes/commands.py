@@ -29,7 +29,7 @@ class CommandError(ValueError):
 
 
 def replace_setting(recipe: object, key: str, value: object, place: str) -> None:
-    """Set `section.name` of a recipe; ConfigError, naming the place, where it does not fit the field."""
+    """Set `section.name` of a recipe; ConfigError where the value does not fit the field."""
     section, name = key.split(".")
     try:
         section_with_value = dataclasses.replace(getattr(recipe, section), **{name: value})  # data checks itself
@@ -42,17 +42,13 @@ def replace_setting(recipe: object, key: str, value: object, place: str) -> None
 def call(
     function: Callable[..., int | None], argv: Sequence[str] | None = None, *, prog: str, any_option: bool = False
 ) -> int:
-    """Call a typer function with the arguments in `argv` (None: the process's); the exit code as `zoo.cli.call` has it.
-
-    any_option: ignore options that the function does not have.
-    """
+    """`zoo.cli.call` of a typer function. any_option: ignore options that the function does not have."""
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     text = inspect.getdoc(function) or (sys.modules[function.__module__].__doc__ or "")
-    settings = {"ignore_unknown_options": True} if any_option else None
-    # Blocks of commands keep their lines.
-    app.command(help=text.replace("\n\n    ", "\n\n\b\n    "), context_settings=settings)(function)
+    settings, text = {"ignore_unknown_options": any_option}, text.replace("\n\n    ", "\n\n\b\n    ")
+    app.command(help=text, context_settings=settings)(function)  # \b: blocks of commands keep their lines
     return call_app(app, argv, prog=prog)
 
 
@@ -94,22 +90,19 @@ def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> i
     default = "" if field.default in (None, False) else f"; default {field.default}"
     text, parse = owners + field.metadata.get("help", "") + default, field.metadata.get("parse")
     if parse is not None:
-        info, hint = typer.Option(option_name(field.name), help=text, parser=_parser(parse), metavar="VALUE"), object
+
+        def parsed(word: str) -> object:
+            try:
+                return parse(word)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+
+        info, hint = typer.Option(option_name(field.name), help=text, parser=parsed, metavar="VALUE"), object
     else:
         info = typer.Option(option_name(field.name), help=text)
         hint = next((kind for kind in typing.get_args(hint) if kind is not type(None)), hint)  # `int` of `int | None`
     annotation = Annotated[typing.Optional[hint], info]  # type: ignore[valid-type]  # noqa: UP045
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _parser(parse: Callable[[str], object]) -> Callable[[str], object]:
-    def parsed(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-
-    return parsed
 
 
 # ------------------------------------------------------------------------------------------------ terminals
@@ -127,20 +120,15 @@ class _Lasting:
         self._stream = stream
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
+        method = getattr(self._stream, name)
 
-    def write(self, text: str) -> int:
-        self._call(self._stream.write, text)
-        return len(text)
+        def call(*text: str) -> None:
+            try:
+                method(*text)
+            except OSError:  # EPIPE of a pipe, EIO of a terminal
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
-    def flush(self) -> None:
-        self._call(self._stream.flush)
-
-    def _call(self, method: Callable[..., object], *text: str) -> None:
-        try:
-            method(*text)
-        except OSError:  # EPIPE of a pipe, EIO of a terminal
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        return call if name in ("write", "flush") else method
 
 
 @contextmanager

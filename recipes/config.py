@@ -122,23 +122,18 @@ class Plan:
 # ------------------------------------------------------------------------------------------------- overrides
 
 
-def setting_names(recipe: Recipe) -> list[str]:
-    """Every key that --set accepts for this recipe, such as `train.steps`."""
-    sections = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe)}
-    fields = {name: dataclasses.fields(value) for name, value in sections.items() if dataclasses.is_dataclass(value)}
-    return [f"{name}.{f.name}" for name, section in fields.items() for f in section if f.name != "options"]
-
-
 def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, set[str]]:
-    """Apply `key=value` strings; returns a changed copy and the set of keys given.
+    """Apply `key=value` strings; returns a changed copy and the set of keys.
 
-    Values are checked against the field's type. `model.options.KEY` takes any JSON value (a bare word is a string).
-    `model.options.A.B.C` changes one entry of the option A, which is otherwise as the recipe or the registered model has it.
+    `model.options.KEY` takes any JSON value (a bare word is a string). `model.options.A.B.C` changes one entry of the option A,
+    which is otherwise as the recipe or the registered model has it.
     """
     recipe, overridden_keys = copy.deepcopy(recipe), set()
-    for setting in sorted(
-        settings, key=lambda setting: setting.partition("=")[0].count(".") > 2
-    ):  # whole options first
+    sections = {name: value for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)}
+    known = [f"{name}.{field.name}" for name, value in sections.items() for field in dataclasses.fields(value)]
+    known.remove("model.options")
+    # whole options before entries of them
+    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].count(".") > 2):
         key, separator, text = setting.partition("=")
         key = key.strip()
         section, _, name = key.partition(".")
@@ -148,29 +143,24 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
             path = name.split(".")[1:]
             if not all(path):
                 raise ConfigError(f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of one with keys")
-            if len(path) > 1:
-                _settle_option(recipe.model, path[0], setting)
+            if len(path) > 1 and path[0] not in recipe.model.options:  # begin with the registered value
+                try:
+                    config = model_entry(recipe.model.name).config
+                except (ImportError, ValueError) as error:
+                    raise ConfigError(f"--set {setting!r}: {error}") from None
+                if path[0] not in config:
+                    near = nearest(path[0], config)
+                    raise ConfigError(f"--set {setting!r}: {recipe.model.name} has no option {path[0]!r}; {near}")
+                recipe.model.options[path[0]] = copy.deepcopy(config[path[0]])
             set_nested(recipe.model.options, path, parse_value(text), setting)
         else:
-            if key not in (known := setting_names(recipe)):
+            if key not in known:
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
                 raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, known)}{hint}")
             value = parse_field(text, typing.get_type_hints(type(getattr(recipe, section)))[name])
             replace_setting(recipe, key, value, f"--set {setting!r}")
         overridden_keys.add(key)
     return recipe, overridden_keys
-
-
-def _settle_option(model: Model, name: str, setting: str) -> None:
-    """Make `name` one of the model's options, with its registered value, so that an entry inside it can be set."""
-    if name not in model.options:
-        try:
-            config = model_entry(model.name).config
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"--set {setting!r}: {error}") from None
-        if name not in config:
-            raise ConfigError(f"--set {setting!r}: {model.name} has no option {name!r}; {nearest(name, config)}")
-        model.options[name] = copy.deepcopy(config[name])
 
 
 def set_nested(tree: Json, path: Sequence[str], value: object, setting: str) -> None:
@@ -192,7 +182,7 @@ def parse_value(text: str) -> object:
 
 
 def parse_field(text: str, hint: object) -> object:
-    """A value for a field with this annotation; `check_fields` tells whether it fits."""
+    """A value for a field with this annotation, not checked."""
     text, kinds = text.strip(), typing.get_args(hint)
     if type(None) in kinds:
         if text.lower() in ("none", "null"):
@@ -216,7 +206,7 @@ def parse_field(text: str, hint: object) -> object:
 def resolve_batch(
     batch: int, micro_batch: int | None, accumulation: int | None, world: int, shared: int = 1
 ) -> tuple[int, int]:
-    """(micro_batch, accumulation) such that batch = micro_batch × accumulation × world / shared; ConfigError otherwise.
+    """(micro_batch, accumulation) such that batch = micro_batch × accumulation × world / shared.
 
     shared: ranks that share the tokens of their samples; they count as one.
     """
@@ -234,8 +224,7 @@ def resolve_batch(
         ranks = "ranks" if shared == 1 else "groups of ranks"
         raise ConfigError(
             f"train.batch={batch} is not micro_batch × accumulation × {ranks} = {micro} × {steps} × {world} = {product}; "
-            f"set train.batch={product}, another train.micro_batch or train.accumulation, or a number of ranks that "
-            f"divides {batch}"
+            f"set train.batch={product}, or a number of ranks that divides {batch}"
         )
     return micro, steps
 
@@ -259,9 +248,8 @@ def check_values(recipe: Recipe) -> None:
     for name, choices in CHOICES.items():
         if (value := attrgetter(name)(recipe)) not in choices:
             raise ConfigError(f"{name}={value!r}: {nearest(str(value), map(str, choices))}")
-    rates = {name: getattr(optim, name) for name in ("lr", "prior_lr_scale", "muon_lr_scale")}
-    for name, value in rates.items():
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
+    for name in ("lr", "prior_lr_scale", "muon_lr_scale"):
+        if not 0 < (value := getattr(optim, name)) < math.inf:
             raise ConfigError(f"optim.{name}={value}: expected a positive number")
     if not all(0 <= beta < 1 for beta in optim.betas):
         raise ConfigError(f"optim.betas={optim.betas}: expected two numbers in [0, 1)")
@@ -278,10 +266,9 @@ def resolve(
     user_config: Json | None = None,
     overridden_keys: Collection[str] = (),
 ) -> Plan:
-    """Settle a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
+    """Settle a copy of a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
 
-    Where `user_config`, the user's DeepSpeed JSON, and the recipe name the same quantity, the file wins over the recipe's
-    default; against a `--set` of it (`overridden_keys`) it is a ConfigError. `recipe` is not changed.
+    user_config: the user's DeepSpeed JSON. It wins over the recipe, and must not contradict a `--set` (`overridden_keys`).
     """
     recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
     chosen_keys = set(overridden_keys)
@@ -303,17 +290,15 @@ def resolve(
             raise ConfigError(f"train.zero_stage=0 is not served in {train.precision}; expected 1, 2 or 3")
         train.zero_stage = 1
     if recipe.optim.name == "muon" and train.zero_stage and train.clip:
-        raise ConfigError(
-            f"train.clip={train.clip}: expected 0 with optim.name='muon' at zero_stage={train.zero_stage}, where DeepSpeed "
-            "would clip the orthogonal updates and not the gradients; or optim.name=adamw"
-        )
+        where = f"with optim.name='muon' at zero_stage={train.zero_stage}, where DeepSpeed would clip Muon's updates"
+        raise ConfigError(f"train.clip={train.clip}: expected 0 {where}; or optim.name=adamw")
     shared = train.sequence_parallel
-    micro_batch, accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world, shared)
-    train.micro_batch, train.accumulation = micro_batch, accumulation
+    sizes = resolve_batch(train.batch, train.micro_batch, train.accumulation, world, shared)
+    train.micro_batch, train.accumulation = sizes
     config: Json = {
         "train_batch_size": train.batch,
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": accumulation,
+        "train_micro_batch_size_per_gpu": train.micro_batch,
+        "gradient_accumulation_steps": train.accumulation,
         **({"sequence_parallel_size": shared} if shared > 1 else {}),  # DeepSpeed checks the batch's sizes by it
         "gradient_clipping": train.clip,
         "bf16": {"enabled": train.precision == "bf16"},

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, KeysView
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipes.commands import ConfigError, replace_setting
 from zoo.errors import nearest
-from zoo.files import read_json
+from zoo.files import read_object
 
 if TYPE_CHECKING:
     from recipes.config import Json, Recipe
@@ -56,35 +57,30 @@ INSTEAD = {
     "optimizer": "or remove the section and set optim.name (adamw, radam or muon), optim.lr, …",
     "scheduler": "or remove the section and set optim.schedule, optim.warmup, …",
 }
+REFUSED = {
+    # With it DeepSpeed would sum gradients over some ranks alone.
+    "data_parallel_size": "follows from the ranks and train.sequence_parallel",
+    "compile": "is DeepCompile's section, not tried with priors and not served: train.compile=true compiles by torch.compile",
+}
 Claim = tuple[str, str, object]  # a key of the file, the recipe's setting that it gives a value, the value
 
 
 def load_deepspeed_json(path: str) -> Json:
-    """Read a user's DeepSpeed file. ConfigError: unreadable, or not an object."""
+    """Read a user's DeepSpeed file."""
     try:
-        user_config = read_json(path)
+        return read_object(Path(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{FLAG} {path}: {error}") from None
-    if not isinstance(user_config, dict):
-        raise ConfigError(f"{FLAG} {path}: expected a JSON object, got {type(user_config).__name__}")
-    return user_config
+        raise ConfigError(f"{FLAG}: {error}") from None
 
 
 def apply_user_config(recipe: Recipe, user_config: Json, overridden_keys: set[str]) -> set[str]:
-    """Move what the file says about the recipe's quantities into the recipe. Changes both.
+    """Move what the file says about the recipe's quantities into the recipe; returns the settings that it names.
 
-    Returns the settings that the file named. ConfigError where the file contradicts itself or a --set (`overridden_keys`),
-    and for what no recipe can run.
+    Changes both. ConfigError where the file contradicts itself or a --set (`overridden_keys`).
     """
-    if "data_parallel_size" in user_config:  # with it DeepSpeed would sum gradients over some ranks alone
-        raise ConfigError(
-            f"{FLAG}: 'data_parallel_size' follows from the ranks and train.sequence_parallel; remove the key"
-        )
-    if "compile" in user_config:
-        raise ConfigError(
-            f"{FLAG}: 'compile' is DeepCompile's section, which is not served: it rewrites graphs of ZeRO 1 to 3 and priors "
-            "have not been tried under it. Remove it; train.compile=true compiles the model by torch.compile"
-        )
+    for key, reason in REFUSED.items():
+        if key in user_config:
+            raise ConfigError(f"{FLAG}: {key!r} {reason}; remove the key")
     for name in ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization"):
         if not isinstance(user_config.get(name, {}), dict):
             raise ConfigError(f"{FLAG}: {name}={user_config[name]!r}: expected an object")
@@ -117,7 +113,7 @@ def _section_claims(user_config: Json) -> Iterator[Claim]:
         if not isinstance(parameters, dict):
             raise ConfigError(f"{FLAG}: {name}.params={parameters!r}: expected an object")
         word = str(section.get("type"))
-        settings = next((types[kind] for kind in types if kind.lower() == word.lower()), None)
+        settings = {kind.lower(): settings for kind, settings in types.items()}.get(word.lower())
         if settings is None:
             near = nearest(word, types)
             raise ConfigError(f"{FLAG}: {name}.type={word!r} has no counterpart in the recipe; {near}; {INSTEAD[name]}")
@@ -140,9 +136,8 @@ def _shared_claims(recipe: Recipe, user_config: Json) -> Iterator[Claim]:
         values = user_config.get(section, {}) if section else user_config
         if name in values:
             yield key, setting, values[name]
-    enabled = {
-        name: user_config[name]["enabled"] for name in ("bf16", "fp16") if "enabled" in user_config.get(name, {})
-    }
+    sections = {name: user_config.get(name, {}) for name in ("bf16", "fp16")}
+    enabled = {name: section["enabled"] for name, section in sections.items() if "enabled" in section}
     for name, is_enabled in enabled.items():  # both enabled disagree
         if is_enabled:
             yield f"{name}.enabled", "train.precision", name

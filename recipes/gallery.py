@@ -76,8 +76,8 @@ def card_scores() -> list[ScoreTable]:
 def prior_curves(model: ZooModel) -> Json:
     """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
 
-    On a line from the last of `LENGTH` tokens; on a grid from the centre of an image of twice the training side, the mean over
-    patches at one distance. Raises ValueError: see `zoo.prior_plot.layer_priors`.
+    On a line from the last of `LENGTH` tokens; on a grid the mean over patches at one distance from the centre of an image of
+    twice the training side. ValueError: see `zoo.prior_plot.layer_priors`.
     """
     priors = layer_priors(model)
     if model.train_positions().is_grid:
@@ -107,10 +107,8 @@ def gallery_page() -> str:
             prior = prior_curves(model)
         except ValueError as error:
             reason = str(error)
-        modality, trained = (
-            entry["recipe"].partition(".")[0],
-            entry.get("train_context") or entry.get("image_size") or 0,
-        )
+        modality = entry["recipe"].partition(".")[0]
+        trained = entry.get("train_context") or entry.get("image_size") or 0
         parameters = sum(parameter.numel() for parameter in model.parameters())
         cells = [modality, f"{parameters / 1e6:.1f}M", str(trained or ""), *_first_scores(entry)]
         listed = [n for n, table in enumerate(tables) if name in table.rows]
@@ -121,7 +119,8 @@ def gallery_page() -> str:
     data = {"tables": [table.curves() for table in tables], "priors": priors}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True)
-    environment.filters["prose"] = _prose
+    # HTML of a text with `code`
+    environment.filters["prose"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     template = environment.get_template("page.html")
     return template.render(models=models, tables=tables, facts=FACTS, version=version("priorzoo"), data=Markup(text))
 
@@ -133,11 +132,6 @@ def _first_scores(entry: Mapping[str, Sequence[Mapping[str, float]]]) -> list[st
     scored = [row for row in rows if score in row]
     cells = [f"{row[score]:.3f} at {row[axis]}" for row in scored[:1] + scored[-1:]]
     return [*cells, *[""] * (2 - len(cells)), score]
-
-
-def _prose(text: object) -> Markup:
-    """HTML of a text with `code`."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 main = partial(call, gallery_command, prog="priorzoo gallery")

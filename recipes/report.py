@@ -47,10 +47,7 @@ class CellProgress:
 
 
 def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
-    """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files; each replaced as a whole.
-
-    The entries of a listing are in the tables that it writes itself, and nowhere else.
-    """
+    """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files; a listing writes its rows itself."""
     axis = evaluator.axis
     for result in results:
         fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "cells"}
@@ -69,10 +66,7 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
 
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
-    """A row for each model and score, a column for each place on the axis; seeds of one set-up as mean ± deviation.
-
-    Then what the evaluator shows besides; a listing shows itself.
-    """
+    """A row for each model and score, a column for each place on the axis; then what the evaluator shows itself."""
     if line := evaluator.measured(results):
         console.print(line, soft_wrap=True)
     if not isinstance(evaluator, Listing):
@@ -132,7 +126,7 @@ def _table(title: str) -> Table:
 
 
 def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[Place], score: Score) -> None:
-    """A row for each name on the axis and a column for each model, as many in a table as the terminal has room for."""
+    """A row for each name on the axis, a column for each model."""
     results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
     names = short_names(results)
     for part in slices(len(results), max(1, (console.width - 26) // 14)):
@@ -147,7 +141,6 @@ def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[
 
 
 def _value(result: ModelResult, axis: str, point: Place, score: Score) -> str:
-    """One number of a table, a count as it is; empty where there is none."""
     mean = _at(result.rows, axis, point, score)
     if mean is None:
         return ""

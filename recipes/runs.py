@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import io
+import itertools
 import json
 import os
 import pickle
@@ -34,6 +36,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import torch
 
@@ -91,11 +94,10 @@ class RunFolder:
             file.write(_line(record))
 
     def metrics(self) -> list[Json]:
-        """All readable records."""
         return self.read_metrics()[0]
 
     def read_metrics(self) -> tuple[list[Json], int]:
-        """(records, number of lines that a crash or disk errors made unreadable)."""
+        """(readable records, number of unreadable lines, of a crash or disk errors)."""
         records = []
         lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else []  # and not of a pipe
         for line in lines:
@@ -179,7 +181,7 @@ def _line(record: Mapping[str, object]) -> str:
 
 
 def environment() -> dict[str, object]:
-    """Versions, commit and hardware: what is needed to run this again."""
+    """Versions, commit and hardware."""
     packages = (sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo"))
     command, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -206,10 +208,9 @@ def utc_now() -> str:
 
 
 class RunLock:
-    """An exclusive lock on `<run>/run.lock` until `release`, or until the process ends in any way.
+    """An exclusive lock on `<run>/run.lock`, which says who writes, until `release` or the end of the process.
 
-    The system holds the lock; the file says who writes: host, pid, start. NFS from version 4 locks across hosts too; a file
-    system without locks is reported, and nothing is refused. ConfigError where another process holds it.
+    A file system without locks is reported. ConfigError where another process holds it.
     """
 
     def __init__(self, folder: Path):
@@ -222,7 +223,11 @@ class RunLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
-            raise ConfigError(f"{folder} is in use: {_holder(path)}, trains in it; wait for it or stop it") from None
+            holder = "another process"
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                facts = read_object(path)
+                holder = f"process {facts['pid']} on {facts['host']}, started {facts['started']}"
+            raise ConfigError(f"{folder} is in use: {holder}, trains in it; wait for it or stop it") from None
         except OSError as error:
             warn(f"note: {folder} is on a file system without locks ({error}): start no other process in it")
         os.register_at_fork(after_in_child=self.release)  # a data worker must not keep the lock alive
@@ -236,27 +241,15 @@ class RunLock:
             self._file = None
 
 
-def _holder(path: Path) -> str:
-    try:
-        facts = read_object(path)
-        return f"process {facts['pid']} on {facts['host']}, started {facts['started']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
-
-
 @contextlib.contextmanager
 def own_run(
     plan: Plan, ranks: Ranks, *, run_dir: str | None = None, resume: str | None = None, words: Sequence[str] = ()
 ) -> Iterator[tuple[RunFolder, Path | None]]:
     """(run folder, checkpoint to continue from, or None), the same on every rank; rank 0 holds the folder's lock.
 
-    resume=None starts anew and refuses a folder that already holds a run. "auto" takes the newest undamaged checkpoint of
-    `run_dir` (or of this recipe's newest run), and starts anew where there is none. Damaged checkpoints are reported and
-    quarantined.
-
-    Raises:
-        ConfigError: where another process trains in the folder; where the run was made with another model or other data;
-            where every checkpoint is damaged; and for an OSError from inside, with the checkpoint from which to go on.
+    resume=None refuses a folder that holds a run. "auto" takes the newest undamaged checkpoint of `run_dir` (or of this
+    recipe's newest run), and starts anew where there is none. An OSError from inside becomes a ConfigError that names the
+    checkpoint from which to go on.
     """
     lock: RunLock | None = None
     answer: list[tuple[Path, Path | None] | ConfigError | None] = [None]
@@ -327,7 +320,7 @@ def check_same(plan: Plan, folder: Path) -> None:
     keys = ["name", "modality", "train.batch", "train.seed", "optim.name"]
     keys += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
     for key in keys:
-        before, now = _entry(old, key), _entry(new, key)
+        before, now = (functools.reduce(_entry, key.split("."), tree) for tree in (old, new))
         if before != now:
             raise ConfigError(
                 f"cannot resume {folder}: its {key} is {before!r:.300}, this recipe has {now!r:.300}. "
@@ -335,15 +328,12 @@ def check_same(plan: Plan, folder: Path) -> None:
             )
 
 
-def _entry(tree: object, key: str) -> object:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
+def _entry(tree: object, name: str) -> object:
+    return tree.get(name) if isinstance(tree, dict) else None
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints
 
-WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 FACTS = {"step": int, "world": int, "zero_stage": int, "precision": str}
 
 
@@ -392,20 +382,17 @@ def quarantine(folder: Path) -> Path:
 def data_only(folder: Path) -> Iterator[None]:
     """Make `torch.load` read tensors, plain values and DeepSpeed's own classes, and never run code from a file.
 
-    DeepSpeed asks for unrestricted pickles in every place; torch's environment variable overrules it. ConfigError where a file
-    of the checkpoint `folder` holds anything else, or cannot be read.
+    DeepSpeed asks for unrestricted pickles; torch's environment variable overrules it. ConfigError where a file of the
+    checkpoint `folder` holds anything else, or cannot be read.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
     torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
-    before = os.environ.get(WEIGHTS_ONLY)
-    os.environ[WEIGHTS_ONLY] = "1"
     try:
-        yield
-    except ConfigError:
-        raise
+        with patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
+            yield
     except pickle.UnpicklingError as error:
         refused = re.search(r"GLOBAL (\S+)|Unsupported \S+ \S+", str(error))  # without torch's advice to allow it
         raise ConfigError(
@@ -414,17 +401,12 @@ def data_only(folder: Path) -> Iterator[None]:
         ) from error
     except Exception as error:  # whatever a damaged file meets in torch's and DeepSpeed's code
         raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
-    finally:
-        del os.environ[WEIGHTS_ONLY]
-        if before is not None:
-            os.environ[WEIGHTS_ONLY] = before
 
 
 def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
-    """(folder to load, is it universal) for this plan; converts where ranks or ZeRO stage changed.
+    """(folder to load, is it universal) for this plan.
 
     Checkpoints of stage 0 load anywhere. Those of stages 1–3 are cut by rank: at another number of ranks rank 0 converts them.
-    ConfigError where that fails, or where precision or the kind of stage differs.
     """
     facts = checkpoint_facts(folder)
     if facts is None:
@@ -435,8 +417,7 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     if facts["precision"] != train.precision or all(stages) != any(stages):
         written = f"train.precision={facts['precision']} --set train.zero_stage={stages[0]}"
         raise ConfigError(
-            f"{folder}: the state of its optimiser is of another precision, or of stage 0 and not 1–3. Resume with "
-            f"--set {written}, or {anew}"
+            f"{folder}: its optimiser's state is of another precision or kind of stage. Resume with --set {written}, or {anew}"
         )
     if train.zero_stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, train.zero_stage):
         return folder, False
@@ -446,29 +427,23 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     )
     if plan.recipe.optim.name == "muon":
         raise ConfigError(f"{differs}, and DeepSpeed converts no state of Muon. Resume with the same ranks, or {anew}")
-    target = converted_checkpoint(folder)
+    target = folder.with_name(folder.name + ".universal") / folder.name  # DeepSpeed also writes a pointer beside it
     if ranks.lead:
         try:
-            convert(folder)
+            convert(folder, target)
         except (ConfigError, OSError) as error:  # printed here; the error below reaches every rank
             warn(str(error))
             shutil.rmtree(target.parent, ignore_errors=True)
-    if ranks.world > 1:
-        torch.distributed.barrier()
+    ranks.barrier()
     if not target.exists():
         raise ConfigError(f"{differs}. Converting it failed. Resume with the same ranks and stage, or {anew}")
     return target, True
 
 
-def converted_checkpoint(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".universal") / folder.name  # DeepSpeed also writes a pointer beside it
-
-
-def convert(folder: Path) -> None:
+def convert(folder: Path, target: Path) -> None:
     """Write DeepSpeed's universal form of a checkpoint, which `RunFolder.rewind` removes again. Runs no code from a file."""
     from deepspeed.checkpoint import ds_to_universal
 
-    target = converted_checkpoint(folder)
     shutil.rmtree(target.parent, ignore_errors=True)
     target.mkdir(parents=True)
     options = {"input_folder": str(folder), "output_folder": str(target), "inject_missing_state": True, "strict": True}
@@ -481,24 +456,21 @@ def convert(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ finding runs
 
 
-def new_run_dir(recipe_name: str, root: str | Path = "runs") -> Path:
-    """Make runs/<recipe>/<number>-<time>: a folder of its own for each of any number of runs that start at once."""
-    parent = Path(root) / recipe_name
+def new_run_dir(recipe_name: str) -> Path:
+    """Make runs/<recipe>/<number>-<time>, also where several runs start at once."""
+    parent = Path("runs", recipe_name)
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((_number(folder) for folder in parent.iterdir()), default=0)
-    while True:
+    for number in itertools.count(1 + max((_number(folder) for folder in parent.iterdir()), default=0)):
         folder = parent / f"{number:04d}-{time.strftime('%Y%m%d-%H%M%S')}"
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
+            break
+    return folder
 
 
-def newest_run_dir(recipe_name: str, root: str | Path = "runs", *, finished: bool = False) -> Path | None:
+def newest_run_dir(recipe_name: str, *, finished: bool = False) -> Path | None:
     """The run of this recipe with the greatest number that has a complete checkpoint, or with `finished` final weights."""
-    folders = sorted((Path(root) / recipe_name).glob("*"), key=lambda folder: (_number(folder), folder.name))
+    folders = sorted(Path("runs", recipe_name).glob("*"), key=lambda folder: (_number(folder), folder.name))
     for folder in reversed(folders):
         if (folder / "model" / "config.json").exists() if finished else RunFolder(folder).checkpoints():
             return folder
@@ -535,7 +507,7 @@ def load_run(run_dir: str | Path) -> tuple[ZooModel, Json]:
 
 
 def stored_recipe(run_dir: str | Path) -> Json:
-    """recipe.json of a run folder. ConfigError where it cannot be read, or is none."""
+    """recipe.json of a run folder."""
     path = Path(run_dir) / "recipe.json"
     try:
         recipe = read_object(path)
@@ -549,15 +521,13 @@ def stored_recipe(run_dir: str | Path) -> Json:
 def load_weights(model: ZooModel, source: str) -> None:
     """Copy weights into a model of the same shape, from a source that `model.init_from` names.
 
-    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.facts), or "newest:RECIPE". A
-    classifier for another number of classes stays as it was initialised. ConfigError where there are none, or they do not fit.
+    A classifier for another number of classes stays as it was initialised.
     """
     recipe_name = source.removeprefix("newest:")
     path = newest_run_dir(recipe_name, finished=True) if recipe_name != source else Path(source)
     if path is None:
         raise ConfigError(
-            f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
-            f"make one with `priorzoo train {recipe_name}`, or name weights with --set model.init_from=…"
+            f"runs/{recipe_name} has no finished run to start from: `priorzoo train {recipe_name}`, or --set model.init_from=…"
         )
     read = type(model).from_pretrained
     try:
@@ -567,8 +537,7 @@ def load_weights(model: ZooModel, source: str) -> None:
             state = read_tensors(verified_file(source))
         else:
             raise ValueError(
-                "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "
-                "text_ggd_ssmax_tiny.facts"
+                "expected a run or saved folder, newest:RECIPE, or a name such as text_ggd_ssmax_tiny.facts"
             )
         initial = model.state_dict()
         for name in model.replaceable_parameters():

@@ -38,8 +38,8 @@ class Target:
 
     label: its name in tables and figures; name: in the command. data: the data section of its recipe; empty where unknown.
     recipe: (name of the recipe, steps) of runs and shipped weights, None where unknown; empty for other models.
-    seed: (of the loop, of the data). shipped: not of a run. family: what seeds of one set-up have in common, of a run all
-    of recipe.json but the seeds, and the model's configuration; of shipped weights their name without "-s1".
+    seed: (of the loop, of the data). shipped: not of a run. family: what seeds have in common, of a run recipe.json without
+    seeds, and the model's configuration; of shipped weights their name without "-s1".
     """
 
     label: str
@@ -81,10 +81,7 @@ def modality_of(word: str) -> str | None:
 
 
 def find_outside(word: str) -> tuple[str, Outside, str] | None:
-    """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix.
-
-    Raises CommandError where no modality reads the model, and what opening its files raises.
-    """
+    """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix."""
     prefix, colon, name = word.partition(":")
     hooks = {m.name: m.outside[prefix] for m in installed_modalities() if prefix in m.outside} if colon else {}
     if not hooks:
@@ -103,7 +100,6 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
 
 
 def installed_modalities() -> list[Modality]:
-    """Every modality whose packages are installed."""
     modalities = []
     for name in modality_names():
         with contextlib.suppress(ImportError):
@@ -128,15 +124,12 @@ def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str
         if not os.path.isdir(name) and not find_outside(name) and any(c in name for c in "*?["):
             matches = list_models(name, pretrained=True)
             if not matches:
-                raise CommandError(
-                    f"no model with weights matches {name!r}; there are: {', '.join(list_models(pretrained=True))}"
-                )
+                listing = ", ".join(list_models(pretrained=True))
+                raise CommandError(f"no model with weights matches {name!r}; there are: {listing}")
         for key in map(target_name, matches):
             if key not in targets:
                 targets[key] = _load(key, overrides, device, dtype)
-    modalities = {target.modality for target in targets.values()} | {
-        modality.name for modality, _ in baselines.values()
-    }
+    modalities = {t.modality for t in targets.values()} | {modality.name for modality, _ in baselines.values()}
     if not modalities:
         listing = ", ".join(list_models(pretrained=True))
         raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {listing}")
@@ -147,15 +140,13 @@ def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str
         model = make(first.model.config.train_context if first else 256)
         seed, data = (getattr(model.config, "seed", None),) * 2, first.data if first else {}
         targets[name] = Target(name, modality.name, model, True, without_seed(name), seed=seed, data=data)
-    return _distinct([replace(target, name=name) for name, target in targets.items()])
-
-
-def _distinct(targets: list[Target]) -> list[Target]:
-    """Labels whose files would have one name get a digest of the model's place behind them."""
-    files = Counter(file_safe(target.label) for target in targets)
-    twins = [target for target in targets if files[file_safe(target.label)] > 1]
-    digests = {t.name: hashlib.sha256(t.name.encode(errors="surrogateescape")).hexdigest()[:6] for t in twins}
-    return [replace(t, label=f"{t.label} {digests[t.name]}") if t.name in digests else t for t in targets]
+    files = Counter(file_safe(target.label) for target in targets.values())
+    for name, target in targets.items():
+        label = target.label
+        if files[file_safe(label)] > 1:  # files of one name: the digest of the model's place sets them apart
+            label += f" {hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:6]}"
+        targets[name] = replace(target, name=name, label=label)
+    return list(targets.values())
 
 
 def find_device(name: str) -> str:
@@ -170,10 +161,7 @@ def find_device(name: str) -> str:
 
 
 def find_trained(name: str, device: str, imports: list[str]) -> Target:
-    """The one model of this name, in float32, after `imports`.
-
-    Raises CommandError where it has no weights, or the name is of several.
-    """
+    """The one model with weights of this name, in float32, after `imports`."""
     device = find_device(device)
     import_named(imports)
     targets = find_targets([name], {}, device, "float32")
@@ -188,13 +176,12 @@ def find_trained(name: str, device: str, imports: list[str]) -> Target:
 
 
 def target_name(word: str) -> str:
-    """What a target named by `word` is called: folders are spelt in one way, with no "/" behind them."""
+    """What a target named by `word` is called: a folder without "/" behind it."""
     return os.path.normpath(word) if os.path.isdir(word) else word
 
 
 def find_baselines(pattern: str) -> dict[str, Baseline]:
-    """The baselines of all modalities whose names match a shell pattern; none where it is close to a model's name, whose
-    error needs no modality's packages."""
+    """The baselines whose names match a shell pattern; none where it is close to a model's name."""
     if modality_of(pattern) or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
         return {}
     baselines = ((name, (m, make)) for m in installed_modalities() for name, make in m.baselines.items())
@@ -271,11 +258,10 @@ def without_seed(name: str) -> str:
 
 
 def seed_groups(targets: list[Target]) -> dict[str, str]:
-    """Label → name of the group of seeds it belongs to, for labels in a group of at least two.
+    """Label → label of the first in its group of seeds, for labels in a group of at least two.
 
-    Runs are of one group where their recipe.json are equal in everything but `train.seed` and `data.seed`, shipped weights
-    where their names are but for -s1, -s2, …; weights join the runs of their set-up where those are of one group. A group in
-    which a seed occurs twice is left out. A group is called by its first.
+    A group has one `family`; shipped weights join the runs of their `setup` where those are of one family. A group in which a
+    seed occurs twice is left out.
     """
     runs: dict[str, set[str]] = {}
     for target in targets:
@@ -301,10 +287,9 @@ def override(model: Any, overrides: Overrides) -> Any:
         if key not in known:
             raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
         before = getattr(config, key)
-        if numbers := sorted({"values", "file", "kind"} & _keys(value)):
-            raise CommandError(
-                f"--set {key}: {numbers[0]} are numbers that the weights hold; they cannot be changed here"
-            )
+        inside = {part for leaf, _ in _leaves({key: value}) for part in leaf.split(".")[1:]}
+        if numbers := sorted({"values", "file", "kind"} & inside):
+            raise CommandError(f"--set {key}: {numbers[0]} are numbers that the weights hold")
         changes[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
     variant, fresh = type(model)(replace(config, **changes)), type(model)(config)
     weights, initial = dict(model.named_parameters()), fresh.state_dict()
@@ -319,11 +304,6 @@ def override(model: Any, overrides: Overrides) -> Any:
     variant.load_state_dict(weights, strict=False)
     variant.class_names = model.class_names
     return variant
-
-
-def _keys(value: object) -> set[str]:
-    """The keys of a dictionary and of those in it."""
-    return set(value) | set().union(*map(_keys, value.values())) if isinstance(value, dict) else set()
 
 
 def parse_overrides(settings: list[str]) -> Overrides:

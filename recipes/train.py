@@ -220,7 +220,7 @@ class Trainer:
             if model := self.engine.exported_model():
                 for evaluator in due:
                     figures |= scores(evaluator, model)
-            self.engine.barrier()
+            self.ranks.barrier()
         return figures
 
     def save(self) -> None:

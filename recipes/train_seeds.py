@@ -74,19 +74,9 @@ def train_seeds_command(
 
 
 def _train(folder: Path, words: list[str]) -> int:
-    """Train in one thread; a finished run is kept. Returns the exit code.
-
-    All output goes to a log next to the folder; a line with loss, rate and time left is shown now and then.
-    """
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("train.py")),
-        *words,
-        "--run-dir",
-        str(folder),
-        "--resume",
-        "auto",
-    ]
+    """Train in one thread; all output goes to a log next to the folder. Returns the exit code."""
+    command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]
+    command += ["--run-dir", str(folder), "--resume", "auto"]
     environment, shown = os.environ | {"OMP_NUM_THREADS": "1"}, -math.inf
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     with (

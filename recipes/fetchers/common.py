@@ -6,8 +6,6 @@ Packages are for machines whose only network is a mirror of packages. Nothing of
 from __future__ import annotations
 
 import functools
-import hashlib
-import io
 import itertools
 import json
 import os
@@ -15,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,15 +51,14 @@ Fetch = Callable[[Path, Path, bool], str]
 class Corpus:
     """One thing to fetch.
 
-    files: paths below the data folder that exist once it is fetched. sizes: of the download, and of that with --offline.
-    only_offline: why there is no public address.
+    files: paths below the data folder that exist once it is fetched. sizes: of the download, empty where there are packages
+    alone, and of that with --offline.
     """
 
     title: str
     files: tuple[str, ...]
     sizes: tuple[str, str]
     fetch: Fetch
-    only_offline: str = ""
 
 
 # ---- downloads
@@ -80,7 +76,7 @@ urlopen = build_opener(HttpAlone).open
 
 
 def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
-    """Fetch one file into a folder, in several tries. FetchError where that fails, or the file has another SHA-256."""
+    """Fetch one file into a folder, in several tries."""
     path, reason = folder / url.rsplit("/", 1)[-1], ""
     for wait in WAITS:
         time.sleep(wait)
@@ -107,14 +103,14 @@ def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
 
 
 def verified(path: Path, sha256: str) -> Path:
-    """The path; FetchError where the file has another SHA-256."""
+    """The path of a file with this SHA-256."""
     if (digest := file_sha256(path)) != sha256:
         raise FetchError(f"{path.name}: SHA-256 is {digest}, expected {sha256}; nothing was kept")
     return path
 
 
 def run_tool(folder: Path, what: str, *words: str) -> str:
-    """Run a program in a folder and return its output. FetchError where it is missing or fails."""
+    """Run a program in a folder and return its output."""
     if shutil.which(words[0]) is None:
         raise FetchError(f"{what} needs `{words[0]}`, which is not on this system: {HINTS.get(words[0], '')}")
     with console.status(f"{words[0]}: {what}"):
@@ -126,10 +122,7 @@ def run_tool(folder: Path, what: str, *words: str) -> str:
 
 
 def fetch_package(package: tuple[str, str], folder: Path) -> Path:
-    """Fetch the archive of one package, a wheel ("NAME==1.0") or one of npm ("NAME@1.0"), and verify it.
-
-    package: (name with version, SHA-256).
-    """
+    """Fetch and verify an archive by its name and SHA-256: a wheel ("NAME==1.0") or a package of npm ("NAME@1.0")."""
     name, sha256 = package
     before = set(folder.iterdir())
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
@@ -143,17 +136,16 @@ def fetch_package(package: tuple[str, str], folder: Path) -> Path:
 def apt_unpack(packages: list[str], component: str, folder: Path) -> dict[str, tuple[str, Path]]:
     """Fetch Debian packages and unpack each into a folder: name → (version, folder). apt checks their hashes.
 
-    Packages that this release lacks are named and left out. component: "main" or "non-free"; it need not be enabled on this
-    system, for apt is given the system's sources with that component.
+    Packages that this release lacks are left out. component: "main" or "non-free", which need not be enabled on this system.
     """
     what, state = f"{packages[0]} and {len(packages) - 1} other packages", folder / "apt"
     for part in ("parts", "lists/partial", "cache/archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
-    for number, (name, text) in enumerate(debian_sources(Path("/etc/apt"), component)):
-        (state / "parts" / f"{number}-{name}").write_text(text, encoding="utf-8")
-    places = {"Etc::SourceList": "/dev/null", "Etc::SourceParts": state / "parts", "State::Lists": state / "lists"}
-    options = [f"-oDir::{key}={value}" for key, value in (places | {"Cache": state / "cache"}).items()]
-    options += ["-oAPT::Sandbox::User=", "--quiet"]
+    for name, text in debian_sources(Path("/etc/apt"), component):
+        (state / "parts" / name).write_text(text, encoding="utf-8")
+    places = {"Etc::SourceList": "/dev/null", "Etc::SourceParts": state / "parts"}
+    places |= {"State::Lists": state / "lists", "Cache": state / "cache"}
+    options = [*(f"-oDir::{key}={value}" for key, value in places.items()), "-oAPT::Sandbox::User=", "--quiet"]
     run_tool(folder, what, "apt-get", *options, "update")
     known = set(run_tool(folder, what, "apt-cache", *options, "pkgnames").split())
     if missing := [name for name in packages if name not in known]:
@@ -174,7 +166,7 @@ def apt_unpack(packages: list[str], component: str, folder: Path) -> dict[str, t
 
 
 def debian_sources(root: Path, component: str) -> Iterator[tuple[str, str]]:
-    """(file name, text) of the system's apt sources with every component replaced by one; both of apt's formats."""
+    """(file name, text) of the system's apt sources, in both formats, with one component."""
     for path in sorted(root.glob("sources.list.d/*.sources")):
         yield path.name, re.sub(r"(?im)^Components:.*$", f"Components: {component}", path.read_text(encoding="utf-8"))
     for path in [root / "sources.list", *sorted(root.glob("sources.list.d/*.list"))]:
@@ -218,31 +210,22 @@ def write_shards(
 ) -> int:
     """Write WebDataset shards NAME-000000.tar … and index.json last; returns the number of samples.
 
-    Equal samples give equal bytes: entries have no time and no owner. index.json lists file, samples and sha256 of each shard.
+    Equal samples give equal bytes: entries have no time and no owner.
     """
+    from webdataset import TarWriter
+
     folder.mkdir(parents=True)
     shards: list[dict[str, object]] = []
     count = 0
     stream = enumerate(tracked(samples, f"writing {name} {folder.name}", total))
     while part := list(itertools.islice(stream, per_shard)):
         path = folder / f"{name}-{len(shards):06d}.tar"
-        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        with TarWriter(str(path), encoder=False, user="", group="", mode=0o644, mtime=0) as archive:
             for key, sample in part:
                 about = json.dumps(sample.about, ensure_ascii=False, sort_keys=True).encode()
                 members = {"cls": str(sample.label).encode(), sample.ending: sample.picture, "json": about}
-                for ending, content in members.items():
-                    entry = tarfile.TarInfo(f"{key:06d}.{ending}")
-                    entry.size = len(content)
-                    archive.addfile(entry, io.BytesIO(content))
+                archive.write({"__key__": f"{key:06d}", **members})
         shards.append({"file": path.name, "samples": len(part), "sha256": file_sha256(path)})
         count += len(part)
     (folder / "index.json").write_text(json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n")
     return count
-
-
-def files_digest(paths: Iterable[str]) -> str:
-    """SHA-256 of the bytes of files, one after the other."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(Path(path).read_bytes())
-    return digest.hexdigest()

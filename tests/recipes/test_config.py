@@ -6,7 +6,7 @@ import pytest
 
 from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, resolve, resolve_batch
-from recipes.deepspeed_json import check_with_deepspeed, load_deepspeed_json
+from recipes.deepspeed_json import check_with_deepspeed
 from recipes.estimate import schedule_in_words
 
 
@@ -158,10 +158,3 @@ def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():
     assert recipe.train.clip == 0.5
     words = "adamw, learning rate 0.0003: linear warm-up over 7 steps, then cosine to 7.5e-05 at step 70"
     assert schedule_in_words(optim, 70) == words
-
-
-def test_a_broken_deepspeed_file_is_named(tmp_path):
-    (tmp_path / "list.json").write_text("[]")
-    for name in ("list.json", "none.json"):
-        with pytest.raises(ConfigError, match=name):
-            load_deepspeed_json(str(tmp_path / name))

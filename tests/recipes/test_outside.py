@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes import find_recipe
+from recipes import evaluate, find_recipe
 from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.registry import open_recipe
-from tests.launching import ROOT, command
+from tests.launching import command
 from zoo import create_model
 
 OWN = '''
@@ -83,14 +83,14 @@ def files(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp_path) -> None:
+def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp_path, capsys) -> None:
     done = command([sys.executable, "-c", ALL, str(files / "own.py"), str(tmp_path)])
     assert done.returncode == 0 and (tmp_path / "out" / "perplexity.csv").exists(), done.stderr
     whole, parts = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
     assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
-    words = [tmp_path / "whole", "perplexity", "--lengths", "32", "--out", tmp_path / "no"]
-    done = command([sys.executable, str(ROOT / "recipes/evaluate.py"), *map(str, words)])
-    assert done.returncode == 2 and "unknown part 'fading'" in done.stderr and "--import FILE.py" in done.stderr
+    assert evaluate.main([str(tmp_path / "whole"), "perplexity", "--out", str(tmp_path / "no")]) == 2
+    errors = capsys.readouterr().err
+    assert "unknown part 'fading'" in errors and "--import FILE.py" in errors
 
 
 def test_options_that_are_no_json_become_numbers(files) -> None:

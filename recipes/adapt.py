@@ -141,8 +141,8 @@ def adapt_command(
         losses["adapted"] = adapting.heldout_loss(model, heldout)
         started = time.perf_counter()
 
-        def tell(step: int, steps: int, loss: float) -> None:
-            rate = step * run.batch * context / (time.perf_counter() - started)
+        def tell(step: int, steps: int, loss: float, done: int) -> None:
+            rate = done * run.batch * context / (time.perf_counter() - started)
             left = clock((steps - step) * run.batch * context / rate)
             console.print(
                 f"step {step:,}/{steps:,}  loss {loss:.4f}  {short(rate)} tokens/s  left {left}", soft_wrap=True

@@ -136,14 +136,17 @@ class _Trainer(Trainer):
 
 
 class _Losses(TrainerCallback):
-    """Calls `tell(step, steps, loss)` with each loss that is logged."""
+    """Calls `tell(step, steps, loss, steps of this process)` with each loss that is logged."""
 
-    def __init__(self, tell: Callable[[int, int, float], None]) -> None:
-        self.tell = tell
+    def __init__(self, tell: Callable[[int, int, float, int], None]) -> None:
+        self.tell, self.before = tell, 0
+
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: Any) -> None:
+        self.before = state.global_step
 
     def on_log(self, args: object, state: TrainerState, control: object, **kwargs: Any) -> None:
         if "loss" in (logs := kwargs["logs"]):
-            self.tell(state.global_step, state.max_steps, float(logs["loss"]))
+            self.tell(state.global_step, state.max_steps, float(logs["loss"]), state.global_step - self.before)
 
 
 def train_on(
@@ -156,13 +159,13 @@ def train_on(
     prior_lr_scale: float,
     seed: int = 0,
     resume: bool = False,
-    tell: Callable[[int, int, float], None] = lambda *_: None,
+    tell: Callable[[int, int, float, int], None] = lambda *_: None,
 ) -> None:
     """Train for one pass over `rows` in steps of `batch`.
 
     AdamW, betas 0.9 and 0.95, weight decay 0.1 but for priors, norms and biases, clipped at 1; the rate rises over a tenth of
     the steps, then falls by a cosine to 0. Priors learn at `prior_lr_scale` times `lr`. Checkpoints go to folder/checkpoints.
-    tell: called with (step, steps, loss) some twenty times.
+    tell: called with (step, steps, loss, steps since it began or was resumed) some twenty times.
     """
     torch.manual_seed(seed)
     size = rows_at_once(batch, rows.rows.context)

@@ -120,10 +120,10 @@ class LayerCache:
     def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
         """The prior's relative table for these positions; for one query a slice of a table computed once per capacity."""
         if q_pos.length > 1:
-            return prior.relative_table(q_pos, k_pos, causal=True)
+            return prior.beside_lanes(q_pos, k_pos, causal=True).table
         if self._table is None or self._table.table.shape[1] < k_pos.length:
             far = max(self.extent.capacity, k_pos.length)
-            self._table = prior.relative_table(Positions.line(1, offset=far - 1), Positions.line(far), causal=True)
+            self._table = prior.beside_lanes(Positions.line(1, offset=far - 1), Positions.line(far), causal=True).table
         return None if self._table is None else self._table.shifted(q_pos, k_pos)
 
     def attend(
@@ -161,7 +161,7 @@ class LayerCache:
         bias = None
         if terms.bias is not None:
             k_pos = k_pos if segments is None else Positions.documents(segments)
-            bias = prior.dense_bias(queries, k_pos, causal=True)
+            bias = prior.beside_lanes(queries, k_pos, causal=True).bias
         # The offset was relative to the new keys.
         terms = replace(terms, k_lanes=None, table=table, bias=bias, offset=None)
         return prior_attention(q, k, v, terms, causal=True, segments=segments, **options)

@@ -99,16 +99,6 @@ def check_grid(what: str, grid: object) -> None:
         check_whole(f"each side of {what}", side, 1)
 
 
-def check_depth(depth: object) -> None:
-    """ValueError unless `depth` is (layer from 0, number of layers), or None."""
-    pair = depth if isinstance(depth, tuple | list) and len(depth) == 2 else (0, 1) if depth is None else (1, 0)
-    if (
-        not all(isinstance(number, WHOLE) and not isinstance(number, bool) for number in pair)
-        or not 0 <= pair[0] < pair[1]
-    ):
-        raise ValueError(f"depth must be (layer from 0, number of layers), got {depth!r}")
-
-
 # Values, files, connections, devices, memory; and the libraries whose errors are none of these.
 _OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)
 _LIBRARIES = ("safetensors", "pyarrow", "huggingface_hub", "httpx", "requests", "tokenizers", "deepspeed", "PIL")

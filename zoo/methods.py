@@ -346,9 +346,13 @@ def _create(
             taken = sum(prior.num_lanes for prior in priors.values()) if lanes == "inside" else 0
             width = max(head_dim - taken, 0) // pairs * pairs
         start = SUM_OPTIONS.get(part, {}) if is_sum else {}
-        start = {key: value for key, value in start.items() if method.takes(key)}
+        values = {key: value for key, value in start.items() if method.takes(key)} | dict(by_part.get(part, {}))
+        known = supplied | {"head_dim": width}
+        fixed = {key: value for key, value in known.items() if method.takes(key)} | method.fixed
+        defaults = {"train_context", "train_grid"} & fixed.keys()
         owner = f"part {part!r} of {name!r}" if is_sum else repr(name)
-        module = _make(owner, method, supplied | {"head_dim": width}, start | dict(by_part.get(part, {})))
+        check_options(owner, method.make, values, fixed=fixed.keys() - defaults, defaults=defaults)
+        module = method.make(**fixed | values)
         if isinstance(module, Prior):
             priors[part] = module
         else:
@@ -365,11 +369,3 @@ def _create(
     windowed = next((part for part, method in parts.items() if method.windowed), None)
     window = None if windowed is None else (supplied | dict(by_part.get(windowed, {})))["train_context"]
     return Position(prior, **others, window=window, options=stored if is_sum else stored[name])
-
-
-def _make(owner: str, method: Method, supplied: Options, options: Options) -> nn.Module:
-    """One part: `supplied` has the parameters that a model knows, `options` the rest."""
-    fixed = {key: value for key, value in supplied.items() if method.takes(key)} | method.fixed
-    defaults = {"train_context", "train_grid"} & fixed.keys()
-    check_options(owner, method.make, options, fixed=fixed.keys() - defaults, defaults=defaults)
-    return method.make(**fixed | dict(options))

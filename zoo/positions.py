@@ -245,7 +245,6 @@ class Rotary2d(Rotation):
 
     Args:
         head_dim: D, a multiple of 4.
-        num_heads: H.
         form: "axial" or "mixed".
         theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as published.
     """

@@ -7,7 +7,6 @@ matplotlib is imported when a figure is drawn.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.files import save_figure
-from zoo.layers import Attention, SSMax
+from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.positions import Positions
-from zoo.priors.base import Prior
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,33 +29,22 @@ LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 d
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
 
-@dataclass(frozen=True)
-class LayerLogPrior:
-    """What a layer adds to the content's logits: s_h·ln n·K, n the keys that a query sees; s·ln n is 1 without SSMax.
-
-    SSMax's s is not bounded: where it is negative the prior is turned round, and its head looks where K is low.
-    """
-
-    prior: Prior
-    ssmax: SSMax | None = None
-
-    @staticmethod
-    def of(attention: Attention) -> LayerLogPrior:
-        return LayerLogPrior(attention.prior, attention.ssmax if attention.scale_prior else None)
-
-    def scale(self, queries: Positions, *, causal: bool) -> Tensor:
-        """(1, 1 or H, 1 or T) float64 by which the layer multiplies K."""
-        if self.ssmax is None:
-            return torch.ones(1, 1, 1, dtype=torch.float64)
-        return self.ssmax(queries, causal=causal).double().cpu()
-
-    def retrieval_heads(self) -> list[bool]:
-        """Whether each head looks away from the query."""
-        return self.prior.retrieval_heads(None if self.ssmax is None else self.ssmax.s < 0).tolist()
+def retrieval_heads(layer: Attention) -> list[bool]:
+    """Whether each head looks away from the query. Where SSMax's s is negative the prior is turned round."""
+    turned = None if layer.ssmax is None or not layer.scale_prior else layer.ssmax.s < 0
+    return layer.prior.retrieval_heads(turned).tolist()
 
 
-def layer_priors(model: ZooModel) -> list[LayerLogPrior]:
-    """The log-prior of each layer of a model, as its logits get it.
+def _log_prior(layer: Attention, queries: Positions, keys: Positions, *, causal: bool) -> Tensor:
+    """(1 or B, H, T, S) float64: what a layer adds to the content's logits: K, or s_h·ln n·K where SSMax scales it."""
+    log_prior = layer.prior.log_prior(queries, keys, causal=causal).double().cpu()
+    if layer.ssmax is None or not layer.scale_prior:
+        return log_prior
+    return log_prior * layer.ssmax(queries, causal=causal).double().cpu()[..., None]
+
+
+def layer_priors(model: ZooModel) -> list[Attention]:
+    """The attention of each layer of a model that has log-priors.
 
     Raises:
         ValueError: for a model with K = 0, or whose K depends on its input.
@@ -69,23 +56,22 @@ def layer_priors(model: ZooModel) -> list[LayerLogPrior]:
         )
     if any(attention.prior.depends_on_content for attention in attentions):
         raise ValueError("this model's log-prior depends on its input, so it has no fixed curve")
-    return [LayerLogPrior.of(attention) for attention in attentions]
+    return attentions
 
 
 @torch.no_grad()
-def log_prior_curve(layer: LayerLogPrior, length: int) -> Tensor:
+def log_prior_curve(layer: Attention, length: int) -> Tensor:
     """(H, length) float64: K at distances d = 0 … length − 1 from a query at position length − 1, less each head's maximum.
 
     Terms that depend on the key's position alone, such as GOAT's sink, are part of the curve: key 0 is its last point.
     """
     query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
-    row = layer.prior.log_prior(query, keys, causal=True).double().cpu() * layer.scale(query, causal=True)[..., None]
-    row = row[0, :, 0].flip(-1)
+    row = _log_prior(layer, query, keys, causal=True)[0, :, 0].flip(-1)
     return row - row.max(dim=-1, keepdim=True).values
 
 
 @torch.no_grad()
-def centre_log_prior(layer: LayerLogPrior, positions: Positions) -> tuple[Tensor, Tensor]:
+def centre_log_prior(layer: Attention, positions: Positions) -> tuple[Tensor, Tensor]:
     """K from the patch in the centre of a grid (the later one of an even side), less each head's maximum over patches.
 
     Returns:
@@ -94,8 +80,7 @@ def centre_log_prior(layer: LayerLogPrior, positions: Positions) -> tuple[Tensor
     assert positions.shape is not None
     height, width = positions.shape
     query = positions.num_prefix + height // 2 * width + width // 2
-    row = layer.prior.log_prior(positions, positions, causal=False)[0, :, query].double().cpu()
-    row = row * layer.scale(positions, causal=False)[0, :, :1]
+    row = _log_prior(layer, positions, positions, causal=False)[0, :, query]
     prefix, patches = row.tensor_split([positions.num_prefix], dim=1)
     highest = patches.max(dim=-1, keepdim=True).values
     return (patches - highest).unflatten(-1, (height, width)), prefix - highest
@@ -116,14 +101,14 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
 
     distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
     for n, prior in enumerate(priors):
-        axis, last = axes[n // columns][n % columns], max(prior.prior.num_heads - 1, 1)
+        axis, last = axes[n // columns][n % columns], max(prior.num_heads - 1, 1)
         curves = log_prior_curve(prior, length)[:, distance]
-        for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads(), strict=True)):
+        for head, (curve, retrieval) in enumerate(zip(curves, retrieval_heads(prior), strict=True)):
             color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
             width, style = 2.6 if retrieval else 1.7, ("-", "--", "-.", ":")[head % 4]
             axis.plot(distance + 1, curve, color=color, linestyle=style, linewidth=width, label=f"head {head}")
         axis.grid(alpha=0.25, linewidth=0.6)
-        axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.prior.num_heads // 8))
+        axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.num_heads // 8))
         axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)")
         axis.set_ylabel("log-prior − its maximum (nats)")
         axis.set_xscale("log", base=2)
@@ -156,14 +141,12 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     darkest = max(FLOOR, min(-LEAST_RANGE, *(float(patches.min()) for patches, _ in maps)))
     (height, width), (least_height, least_width) = positions.shape, trained.shape
     y, x = height // 2, width // 2
-    figure, axes = _subplots(
-        len(priors), max(prior.prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2)
-    )
+    figure, axes = _subplots(len(priors), max(prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2))
     from matplotlib.patches import Rectangle
 
     image: AxesImage | None = None
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
-        for h, retrieval in enumerate(prior.retrieval_heads()):
+        for h, retrieval in enumerate(retrieval_heads(prior)):
             axis = axes[n][h]
             image = axis.imshow(patches[h].numpy(), cmap="viridis", vmin=darkest, vmax=0.0)
             axis.set(title=f"layer {n}, head {h}", xticks=[x], yticks=[y], xticklabels=[], yticklabels=[])

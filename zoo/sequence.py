@@ -18,7 +18,6 @@ from torch import Tensor
 from zoo.attention.base import repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.positions import Positions
-from zoo.priors.alibi import Alibi
 from zoo.priors.base import Prior, TablePrior, prior_device
 
 NEGLIGIBLE = 20.0  # nats below the largest value of a prior
@@ -32,7 +31,7 @@ def visible_pairs(prior: Prior, length: int) -> Tensor:
     distance = torch.cat([distance.new_zeros(1), distance[:-1]])
     curve = torch.zeros(prior.num_heads, len(distance), dtype=torch.float64)
     for part in [prior, *prior.parts()]:
-        if isinstance(part, TablePrior | Alibi):
+        if isinstance(part, TablePrior):
             curve += part.curve(distance.to(prior_device(part)), causal=True).detach().cpu()
     widths = torch.diff(distance, append=distance.new_tensor([length]))
     return ((curve >= curve.amax(1, keepdim=True) - NEGLIGIBLE) * (length - distance) * widths).sum(1)

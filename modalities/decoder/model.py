@@ -164,7 +164,7 @@ class Decoder(ZooModel):
             try:
                 prior.of_heads([0])
                 prior.content(self.embedding.weight.new_zeros(1, 1, config.dim))
-                dense = isinstance(prior.dense_bias(one, one, causal=True), Tensor)
+                dense = isinstance(prior.beside_lanes(one, one, causal=True).bias, Tensor)
             except ValueError as error:
                 return str(error)
             if dense:

@@ -16,8 +16,9 @@ import torch
 from zoo import Positions, create_model
 from zoo.__main__ import app
 from zoo.cli import call
+from zoo.layers import Attention
 from zoo.methods import create_grid_position
-from zoo.prior_plot import LayerLogPrior, centre_log_prior, layer_priors, log_prior_curve
+from zoo.prior_plot import centre_log_prior, layer_priors, log_prior_curve, retrieval_heads
 
 
 def invoke(*arguments: object) -> SimpleNamespace:
@@ -117,8 +118,8 @@ def test_curves_and_names_of_heads_follow_the_sign_of_ssmax() -> None:
     torch.testing.assert_close(log_prior_curve(drawn, 100), expected - expected.max(-1, keepdim=True).values)
     signs = [layer.attention.ssmax.s < 0 for layer in model.layers]
     assert sum(int(sign.sum()) for sign in signs) == 4
-    for prior, sign, layer in zip(layer_priors(model), signs, model.layers, strict=True):
-        assert prior.retrieval_heads() == ((layer.attention.prior.theta_beta < 0) != sign).tolist()
+    for layer, sign in zip(layer_priors(model), signs, strict=True):
+        assert retrieval_heads(layer) == ((layer.prior.theta_beta < 0) != sign).tolist()
 
 
 @pytest.mark.parametrize(("position", "num_prefix"), [("goat", 2), ("ggd2d_separable", 0), ("t5", 2)])
@@ -128,7 +129,7 @@ def test_the_centre_row_is_the_oracles(position: str, num_prefix: int) -> None:
     for parameter in prior.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     positions = Positions.grid(5, 6, num_prefix=num_prefix)
-    patches, prefix = centre_log_prior(LayerLogPrior(prior), positions)
+    patches, prefix = centre_log_prior(Attention(64, 2, prior=prior, causal=False, lanes="beside"), positions)
     assert patches.shape == (2, 5, 6) and prefix.shape == (2, num_prefix)
     with torch.no_grad():
         row = prior.log_prior(positions, positions, causal=False)[0, :, num_prefix + 2 * 6 + 3]

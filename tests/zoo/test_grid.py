@@ -46,7 +46,7 @@ def relative(prior: Prior, name: str, dy: int, dx: int) -> torch.Tensor:
     if name == "kerple2d":
         return -prior.r1.clamp(min=0.01) * torch.log(1 + prior.r2.clamp(min=0.01) * r)
     if name == "ggd2d":
-        return power(prior.r, r) if prior.form == "isotropic" else power(prior.y, dy) + power(prior.x, dx)
+        return power(prior.r, r) if prior.axes == ("r",) else power(prior.y, dy) + power(prior.x, dx)
     if name == "t5_2d":
         return prior.bias[:, bucket(dy, prior.max_distance[0]), bucket(dx, prior.max_distance[1])]
     if name == "fire2d":

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from zoo.errors import check_whole
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms, RelativeTable
-from zoo.priors.tables import BlockedBias, padded_bias
+from zoo.priors.tables import BlockedBias
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -162,6 +162,7 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
     after = -call.num_keys % ALIGNMENT
     before = min(-(call.num_queries + after) % ALIGNMENT, call.offset)
     terms, row_scale, segments, mask = call.terms, call.query_scale, call.segments, call.mask
+    bias = terms.bias
     assert terms.q_lanes is not None
     table = terms.table
     if (not before and not after) or (table is not None and table.origin is None):
@@ -172,6 +173,10 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
         line = Positions.line(call.num_queries + before + after), Positions.line(call.num_keys + after)
         # The columns that are added are of distances that only padding has.
         table = RelativeTable.line(F.pad(table.table, (before + after, after)), *line, center=table.origin + after)
+    if isinstance(bias, BlockedBias):
+        bias = bias.padded(before, after)
+    elif bias is not None:
+        bias = F.pad(bias, (0, after, before, after))
     padded = replace(
         call,
         q=F.pad(call.q, queries),
@@ -182,7 +187,7 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
             q_lanes=F.pad(terms.q_lanes, queries),
             k_lanes=None if terms.k_lanes is None else F.pad(terms.k_lanes, keys),
             table=table,
-            bias=None if terms.bias is None else padded_bias(terms.bias, before, after),
+            bias=bias,
         ),
         query_scale=None if row_scale is None else F.pad(row_scale, (before, after), value=1.0),
         segments=None if segments is None else torch.cat([segments, segments[:, -1:].expand(-1, after)], dim=1),

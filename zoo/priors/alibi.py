@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import check_depth, check_flags, check_number
+from zoo.errors import check_flags, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import (
     GridPrior,
@@ -20,8 +19,6 @@ from zoo.priors.base import (
     PriorTerms,
     TablePrior,
     bf16_pieces,
-    grid_table,
-    line_table,
     prior_dtype,
 )
 
@@ -29,18 +26,13 @@ from zoo.priors.base import (
 # the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
 RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
-# LookHere's.
-HIDDEN = -1e30  # of keys outside a field of view; every patch sees itself, so no row is without a key
-FIELDS = ("up", "down", "left", "right")  # in the order in which heads take them
+HIDDEN = -1e30  # of keys outside LookHere's field of view; every patch sees itself, so no row is without a key
 LEAST = 1e-2  # that Kerple's parameters are read as
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
-    """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two the published interleaving.
-
-    The interleaving takes the slopes of the power of two below H, then every other slope of the one above it. Computed on the
-    device, since copying them there would synchronise.
-    """
+    """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two those of the power below it, then every other one of
+    the power above, as published. Computed on the device, since copying them there would synchronise."""
     below = 2 ** math.floor(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
     return torch.exp2(torch.where(n <= below, n * (-8 / below), (2 * (n - below) - 1) * (-4 / below)))
@@ -68,19 +60,17 @@ def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tens
     return q_lanes, torch.stack([ones if at_query is ramp else torch.ones_like(pieces[0]), *pieces], dim=-1)
 
 
-class Alibi(Prior):
+class Alibi(TablePrior):
     """K[h,i,j] = −m_h·|i − j|.
 
     Causal it is K ≡ m_h·j up to a row constant, so lanes; bidirectional a table.
 
     Args:
-        num_heads: H.
         learnable: train the slopes, m = softplus(raw_slope), (H,); else they are constants.
         mean_lag: slopes ln(1 + 1/μ), at which the prior over an endless past has the mean distance μ: a number of tokens, or a
             number for each head (GOAT, arXiv 2601.15380, th. 3: of all priors of that mean it has most entropy). None: ALiBi's.
     """
 
-    is_relative = True
     num_lanes = RAMP_LANES
     by_head = ("raw_slope",)
     raw_slope: nn.Parameter
@@ -128,29 +118,21 @@ class Alibi(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        self.require_line(q_pos, k_pos)
-        device = x.device if x is not None else None
-        slopes, dtype = self.slopes(device), prior_dtype(self)
         if not causal:
-            curve = partial(self.curve, causal=causal)
-            return PriorTerms(table=line_table(curve, q_pos, k_pos, device=slopes.device, dtype=dtype))
+            return super().forward(q_pos, k_pos, causal=causal, x=x)
+        self.require_line(q_pos, k_pos)
+        slopes, dtype = self.slopes(None if x is None else x.device), prior_dtype(self)
         j = k_pos.index(slopes.device).double()
         i = j if q_pos is k_pos else q_pos.index(slopes.device).double()
         ramp = slopes[:, None] * j[:, None]
         q_lanes, k_lanes = ramp_lanes(ramp, ramp if i is j else slopes[:, None] * i[:, None], dtype)
         return PriorTerms(q_lanes, k_lanes, causal=True, offset=q_pos.offset - k_pos.offset)
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        slopes = self.slopes()
-        i, j = q_pos.row_index(slopes.device), k_pos.row_index(slopes.device)
-        return (-slopes[:, None, None] * (i[:, None] - j).abs())[None]
-
 
 class Alibi2d(IsotropicPrior, Alibi):
     """K = −m_h·√(dy² + dx²) over the grid of patches, with ALiBi's slopes m; prefix tokens get 0.
 
     Args:
-        num_heads: H.
         learnable, mean_lag: as in `Alibi`, along a line.
     """
 
@@ -160,9 +142,6 @@ class Kerple(TablePrior):
 
     They start uniform in (0, 2) and (0, 1), as the released `bias_p` and `bias_a`, and are read no lower than 0.01, which keeps
     them positive.
-
-    Args:
-        num_heads: H.
     """
 
     by_head = ("r1", "r2")
@@ -179,11 +158,7 @@ class Kerple(TablePrior):
 
 
 class Kerple2d(IsotropicPrior, Kerple):
-    """K = −r1_h·log(1 + r2_h·√(dy² + dx²)) over the grid of patches; prefix tokens get 0.
-
-    Args:
-        num_heads: H.
-    """
+    """K = −r1_h·log(1 + r2_h·√(dy² + dx²)) over the grid of patches; prefix tokens get 0."""
 
 
 class Lookhere2d(GridPrior):
@@ -195,7 +170,6 @@ class Lookhere2d(GridPrior):
     tokens see all and are seen, with 0.
 
     Args:
-        num_heads: H.
         depth: (layer from 0, number of layers), which models give: s_l falls from 1.5 to 0.5; None: it is 1.
 
     Raises:
@@ -205,35 +179,23 @@ class Lookhere2d(GridPrior):
     def __init__(self, num_heads: int, *, depth: tuple[int, int] | None = None) -> None:
         super().__init__(num_heads)
         self.head_slopes: Tensor
-        check_depth(depth)
-        layer, layers = (1, 3) if depth is None else depth
-        share = layer / (layers - 1) if layers > 1 else 0.0
-        self.layer_slope = 1.5 - share
-        looking = min(num_heads, 4 * math.ceil(num_heads / 6))
-        self.fields = [FIELDS[head % 4] for head in range(looking)]
-        all_seeing = num_heads - looking
-        ahead = [2.0 ** -(1 + head // 4) for head in range(looking)]
+        pair = isinstance(depth, tuple | list) and len(depth) == 2
+        layer, layers = (1, 3) if depth is None else depth if pair else (-1, 1)
+        check_whole("the number of layers in depth", layers, 1)
+        if layer not in range(layers):
+            raise ValueError(f"depth must be (layer from 0, number of layers), got {depth!r}")
+        self.layer_slope = 1.5 - (layer / (layers - 1) if layers > 1 else 0.0)
+        self.looking = min(num_heads, 4 * math.ceil(num_heads / 6))
+        all_seeing = num_heads - self.looking
         each = max(1, all_seeing // 4)
-        heads = ahead + [4.0 ** -(1 + head // each) for head in range(all_seeing)]
+        heads = [2.0 ** -(1 + head // 4) for head in range(self.looking)]
+        heads += [4.0 ** -(1 + head // each) for head in range(all_seeing)]
         # Powers of two, exact in every dtype that a model is cast to.
         self.register_buffer("head_slopes", torch.tensor(heads), persistent=False)
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        slopes = self.head_slopes  # there are no parameters that would tell device and dtype
-        dtype = torch.promote_types(slopes.dtype, torch.float32)
-        return PriorTerms(table=grid_table(self.surface, q_pos, k_pos, device=slopes.device, dtype=dtype))
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         slopes = self.layer_slope * self.head_slopes.to(dy).view(-1, *[1] * dy.ndim)
         logits = -slopes * torch.hypot(dy, dx)
-        towards = {
-            "up": (dy, dx),
-            "down": (-dy, dx),
-            "left": (dx, dy),
-            "right": (-dx, dy),
-        }  # the key is at query − (dy, dx)
-        hidden = torch.stack([along < across.abs() for along, across in (towards[field] for field in self.fields)])
-        unseen = logits[: len(self.fields)].masked_fill(hidden, HIDDEN)
-        return torch.cat([unseen, logits[len(self.fields) :]])
+        fields = ((dy, dx), (-dy, dx), (dx, dy), (-dx, dy))  # up, down, left, right: the key is at query − (dy, dx)
+        hidden = torch.stack([fields[head % 4][0] < fields[head % 4][1].abs() for head in range(self.looking)])
+        return torch.cat([logits[: self.looking].masked_fill(hidden, HIDDEN), logits[self.looking :]])

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -23,11 +23,10 @@ from zoo.errors import Options, check_whole
 from zoo.positions import Positions
 from zoo.priors.tables import (
     Bias,
+    BlockedBias,
     ParametricTable,
     RelativeTable,
-    bias_of_heads,
-    grid_table,
-    line_table,
+    grid_displacements,
     whole_bias,
 )
 
@@ -60,12 +59,14 @@ class PriorTerms:
         def add(a, b):
             return b if a is None else a if b is None else a + b
 
+        if self.carry is not None and other.carry is not None:
+            raise ValueError("only one part of a composed prior may carry state from chunk to chunk")
         return PriorTerms(
             _join(self.q_lanes, other.q_lanes),
             _join(self.k_lanes, other.k_lanes),
             add(self.table, other.table),
             add(self.bias, other.bias),
-            _only(self.carry, other.carry),
+            add(self.carry, other.carry),
             _agreed("causal", self.causal, other.causal),
             _agreed("offset", self.offset, other.offset),
         )
@@ -77,9 +78,9 @@ class PriorTerms:
             return x if x is None or x.shape[1] == 1 else x[:, list(heads)]
 
         table = None if self.table is None else self.table.of_heads(heads)
-        lanes, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.carry)
-        bias = None if self.bias is None else bias_of_heads(self.bias, heads)
-        return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
+        bias = self.bias.of_heads(heads) if isinstance(self.bias, BlockedBias) else cut(self.bias)
+        lanes = cut(self.q_lanes), cut(self.k_lanes)
+        return PriorTerms(*lanes, table, bias, cut(self.carry), self.causal, self.offset)
 
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""
@@ -93,12 +94,6 @@ class PriorTerms:
         if self.bias is not None:
             parts.append(whole_bias(self.bias))
         return sum(parts[1:], parts[0]) if parts else torch.zeros(1, 1, 1, 1)
-
-
-def _only(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is not None and b is not None:
-        raise ValueError("only one part of a composed prior may carry state from chunk to chunk")
-    return b if a is None else a
 
 
 def _agreed(what: str, a: _N | None, b: _N | None) -> _N | None:
@@ -116,14 +111,14 @@ def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def prior_dtype(module: nn.Module) -> torch.dtype:
-    """float32, or float64 where the module's parameters are: prior arithmetic never runs below float32."""
-    first = next(module.parameters(), None)
+    """float32, or float64 where the module's numbers are: prior arithmetic never runs below float32."""
+    first = next(chain(module.parameters(), module.buffers()), None)
     return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
 
 
 def prior_device(module: nn.Module) -> torch.device | None:
-    """Where the module's parameters are; None, which is torch's default device, for a module without."""
-    return next((p.device for p in module.parameters()), None)
+    """Where the module's numbers are; None, which is torch's default device, for a module without."""
+    return next((x.device for x in chain(module.parameters(), module.buffers())), None)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
@@ -162,7 +157,7 @@ def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 class Prior(nn.Module):
-    """A log-prior over key positions; each subclass gives its formula.
+    """A log-prior over key positions of `num_heads` H heads; each subclass gives its formula.
 
     Attributes:
         num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
@@ -187,10 +182,7 @@ class Prior(nn.Module):
         raise NotImplementedError
 
     def content(self, x: Tensor) -> Tensor | None:
-        """(B, H, L, n) all that K takes from the layer's input x (B, L, C), token by token; None where it takes nothing.
-
-        Raises ValueError for a prior that depends on the input and does not say by what.
-        """
+        """(B, H, L, n) all that K takes from the layer's input x (B, L, C), token by token; None where it takes nothing."""
         if not self.depends_on_content:
             return None
         contents = [content for part in self.parts() if (content := part.content(x)) is not None]
@@ -200,11 +192,7 @@ class Prior(nn.Module):
 
     def of_heads(self, heads: Sequence[int]) -> Prior:
         """This prior of some of its heads, in their order, with the same parameters; what it takes for x is `content(x)` of
-        those heads.
-
-        It makes their terms alone where `by_head` tells which parameters are whose, else those of all heads, and cuts them.
-
-        Raises ValueError for a prior that depends on the input and does not tell.
+        those heads. Without `by_head` it makes the terms of all heads and cuts them; ValueError where it depends on x.
         """
         if self.by_head is None:
             if self.depends_on_content:
@@ -214,7 +202,7 @@ class Prior(nn.Module):
         some.num_heads = len(heads)
         cut = {n: p if p is None or n not in self.by_head else p[list(heads)] for n, p in self._parameters.items()}
         parts = {n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()}
-        some.__dict__ |= {"_parameters": cut, "_modules": parts, "content": _unchanged}
+        some.__dict__ |= {"_parameters": cut, "_modules": parts, "content": lambda x: x}
         return some
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
@@ -225,14 +213,6 @@ class Prior(nn.Module):
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         """(1 or B, H, T, S) float64: the formula evaluated at every entry. The oracle of tests and plots; O(T·S)."""
         raise NotImplementedError
-
-    def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
-        """The table of `forward` alone: a KV cache, whose keys hold their lanes, reads it over all keys."""
-        return self._beside_lanes(q_pos, k_pos, causal).table
-
-    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Bias | None:
-        """The bias of `forward` alone, for a KV cache as well."""
-        return self._beside_lanes(q_pos, k_pos, causal).bias
 
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
         """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but for a constant of each row.
@@ -247,9 +227,9 @@ class Prior(nn.Module):
         by_distance, by_key = zip(*rows, strict=True)
         return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
 
-    def _beside_lanes(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
-        """The terms that follow from positions without x, whose lanes are not read; ValueError for a prior that a cache, which
-        holds no inputs, cannot serve."""
+    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
+        """The terms for a KV cache, whose keys hold their lanes and which holds no inputs x: their table and bias count alone.
+        ValueError for a prior that it cannot serve."""
         if not self.depends_on_content:
             return self(q_pos, k_pos, causal=causal)
         if not self.num_lanes:
@@ -298,11 +278,6 @@ class Prior(nn.Module):
         return flags
 
 
-def _unchanged(x: Tensor) -> Tensor:
-    """`Prior.content` of a prior of some heads, whose x is the content already."""
-    return x
-
-
 class _CutPrior(Prior):
     """Some heads of a prior: the terms of all of them, cut."""
 
@@ -331,8 +306,10 @@ class TablePrior(Prior):
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         device = x.device if x is not None else prior_device(self)
-        curve = partial(self.curve, causal=causal)
-        table = line_table(curve, q_pos, k_pos, device=device, dtype=prior_dtype(self))
+        lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
+        highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
+        distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self))
+        table = RelativeTable.line(self.curve(distance, causal=causal), q_pos, k_pos, center=-lowest)
         table = replace(table, parametric=self.parametric(), constant_from=self.constant_from)
         return PriorTerms(table=table, causal=causal)
 
@@ -361,8 +338,11 @@ class GridPrior(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
+        if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
+            raise ValueError("a 2-D table needs queries and keys on the same grid")
         device = x.device if x is not None else prior_device(self)
-        table = grid_table(self.surface, q_pos, k_pos, device=device, dtype=prior_dtype(self))
+        dy, dx = grid_displacements(q_pos.shape, device=device, dtype=prior_dtype(self))
+        table = RelativeTable.grid(self.surface(dy, dx, grid=q_pos.shape).flatten(1), q_pos)
         return PriorTerms(table=replace(table, parametric=self.parametric()))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:

@@ -15,8 +15,6 @@ from zoo.priors.base import Prior, PriorTerms, bf16_pieces, linear_in, prior_dty
 # K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b of S is of order
 # 2^(−8(a+b)). S grows to about 2^20, so the dropped products (a + b >= 4) stay below 2^-10 logits.
 _PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]
-
-
 # The decay's gate: the paper's, its released code's, and forgetting attention's, whose decay is −log sigmoid.
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -32,7 +30,6 @@ class Cable(Prior):
     reward distance.
 
     Args:
-        num_heads: H.
         d_model: C, the width of the layer's input.
         weighted: False drops w (w = 1), as the released code does.
         gate: "relu" as the paper prints it, "softplus" as its code has it, or "logsigmoid": −log sigmoid(W_c x + b), which
@@ -66,11 +63,11 @@ class Cable(Prior):
         weight = F.softplus(linear_in(self.weight, wide).transpose(1, 2).contiguous())
         return torch.stack([decay, weight], dim=-1)
 
-    def rates(self, x: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Decay per key and weight per query, both (B, H, L) in `dtype`."""
+    def rates(self, x: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Decay per key and weight per query, both (B, H, L) float64."""
         if x is None:
             raise ValueError("CABLE's log-prior depends on the layer's input: pass x (B, L, C)")
-        decay, *weight = self.content(x).to(dtype).unbind(-1)
+        decay, *weight = self.content(x).double().unbind(-1)
         return decay, weight[0] if weight else torch.ones_like(decay)
 
     def forward(
@@ -80,7 +77,7 @@ class Cable(Prior):
         if not causal:
             raise ValueError("CABLE is defined for causal attention only")
         self.require_line(q_pos, k_pos)
-        decay, weight = self.rates(x, torch.float64)
+        decay, weight = self.rates(x)
         total = decay.cumsum(-1)
         if carry is not None:
             total = total + carry[..., None]
@@ -91,12 +88,11 @@ class Cable(Prior):
         bulk = -(weight * at_query).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
         k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
-        dtype = prior_dtype(self)
-        lanes = (q_lanes.to(dtype), k_lanes.to(dtype))
-        return PriorTerms(*lanes, carry=total.detach(), causal=True, offset=q_pos.offset - k_pos.offset)
+        dtype, offset = prior_dtype(self), q_pos.offset - k_pos.offset
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach(), causal=True, offset=offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        decay, weight = self.rates(x, torch.float64)
+        decay, weight = self.rates(x)
         total = decay.cumsum(-1)
         first = k_pos.length - q_pos.length
         return -weight[..., first:, None] * (total[..., first:, None] - total[..., None, :])

@@ -23,7 +23,6 @@ class Fire(Prior):
     for it a block of rows at a time.
 
     Args:
-        num_heads: H.
         train_context: tokens seen in training.
         hidden: width of f_θ.
         init_scale: c at the start; it is learned.
@@ -112,7 +111,6 @@ class Fire2d(GridPrior, Fire):
     R is one number per image, where FIRE on a line has one per query, so this is a function of the displacement: a table.
 
     Args:
-        num_heads: H.
         train_grid: (height, width) in patches; L starts at its longest r.
         hidden: width of f_θ.
         init_scale: c at the start.
@@ -122,14 +120,9 @@ class Fire2d(GridPrior, Fire):
         self, num_heads: int, *, train_grid: tuple[int, int] = (14, 14), hidden: int = 32, init_scale: float = 0.1
     ) -> None:
         check_grid("train_grid", train_grid)
-        longest = max(_diagonal(train_grid), 1.0)
+        longest = max(math.dist((1, 1), train_grid), 1.0)
         Fire.__init__(self, num_heads, train_context=1, hidden=hidden, init_scale=init_scale, length=longest)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distance = torch.hypot(dy, dx)
-        return self._curve(distance.dtype)(distance, dy.new_full((), _diagonal(grid))).movedim(-1, 0)
-
-
-def _diagonal(grid: tuple[int, int]) -> float:
-    """The longest distance between two patches of a grid."""
-    return math.hypot(grid[0] - 1, grid[1] - 1)
+        return self._curve(distance.dtype)(distance, dy.new_full((), math.dist((1, 1), grid))).movedim(-1, 0)

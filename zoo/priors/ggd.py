@@ -94,7 +94,6 @@ class Ggd(TablePrior):
     θβ = 0 is no prior, θβ = 1 is ALiBi of slope exp(θα), θβ < 0 looks away from the query (a retrieval head).
 
     Args:
-        num_heads: H.
         init: "uniform" (θα = θβ = 0, the paper's best), "alibi" (θα = ln of the ALiBi slopes, θβ = 1), "linear" (θβ from 0 to 1
             over the heads, slopes as ALiBi's) or "sampled" (both standard normal); or numbers, {"alpha": −36, "beta": 8}, of
             alpha, beta and mu; 0 where not named.
@@ -130,8 +129,7 @@ class Ggd(TablePrior):
         self.theta_mu = nn.Parameter(mu, requires_grad=train_mu)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        dtype = torch.promote_types(distance.dtype, torch.float32)
-        lead = (self.num_heads,) + (1,) * distance.ndim
+        dtype, lead = torch.promote_types(distance.dtype, torch.float32), (self.num_heads,) + (1,) * distance.ndim
         alpha, beta, mu = (p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu))
         return _curve(alpha, beta, (-distance - 2 * mu.sinh()).abs() + EPSILON)[0]
 
@@ -150,7 +148,6 @@ class Ggd2d(GridPrior):
     over the axes, parts `.y` and `.x`.
 
     Args:
-        num_heads: H.
         form: "isotropic" or "separable".
         init, train_alpha, train_beta: as in `Ggd`.
         train_mu: train θμ, which moves the centre of a separable prior off the query, so that a head can look to one side, and
@@ -172,19 +169,15 @@ class Ggd2d(GridPrior):
         super().__init__(num_heads)
         if form not in ("isotropic", "separable"):
             raise ValueError(f"unknown form {form!r} of ggd2d; known: isotropic, separable")
-        self.form = form
-        for axis in ("r",) if form == "isotropic" else ("y", "x"):
+        self.axes = ("r",) if form == "isotropic" else ("y", "x")
+        for axis in self.axes:
             one = Ggd(num_heads, init=init, train_alpha=train_alpha, train_beta=train_beta, train_mu=train_mu)
             self.add_module(axis, one)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        distances = (torch.hypot(dy, dx),) if self.form == "isotropic" else (dy, dx)
-        curves = [part.curve(distance, causal=False) for part, distance in zip(self.axes(), distances, strict=True)]
+        distances = (torch.hypot(dy, dx),) if self.axes == ("r",) else (dy, dx)
+        curves = [getattr(self, axis).curve(at, causal=False) for axis, at in zip(self.axes, distances, strict=True)]
         return sum(curves[1:], curves[0])
 
-    def axes(self) -> list[Ggd]:
-        """One prior per axis: r, or y and x."""
-        return [part for part in self.children() if isinstance(part, Ggd)]
-
     def parametric(self) -> GgdTable:
-        return GgdTable.of(self.axes(), ("r",) if self.form == "isotropic" else ("y", "x"))
+        return GgdTable.of([getattr(self, axis) for axis in self.axes], self.axes)

@@ -25,7 +25,6 @@ class Table(TablePrior):
     """K[h,i,j] = log π_h(abs(i − j)), from log-values at the distances 0 … N−1; −∞ is a weight of 0.
 
     Args:
-        num_heads: H.
         values: (N,) for all heads or (H, N); or a function from distances (N,) float64 to such log-values.
         length: N of a function, or of a table without numbers; the training context by default.
         beyond: K at distances of N and more: "last", as at N−1; "zero", weight 0; "linear", the line through the first and the
@@ -89,7 +88,6 @@ class Matrix(Prior):
     """K[h,i,j] = log π_h[i,j], from log-values for the first T query and S key positions, in each document anew: a dense bias.
 
     Args:
-        num_heads: H.
         values: (T, S) for all heads or (H, T, S); −∞ is a weight of 0.
         shape: (T, S, None) of one whose numbers are loaded afterwards; (T, S, rank) of one that version 0.5 saved as a product.
         causal: whether that product is K on and below the diagonal alone.

@@ -44,8 +44,8 @@ class Compose(Prior):
             terms = terms + part(q_pos, k_pos, causal=causal, x=x, carry=carry)
         return terms
 
-    def _beside_lanes(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
-        parts = (part._beside_lanes(q_pos, k_pos, causal) for part in self.parts())
+    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
+        parts = (part.beside_lanes(q_pos, k_pos, causal=causal) for part in self.parts())
         return sum((PriorTerms(table=terms.table, bias=terms.bias) for terms in parts), PriorTerms())
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
@@ -92,7 +92,6 @@ class KeyBias(_Sink):
     follows it. The bounded part is one lane, the slope its own.
 
     Args:
-        num_heads: H.
         train_context: L_train, in tokens.
         rank: M.
         init: "seeded" starts slope = softplus(raw_slope) at the ALiBi slopes, "uniform" at (all but exactly) 0, where
@@ -155,7 +154,6 @@ class KeyBias2d(_Sink):
     over the present grid. Images have no prefix to protect.
 
     Args:
-        num_heads: H.
         rank: M, even.
     """
 
@@ -198,7 +196,6 @@ class Spectral(Prior):
     """K[h,i,j] = Σ_r α_hr cos(ω_r (i−j)) + β_hr sin(ω_r (i−j)), by 2R lanes; the key lanes are the same for all heads.
 
     Args:
-        num_heads: H.
         rank: R frequencies, ω_r = base^(−r/max(R−1,1)).
         base: the slowest frequency is 1/base.
         init: "uniform" starts at K = 0; "seeded" draws α with mean 0 and standard deviation 0.01.
@@ -272,7 +269,6 @@ class Spectral2d(Prior):
     cosine falls monotonically over its half period and then rises again, so at sizes beyond it far patches look near.
 
     Args:
-        num_heads: H.
         rank: R frequencies per axis.
         train_grid: (height, width) in patches.
         init: as in `Spectral`.
@@ -320,7 +316,6 @@ class Goat(Compose):
     """GOAT on a line: key_bias + spectral (arXiv 2601.15380; C4 settings R = 2, M = 8).
 
     Args:
-        num_heads: H.
         train_context: L_train of the key bias, in tokens.
         rank: R of `.spectral`.
         sink_rank: M of `.key_bias`.
@@ -346,7 +341,6 @@ class Goat2d(Compose):
     """GOAT on a grid of patches: key_bias2d + spectral2d; 16 frequency pairs in all.
 
     Args:
-        num_heads: H.
         train_grid: (height, width) in patches.
         rank: R per axis.
         sink_rank: M of `.key_bias`.

@@ -17,7 +17,6 @@ class T5(TablePrior):
     Causal all buckets serve d >= 0; bidirectional half of them serve each side.
 
     Args:
-        num_heads: H.
         num_buckets: 32 as published.
         max_distance: 128 as published; everything further shares the last bucket.
     """
@@ -51,7 +50,6 @@ class T52d(GridPrior):
     Displacements beyond the longest one of the training grid share its bucket, so no image indexes an untrained one.
 
     Args:
-        num_heads: H.
         num_buckets: per axis, half of them for each sign.
         train_grid: (height, width) in patches.
     """

@@ -102,7 +102,7 @@ class RelativeTable:
         if self.shape is None:
             column = torch.arange(self.table.shape[1], device=self.table.device, dtype=self.table.dtype)
             return {"d": column - self.center}
-        dy, dx = _grid_displacements(self.shape, device=self.table.device, dtype=self.table.dtype)
+        dy, dx = grid_displacements(self.shape, device=self.table.device, dtype=self.table.dtype)
         return {"y": dy.flatten(), "x": dx.flatten()}
 
     def jacobian(self) -> Tensor:
@@ -247,37 +247,7 @@ class _Windows(torch.autograd.Function):
         return sums, None
 
 
-def line_table(
-    value: Callable[[Tensor], Tensor],
-    q_pos: Positions,
-    k_pos: Positions,
-    *,
-    device: torch.device | str | None,
-    dtype: torch.dtype,
-) -> RelativeTable:
-    """The (H, T+S−1) table of `value(d)` over a line's distances d, in `dtype`."""
-    lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
-    highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
-    distance = torch.arange(lowest, highest + 1, device=device, dtype=dtype)
-    return RelativeTable.line(value(distance), q_pos, k_pos, center=-lowest)
-
-
-def grid_table(
-    value: Callable[..., Tensor],
-    q_pos: Positions,
-    k_pos: Positions,
-    *,
-    device: torch.device | str | None,
-    dtype: torch.dtype,
-) -> RelativeTable:
-    """The (H, (2·height−1)·(2·width−1)) table of `value(dy, dx, grid=(height, width))` over a grid's displacements."""
-    if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
-        raise ValueError("a 2-D table needs queries and keys on the same grid")
-    dy, dx = _grid_displacements(q_pos.shape, device=device, dtype=dtype)
-    return RelativeTable.grid(value(dy, dx, grid=q_pos.shape).flatten(1), q_pos)
-
-
-def _grid_displacements(
+def grid_displacements(
     shape: tuple[int, int], *, device: torch.device | str | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """(2·height−1, 2·width−1) dy and dx of a grid's table, in its order."""
@@ -363,17 +333,3 @@ def whole_bias(bias: Bias) -> Tensor:
     """(1 or B, H, T, S): the matrix itself."""
     every = slice(None)
     return bias.block(every, every, bias.shape[3]) if isinstance(bias, BlockedBias) else bias
-
-
-def bias_of_heads(bias: Bias, heads: Sequence[int]) -> Bias:
-    """`BlockedBias.of_heads`, also of a matrix, which the heads may share."""
-    if isinstance(bias, BlockedBias):
-        return bias.of_heads(heads)
-    return bias if bias.shape[1] == 1 else bias[:, list(heads)]
-
-
-def padded_bias(bias: Bias, before: int, after: int) -> Bias:
-    """`BlockedBias.padded`, also of a matrix."""
-    if isinstance(bias, BlockedBias):
-        return bias.padded(before, after)
-    return F.pad(bias, (0, after, before, after))

@@ -23,7 +23,7 @@ from modalities.text.retrieval import HaystackEvaluator, TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
 from zoo.analysis import Analysis, analyse
 from zoo.layers import Attention
-from zoo.prior_plot import LayerLogPrior
+from zoo.prior_plot import retrieval_heads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -233,7 +233,7 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}
     prior, ssmax = attention.prior, attention.ssmax
-    columns: dict[str, Tensor] = {"retrieval": torch.tensor(LayerLogPrior.of(attention).retrieval_heads())}
+    columns: dict[str, Tensor] = {"retrieval": torch.tensor(retrieval_heads(attention))}
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
     columns |= {} if ssmax is None else {"ssmax.s": ssmax.s}
     return {name: column.detach().double().tolist() for name, column in columns.items()}

@@ -135,7 +135,13 @@ def analyse_call(
         if mask is not None:
             content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
         away = (at[call.offset + start : call.offset + stop, None] - at).abs()
-        measured = _measure(content, prior, _sinks(call, start, stop), marked, away)
+        sinks = torch.zeros(
+            1, stop - start, dtype=torch.int64, device=call.q.device
+        )  # the first key of a row's document
+        if call.segments is not None:
+            documents = call.segments[:, call.offset + start : call.offset + stop, None]
+            sinks = (documents == call.segments[:, None]).int().argmax(-1)
+        measured = _measure(content, prior, sinks[:, None, :, None], marked, away)
         if full:
             weights = (content + prior).softmax(-1)
             measured["weights"] = weights.masked_fill(measured["seen"][..., None] == 0, 0.0)
@@ -174,16 +180,6 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
         scale = call.query_scale[:, :, start:stop, None].double()
         content, prior = content * scale, prior * scale
     return content, prior
-
-
-def _sinks(call: AttentionCall, start: int, stop: int) -> Tensor:
-    """(1 or B, 1, r, 1) int64: the sink's key of each row."""
-    if call.segments is None:
-        first = torch.zeros(1, stop - start, dtype=torch.int64, device=call.q.device)
-    else:
-        documents = call.segments[:, call.offset + start : call.offset + stop, None]
-        first = (documents == call.segments[:, None]).int().argmax(-1)
-    return first[:, None, :, None]
 
 
 def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away: Tensor) -> dict[str, Tensor]:

@@ -122,11 +122,7 @@ def register_family(family: ModelFamily) -> None:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """The entry of an architecture, with or without a tag of weights behind it.
-
-    Raises:
-        ValueError: for an unknown name, with the nearest known ones.
-    """
+    """The entry of an architecture, with or without a tag of weights behind it. ValueError for an unknown name."""
     base = name.partition(".")[0]
     missing = _register_models({base.partition("_")[0]} & set(modality_names()) or modality_names())
     entry = _find(base)
@@ -283,13 +279,9 @@ def weights_entry(name: str) -> dict[str, Any]:
 
 
 def verified_file(name: str) -> Path:
-    """The weights file of a tagged name, after its digest matched.
+    """The weights file of a tagged name; ValueError where its digest differs from the manifest.
 
     It is in the package, or in the folder that $PRIORZOO_WEIGHTS names, by default `release` in a checkout.
-
-    Raises:
-        FileNotFoundError: where it is in neither.
-        ValueError: where its digest differs from the manifest.
     """
     entry = weights_entry(name)
     path = WEIGHTS / entry["file"]
@@ -318,12 +310,7 @@ def import_named(names: list[str]) -> None:
 
 
 def import_file(path: str | Path) -> ModuleType:
-    """The module in a file. Named twice, it is imported once.
-
-    Raises:
-        FileNotFoundError: where there is no such file.
-        ImportError: where the file cannot be imported; the cause is attached.
-    """
+    """The module in a file. Named twice, it is imported once. ImportError with the cause where that fails."""
     file = Path(path).resolve()
     if not file.is_file():
         raise FileNotFoundError(f"no file {str(path)!r} to import")

@@ -48,15 +48,9 @@ def check_options(
     fixed: Collection[str] = (),
     defaults: Collection[str] = (),
 ) -> None:
-    """Check the names of keyword options for `make`, whose signature says what it takes.
+    """ValueError, in the name of `owner`, for an option that the signature of `make` does not have, or a missing one.
 
-    Args:
-        owner: what the options belong to, for the message.
-        fixed: parameters that the caller sets itself; they are no options.
-        defaults: parameters that the caller sets unless `options` does.
-
-    Raises:
-        ValueError: for an unknown option, or a missing required one.
+    The caller sets the parameters `fixed`, which are no options, and `defaults` unless `options` does.
     """
     parameters = inspect.signature(make).parameters
     valid = [name for name in parameters if name not in fixed]

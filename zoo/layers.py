@@ -127,9 +127,6 @@ class Attention(nn.Module):
         sinks: tokens at the start of each document that are exempt from the prior and in every window.
         bias: whether the four projections have biases.
         scale_prior: whether `ssmax` scales the prior too (BAM) or the content alone.
-
-    Raises:
-        ValueError: if the sizes do not divide, the lanes leave no content columns, or `lanes` is neither.
     """
 
     def __init__(

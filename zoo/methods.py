@@ -155,9 +155,6 @@ def layer_methods(position: str | Sequence[str], options: Options, num_layers: i
     Args:
         position: a name; or a list with a name per layer, or a shorter one that is repeated.
         options: of the one name; for a list, options by name: {"ggd": {"init": "alibi"}}.
-
-    Raises:
-        ValueError: for a list whose length does not divide the number of layers, or options of a name that is not in it.
     """
     if isinstance(position, str):
         return [(position, dict(options))] * num_layers

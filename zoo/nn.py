@@ -68,10 +68,8 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
         # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
         self._qkv_same_embed_dim = False
-        parts = create_position(
-            position, dim=embed_dim, num_heads=num_heads, train_context=train_context, options=dict(position_options or {}),
-            lanes="beside",
-        )  # fmt: skip
+        sizes: Options = dict(dim=embed_dim, num_heads=num_heads, train_context=train_context)
+        parts = create_position(position, **sizes, options=dict(position_options or {}), lanes="beside")
         if parts.embedding is not None:
             raise ValueError(
                 f"position {position!r} is added to the embedding: add it there and use position='nope' here"
@@ -152,36 +150,29 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
                 bias = mask.masked_fill(~visible_keys, 0.0).to(torch.promote_types(mask.dtype, torch.float32))
                 terms = terms + PriorTerms(bias=bias.expand(-1, self.num_heads, queries, keys))
         shown = None if shown is None else shown.expand(-1, -1, queries, keys)
-        q, k, v = self._project(query, key, value)
+        separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        matrices = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        projected = map(F.linear, (query, key, value), matrices, biases)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
         call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown, sinks=self.sinks)
-        scale = None if self.ssmax is None else self._row_scale(call, q_pos)
+        scale = None
+        if self.ssmax is not None:  # by the number of keys that a row sees
+            seen = None if shown is None else visible(call)
+            if seen is not None:
+                scale = self.ssmax.of_counts(seen.sum(-1).clamp(min=1).double())
+            elif is_causal:
+                scale = self.ssmax(q_pos, causal=True)
+            else:
+                scale = self.ssmax(k_pos, causal=False)[..., :1].expand(-1, -1, queries)
         dropout, weights = self.dropout if self.training else 0.0, None
         if need_weights:
             heads, weights = attend(replace(call, query_scale=scale, dropout=dropout))
+            weights = weights.to(q.dtype).mean(1) if average_attn_weights else weights.to(q.dtype)
         else:
             options: Options = dict(causal=is_causal, window=self.window, mask=shown, sinks=self.sinks, kernel=kernel)
             heads = prior_attention(q, k, v, terms, query_scale=scale, dropout=dropout, **options)
-        if weights is not None:
-            weights = weights.to(q.dtype)
-            weights = weights.mean(1) if average_attn_weights else weights
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
         return out if self.batch_first else out.transpose(0, 1), weights
-
-    def _project(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """(B, H, T, D) of queries, keys and values from inputs with the batch first."""
-        separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        weights = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
-        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        projected = map(F.linear, inputs, weights, biases)
-        return tuple(x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
-
-    def _row_scale(self, call: AttentionCall, q_pos: Positions) -> Tensor:
-        """(1 or B, H, T): SSMax's scale, by the number of keys that a row sees."""
-        assert self.ssmax is not None
-        if call.mask is not None and (shown := visible(call)) is not None:
-            return self.ssmax.of_counts(shown.sum(-1).clamp(min=1).double())
-        if call.causal:
-            return self.ssmax(q_pos, causal=True)
-        return self.ssmax(Positions.line(call.num_keys), causal=False)[..., :1].expand(-1, -1, call.num_queries)

@@ -371,11 +371,7 @@ class Sinusoidal2d(nn.Module):
 
 
 class Learned(nn.Module):
-    """One learned vector per position, added to the embedding; it ends at the training context.
-
-    Raises:
-        ValueError: for a position beyond the training context.
-    """
+    """One learned vector per position, added to the embedding; a position beyond the training context is a ValueError."""
 
     def __init__(self, dim: int, *, train_context: int) -> None:
         super().__init__()

@@ -1,8 +1,4 @@
-"""Figures of a model's log-priors: curves over distance, and maps around the centre of an image.
-
-A curve is the last row of K, a map the row of the centre patch.
-matplotlib is imported when a figure is drawn.
-"""
+"""Figures of a model's log-priors: curves over distance (the last row of K), and maps around the centre of an image."""
 
 from __future__ import annotations
 
@@ -44,16 +40,10 @@ def _log_prior(layer: Attention, queries: Positions, keys: Positions, *, causal:
 
 
 def layer_priors(model: ZooModel) -> list[Attention]:
-    """The attention of each layer of a model that has log-priors.
-
-    Raises:
-        ValueError: for a model with K = 0, or whose K depends on its input.
-    """
+    """The attention of each layer of a model; ValueError where all K = 0, or a K depends on the model's input."""
     attentions = [cast(Attention, layer.attention) for layer in cast(nn.ModuleList, model.layers)]
     if all(attention.prior.is_zero for attention in attentions):
-        raise ValueError(
-            "this model's log-prior is 0: its position method acts on queries, keys or embeddings, or it has none"
-        )
+        raise ValueError("this model's log-prior is 0: its method acts on queries, keys or embeddings, or it has none")
     if any(attention.prior.depends_on_content for attention in attentions):
         raise ValueError("this model's log-prior depends on its input, so it has no fixed curve")
     return attentions
@@ -87,11 +77,7 @@ def centre_log_prior(layer: Attention, positions: Positions) -> tuple[Tensor, Te
 
 
 def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:
-    """Write one PNG: a panel of curves for each layer.
-
-    Raises:
-        ValueError: see `layer_priors`; or for a length below 2.
-    """
+    """Write one PNG: a panel of curves for each layer. ValueError as in `layer_priors`."""
     if length < 2:
         raise ValueError(f"a curve needs a length of at least 2, got {length}")
     priors, trained = layer_priors(model), model.config.train_context
@@ -130,9 +116,6 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
         model: has `layers[n].attention.prior`, `positions(height, width)` of an image in pixels, and `config.train_size`.
         size: side of the image in pixels; None takes the training size. On larger grids the displacements that training
             has seen are framed.
-
-    Raises:
-        ValueError: see `layer_priors`; or for a size that is no multiple of the patch.
     """
     priors = layer_priors(model)
     pixels = (size, size) if size is not None else model.config.train_size

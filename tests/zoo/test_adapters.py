@@ -232,20 +232,13 @@ def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
         assert torch.isfinite(output(bag, input_of(name, length=90))).all()
 
 
-def test_what_is_trained() -> None:
-    model, given = zoo.adapt(make("llama"), "ggd_goat", train="priors"), input_of("llama")
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert trained and all(".position_bias." in name for name in trained)
-    model(given, labels=given).loss.backward()
-    moved = {name.rpartition(".")[2] for name, p in trained.items() if p.grad is not None and p.grad.any()}
-    assert {"theta_beta", "alpha", "beta"} <= moved  # K is constant in θα while θβ = 0
-
-
-def test_a_fused_optimiser_moves_a_prior() -> None:
+def test_a_fused_optimiser_moves_priors_alone() -> None:
     """Trainer's default; it gives parameters no new version."""
     model, given = zoo.adapt(make("llama"), "ggd_goat", train="priors"), input_of("llama")
     start = output(model, given).detach()
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, fused=True)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and all(".position_bias." in name for name in trained)
+    optimiser = torch.optim.AdamW(trained.values(), lr=0.1, fused=True)
     for _ in range(2):
         model(given, labels=given).loss.backward()
         optimiser.step()
@@ -311,6 +304,18 @@ def test_what_is_not_served_is_said(build: Callable[[], Any], arguments: dict[st
         zoo.adapt(model, **arguments)
 
 
-def test_a_folder_without_priors_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no adapted model"):
-        zoo.load_adapted(tmp_path / "none")
+@torch.inference_mode()
+def test_images_padded_by_the_model() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, dynamic_img_size=True, dynamic_img_pad=True, depth=2)
+    zoo.adapt(model, "alibi").eval()
+    image = torch.randn(2, 3, 40, 56, generator=torch.Generator().manual_seed(0))
+    padded = nn.functional.pad(image, (0, 8, 0, 8))
+    torch.testing.assert_close(model.forward_features(image), model.forward_features(padded), rtol=0, atol=0)
+    assert model.blocks[0].attn.position_bias.grid.shape == (3, 4)
+
+
+def test_tokens_behind_the_patches_are_refused() -> None:
+    config = transformers.YolosConfig(**IMAGES | {"image_size": [32, 32]})
+    model = zoo.adapt(transformers.YolosModel(config), "ggd_goat")
+    with pytest.raises(ValueError, match="117 tokens: expected 1 prefix tokens and 16 patches of a 4×4 grid"):
+        model(torch.zeros(1, 3, 32, 32))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo import Positions, create_prior, prior_attention
+from zoo import Positions, compose, create_prior, prior_attention
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import whole_bias
 
@@ -114,6 +114,8 @@ def test_a_call_with_one_thing_wrong_is_refused() -> None:
 
 def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
     goat, t5 = create_prior("goat", num_heads=HEADS, train_context=8), create_prior("t5", num_heads=HEADS)
+    with pytest.raises(ValueError, match="part '1' of a composed prior must be"):
+        compose(goat, "ggd")
     line = Positions.line(KEYS)
     with pytest.raises(ValueError, match="one has causal=True, the other causal=False"):
         goat(line, line, causal=True) + t5(line, line, causal=False)

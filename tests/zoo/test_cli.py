@@ -154,3 +154,10 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "pip install 'priorzoo[vision]'" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["timm", "from transformers import LlamaConfig, ViTModel", "peft"])
+def test_libraries_are_imported_after_zoo(first: str) -> None:
+    line = first if first.startswith("from") else f"import {first}"
+    subprocess.run([sys.executable, "-c", f"import zoo\n{line}"], check=True, timeout=120)

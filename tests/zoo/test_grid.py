@@ -109,9 +109,6 @@ def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
                 make(name)(POS, Positions.grid(5, 3, num_prefix=2), causal=False)
 
 
-# --- encodings ------------------------------------------------------------------------------------------------------
-
-
 def turned_by(rotary: Rotary2d, patch: int) -> torch.Tensor:
     """(H, D/2) angles: what the encoding did to unit vectors along the first of each column pair."""
     x = torch.zeros(1, 2, POS.length, 16, dtype=torch.float64)
@@ -163,28 +160,10 @@ def test_slopes_of_lookhere_fall_with_depth() -> None:
     assert ends == [1.5, 0.5] and create_prior("lookhere2d", num_heads=4).layer_slope == 1.0
 
 
-def axial_by_hand(
-    x: torch.Tensor, places: list[tuple[float, float]], omega: tuple[list[float], list[float]]
-) -> torch.Tensor:
-    """x (T, D) turned pair by pair: of D/2 pairs (n, n + D/2) the first half by y, the second by x."""
-    turned, half = x.clone(), x.shape[-1] // 2
-    for t, place in enumerate(places):
-        for n in range(half):
-            axis, k = divmod(n, half // 2)
-            angle = place[axis] * omega[axis][k]
-            a, b = x[t, n], x[t, n + half]
-            turned[t, n] = a * math.cos(angle) - b * math.sin(angle)
-            turned[t, n + half] = a * math.sin(angle) + b * math.cos(angle)
-    return turned
-
-
-def test_normalised_rope_pair_by_pair_and_as_timm_has_it() -> None:
-    rotary = NormalisedRotary2d(12).eval()
+def test_normalised_rope_is_timms() -> None:
     x = torch.randn(1, 1, POS.length, 12, dtype=torch.float64)
-    omega = [2 * math.pi * 100 ** (-4 * n / 12) for n in range(3)]
-    places = [(0.0, 0.0)] * PREFIX + [(2 * (y + 0.5) / HEIGHT - 1, 2 * (x + 0.5) / WIDTH - 1) for y, x in PATCHES]
-    turned = rotary(x, POS)[0, 0]
-    torch.testing.assert_close(turned, axial_by_hand(x[0, 0], places, (omega, omega)), atol=1e-12, rtol=0)
+    turned = NormalisedRotary2d(12).eval()(x, POS)[0, 0]
+    assert torch.equal(turned[:PREFIX], x[0, 0, :PREFIX])
     timm = pytest.importorskip("timm.layers.pos_embed_sincos").RotaryEmbeddingDinoV3(12, rotate_half=True)
     sin, cos = timm._create_embed([HEIGHT, WIDTH], no_aug=True).double().chunk(2, dim=-1)
     patches = x[0, 0, PREFIX:]
@@ -201,9 +180,7 @@ def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
     products = set()
     for _ in range(3):
         q, k = made.rotary.train().both(vector, POS, vector, POS)
-        logits = (
-            (q @ k.transpose(2, 3))[0, 0, PREFIX:, PREFIX:].unflatten(0, (HEIGHT, WIDTH)).unflatten(2, (HEIGHT, WIDTH))
-        )
+        logits = (q @ k.mT)[0, 0, PREFIX:, PREFIX:].reshape(HEIGHT, WIDTH, HEIGHT, WIDTH)
         torch.testing.assert_close(logits.flatten(2).flatten(0, 1).diagonal(), vector[0, 0, PREFIX:].square().sum(-1))
         torch.testing.assert_close(logits[1:, :, 1:], logits[:-1, :, :-1])
         products.add(float(logits[0, 0, -1, -1]))

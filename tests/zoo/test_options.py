@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 import torch
 
 from tests.zoo.priors_table import OPTIONS, causal_modes, inputs, positions_for
-from zoo import KVCache, Positions, adapt, compose, create_prior, list_priors
-from zoo.layers import Attention, SSMax
+from zoo import KVCache, Positions, list_priors
+from zoo.layers import SSMax
 from zoo.methods import ENCODINGS, GRID_ENCODINGS, create_grid_position, create_position
 from zoo.nn import PriorMultiheadAttention
 from zoo.positions import SCALINGS
@@ -88,20 +87,3 @@ def test_a_constructor_takes_no_nonsense() -> None:
         switches = [p.name for p in inspect.signature(make).parameters.values() if p.annotation in ("bool", bool)]
         on = {f"{name}=True" for name in switches}
         assert {text for text, _ in tries(make, options)} <= {*ZERO, *nothing, *on}
-
-
-def test_what_is_wrong_is_named() -> None:
-    uniform = create_prior("uniform", num_heads=2)
-    for call, words in [
-        (lambda: create_prior("spectral", num_heads=2, init="seed"), "unknown init 'seed'"),
-        (
-            lambda: Attention(16, 2, prior=uniform, num_kv_heads=0),
-            "num_kv_heads must be a whole number of 1 or more, got 0",
-        ),
-        (lambda: Positions.documents([[0, 0, 1]]), "segments must be a tensor"),
-        (lambda: compose(create_prior("alibi", num_heads=2), "ggd"), "part '1' of a composed prior must be"),
-        (lambda: KVCache(1).crop(0.5), "cannot be cropped to 0.5"),
-        (lambda: adapt(torch.nn.Linear(2, 2), "ggd"), "expected a transformers or timm model"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            call()

@@ -29,12 +29,6 @@ def test_parts_of_a_line_keep_their_places() -> None:
         Positions.grid(2, 3).slice(0, 2)
 
 
-def test_grid_is_row_major_on_a_grid_that_is_not_square() -> None:
-    y, x = Positions.grid(2, 3, num_prefix=1).yx()
-    assert Positions.grid(2, 3, num_prefix=1).length == 7
-    assert y.tolist() == [0, 0, 0, 1, 1, 1] and x.tolist() == [0, 1, 2, 0, 1, 2]
-
-
 @pytest.mark.parametrize(("scaling", "theta"), [("linear", 1e4), ("yarn", 1e4), ("yarn", 5e5)])
 def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float) -> None:
     transformers = pytest.importorskip("transformers")

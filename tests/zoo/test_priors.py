@@ -231,11 +231,8 @@ def test_where_a_prior_is_not_defined_it_says_so() -> None:
         compose(make("ggd"), make("ggd", num_heads=4))
     with pytest.raises(ValueError, match="one part of a composed prior"):
         compose(make("cable"), make("cable"))(pos, pos, causal=True, x=inputs(4))
-
-
-def test_priors_of_a_line_refuse_a_grid() -> None:
-    for name in [name for name in LINE if name != "uniform"]:
-        grid = Positions.grid(2, 2)
+    grid = Positions.grid(2, 2)
+    for name in {*LINE} - {"uniform"}:
         with pytest.raises(ValueError, match="needs a 2-D prior"):
             make(name)(grid, grid, causal=True, x=inputs(4))
 
@@ -248,10 +245,6 @@ def test_soft_windows_and_gentle_slopes_are_set_by_number() -> None:
     assert -0.005 < log_prior[50] < 0 and abs(float(log_prior[100]) + 1) < 1e-3 and log_prior[150] < -25
     slopes = create_prior("alibi", num_heads=2, mean_lag=[10, 1000]).slopes()
     assert torch.equal(slopes, torch.tensor([math.log1p(0.1), math.log1p(0.001)], dtype=torch.float64))
-    for name, options in (
-        ("ggd", {"init": {"gamma": 1}}),
-        ("ggd", {"init": {"alpha": "slow"}}),
-        ("alibi", {"mean_lag": [1]}),
-    ):
+    for name, options in (("ggd", {"init": {"gamma": 1}}), ("alibi", {"mean_lag": [1]})):
         with pytest.raises(ValueError, match=next(iter(options))):
             create_prior(name, num_heads=2, **options)

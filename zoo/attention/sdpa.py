@@ -51,7 +51,10 @@ class SdpaKernel:
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
         call, own = aligned(call)
-        if call.query_scale is not None and _sums_in_rows(call):
+        # In half precision torch takes δ of the rounded output, so dS has a sum in its row, and what the row's logits have in
+        # common (with lanes, much) adds to the gradient of the row scale.
+        rounded = call.q.dtype in (torch.bfloat16, torch.float16) and call.q.device.type == "cpu"
+        if rounded and call.terms.q_lanes is not None and needs_grad(call.query_scale):
             out = self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(call.q.dtype)
         else:
             out = self._attend(call, call.queries, call.keys, call.v)
@@ -137,14 +140,6 @@ class SdpaKernel:
 def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], dropout: float) -> Tensor:
     with without_autocast(q):  # which would round the bias to half precision
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask(), dropout_p=dropout, scale=1.0)
-
-
-def _sums_in_rows(call: AttentionCall) -> bool:
-    """Whether the row scale's gradient needs a float32 output on the CPU: in half precision torch takes δ of the rounded, dS
-    has a sum in its row, and what the row's logits have in common (with lanes, much) adds to the gradient."""
-    if call.terms.q_lanes is None or call.q.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return call.q.device.type == "cpu" and needs_grad(call.query_scale)
 
 
 def _mask(

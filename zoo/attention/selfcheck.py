@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -105,10 +104,11 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
     return float(error) if bool(error.isfinite()) else math.inf
 
 
-@contextmanager
-def plain_call(device: str) -> Iterator[None]:
-    """Put autocast, inference mode, a default device and the state of random numbers aside."""
-    with (
+def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
+    """Relative errors by tensor, of two batch rows; None where the kernel does not serve the case."""
+    q_shape, k_shape = (2, HEADS, case.queries, width), (2, case.groups, case.keys, width)
+    wide = torch.promote_types(dtype, torch.float32)
+    with (  # autocast, inference mode, a default device and the state of random numbers are put aside
         torch.inference_mode(False),  # which enables gradients
         torch.no_grad(),
         torch.autocast(torch.device(device).type, enabled=False),
@@ -116,14 +116,6 @@ def plain_call(device: str) -> Iterator[None]:
         torch.random.fork_rng(devices=[]),
     ):
         torch.default_generator.manual_seed(0)  # the CPU's alone: torch.manual_seed would seed those of GPUs too
-        yield
-
-
-def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
-    """Relative errors by tensor, of two batch rows; None where the kernel does not serve the case."""
-    q_shape, k_shape = (2, HEADS, case.queries, width), (2, case.groups, case.keys, width)
-    wide = torch.promote_types(dtype, torch.float32)
-    with plain_call(device):
         leaves = {
             name: torch.randn(shape).to(dtype) for name, shape in (("q", q_shape), ("k", k_shape), ("v", k_shape))
         }

@@ -130,11 +130,7 @@ class Alibi(TablePrior):
 
 
 class Alibi2d(IsotropicPrior, Alibi):
-    """K = −m_h·√(dy² + dx²) over the grid of patches, with ALiBi's slopes m; prefix tokens get 0.
-
-    Args:
-        learnable, mean_lag: as in `Alibi`, along a line.
-    """
+    """K = −m_h·√(dy² + dx²) over the grid of patches, with `Alibi`'s slopes m and options; prefix tokens get 0."""
 
 
 class Kerple(TablePrior):
@@ -171,9 +167,6 @@ class Lookhere2d(GridPrior):
 
     Args:
         depth: (layer from 0, number of layers), which models give: s_l falls from 1.5 to 0.5; None: it is 1.
-
-    Raises:
-        ValueError: for a layer that there is not.
     """
 
     def __init__(self, num_heads: int, *, depth: tuple[int, int] | None = None) -> None:

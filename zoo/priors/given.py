@@ -31,9 +31,6 @@ class Table(TablePrior):
             last value, level where that rises.
         learnable: train the values. Without numbers they start at 0 and are trained unless this is False: a learned bias per
             distance.
-
-    Raises:
-        ValueError: for numbers of another shape, or without a finite value.
     """
 
     by_head = ("values",)
@@ -91,9 +88,6 @@ class Matrix(Prior):
         values: (T, S) for all heads or (H, T, S); −∞ is a weight of 0.
         shape: (T, S, None) of one whose numbers are loaded afterwards; (T, S, rank) of one that version 0.5 saved as a product.
         causal: whether that product is K on and below the diagonal alone.
-
-    Raises:
-        ValueError: for numbers of another shape, or without a finite value; and at a call for positions beyond them.
     """
 
     requires_options = True

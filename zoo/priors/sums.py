@@ -16,11 +16,7 @@ from zoo.priors.base import Prior, PriorTerms, linear_in, prior_device, prior_dt
 
 
 class Compose(Prior):
-    """K = Σ_n K_n of the named parts; part names are submodule names.
-
-    Raises:
-        ValueError: for parts with different numbers of heads, or no parts.
-    """
+    """K = Σ_n K_n of the named parts; part names are submodule names."""
 
     by_head = ()
 
@@ -316,20 +312,13 @@ class Goat(Compose):
     """GOAT on a line: key_bias + spectral (arXiv 2601.15380; C4 settings R = 2, M = 8).
 
     Args:
-        train_context: L_train of the key bias, in tokens.
+        train_context, sink_rank: L_train, in tokens, and M of `.key_bias`.
         rank: R of `.spectral`.
-        sink_rank: M of `.key_bias`.
         init: "seeded" starts near ALiBi; "uniform" starts at plain attention (the slope then has no gradient, see `KeyBias`).
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        *,
-        train_context: int,
-        rank: int = 2,
-        sink_rank: int = 8,
-        init: str = "seeded",
+        self, num_heads: int, *, train_context: int, rank: int = 2, sink_rank: int = 8, init: str = "seeded"
     ) -> None:
         super().__init__(
             key_bias=KeyBias(num_heads, train_context=train_context, rank=sink_rank, init=init),
@@ -341,11 +330,8 @@ class Goat2d(Compose):
     """GOAT on a grid of patches: key_bias2d + spectral2d; 16 frequency pairs in all.
 
     Args:
-        train_grid: (height, width) in patches.
-        rank: R per axis.
+        train_grid, rank, init, reach: of the spectral part, as in `Spectral2d`.
         sink_rank: M of `.key_bias`.
-        init: "uniform" or "seeded", of the spectral part.
-        reach: as in `Spectral2d`.
     """
 
     def __init__(

@@ -313,8 +313,11 @@ class BlockedBias:
         q_row, extent = (F.pad(x, (before, after)) for x in (self.q_row, self.extent))
         return replace(self, q_row=q_row, k_row=F.pad(self.k_row, (0, after)), extent=extent)
 
-    def __add__(self, other: Bias) -> BlockedBias:
-        raise ValueError("only one part of a composed prior may be made by blocks (FIRE), and none beside it a matrix")
+    def __add__(self, other: Bias) -> Tensor:
+        """With a matrix, whose memory it then takes too."""
+        if isinstance(other, BlockedBias):
+            raise ValueError("only one part of a composed prior may be made by blocks (FIRE)")
+        return whole_bias(self) + other
 
     __radd__ = __add__
 

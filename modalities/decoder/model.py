@@ -45,8 +45,6 @@ from zoo.methods import (
 from zoo.model import MANIFEST, SAVED, ZooModel
 from zoo.positions import Positions
 
-__all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "target_weights"]
-
 IGNORED = -100  # in place of a target that does not count
 LOGIT_BYTES = 1 << 29  # of float32 logits that a loss has at a time
 # Norm and MLP of a style; "gpt2" has biases too.

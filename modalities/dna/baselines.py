@@ -23,8 +23,6 @@ from modalities.dna.tokenizers import UNKNOWN
 from modalities.loading import Heldout
 from zoo.positions import slices
 
-__all__ = ["BASELINES", "MarkovChain", "contexts", "kmers"]
-
 ORDER = 12
 TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))  # 1 to 5 million
 BLOCK = 4096  # bases in a piece of training data that is set aside to choose τ, or not

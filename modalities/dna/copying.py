@@ -22,8 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["LONGEST", "RECENT", "CopyExpert", "Index", "counts_so_far", "known_run"]
-
 LONGEST = 24  # bases of a context; a word of one more is below 5²⁵ < 2⁶³
 BLOCK = 1 << 14  # places whose words are made at a time: in a cache, and too few for torch to spread over threads
 RECENT = (8, 32)  # bases over which an expert's success is averaged

@@ -27,8 +27,6 @@ from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from modalities.loading import MOST_WORKERS, IndexedLoader, RowBatches, State, hash64, permuted
 from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
 
-__all__ = ["DnaDataConfig", "Sample", "WindowDataset", "build_loader"]
-
 # First word of every random key after the seed, so that no two uses share random bits.
 _ORDER, _OFFSET, _STRAND = 0, 1, 2
 _MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in search of one sample

@@ -26,8 +26,6 @@ from modalities.dna.tokenizers import CODE, SOFT, UNKNOWN
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, new_folder, seal, sealed_damage
 
-__all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
-
 _FORMAT = 3  # raise when the store or the reading of files changes
 _SMALL = 8 * 2**20  # bytes of files that are held in memory
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory

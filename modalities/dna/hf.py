@@ -26,8 +26,6 @@ from modalities.decoder.tokenizers import make_fast, open_tokenizer, spells
 from modalities.dna.model import DnaDecoder
 from modalities.dna.tokenizers import KmerTokenizer, OutsideTokenizer, decode, load_tokenizer
 
-__all__ = ["OutsideDnaDecoder", "PriorzooDnaForCausalLM", "claim_outside", "fast_tokenizer", "open_outside", "wrap"]
-
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     """The tokenizer of bases or k-mers for `transformers`: letters in, the same ids out, behind the start token. It cannot

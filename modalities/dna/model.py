@@ -29,8 +29,6 @@ from zoo.decoding import Cache
 from zoo.errors import LONGEST_CONTEXT, bounded
 from zoo.model import ZooModel
 
-__all__ = ["SIZES", "DnaConfig", "DnaDecoder", "build_model", "next_token_loss", "register_dna_models"]
-
 
 @dataclass(frozen=True)
 class DnaConfig(DecoderConfig):

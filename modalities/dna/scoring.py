@@ -22,8 +22,6 @@ from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from zoo.model import ZooModel
 from zoo.positions import slices
 
-__all__ = ["BIT", "STRANDS", "BaselineConfig", "Scores", "WindowScorer", "score_windows"]
-
 BIT = math.log(2)  # nats
 STRANDS = ("one", "both")
 

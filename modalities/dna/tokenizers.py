@@ -37,20 +37,6 @@ from zoo.errors import did_you_mean
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "BASES",
-    "UNKNOWN",
-    "DnaTokenizer",
-    "Encoded",
-    "KmerTokenizer",
-    "OutsideTokenizer",
-    "decode",
-    "encode",
-    "invalid_letter",
-    "load_tokenizer",
-    "reverse_complement",
-]
-
 BASES = "ACGT"
 UNKNOWN = 4
 NOT_A_BASE = 255

@@ -24,8 +24,6 @@ from modalities.vision.images import BadImage, Shape
 from modalities.vision.model import VisionTransformer
 from zoo.positions import slices
 
-__all__ = ["Resolution", "ResolutionSettings"]
-
 CHUNK = 128  # images in a cell
 MOST_SCORED = 64  # classes of which a cell keeps every logit
 MODES = ("native", "resized")

@@ -39,8 +39,6 @@ from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
 from zoo.positions import slices
 
-__all__ = ["READINGS", "Canvas", "Find", "Map", "SceneEvaluator"]
-
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
 BESIDE = "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"

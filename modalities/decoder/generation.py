@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,18 +26,10 @@ Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]  # token ids, of any len
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
 
 
-class SamplingOptions(TypedDict, total=False):
-    """0 takes the likeliest token, else logits are divided by `temperature`; sample among the `top_k` likeliest, or those that
-    together reach the probability `top_p`."""
-
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-
-
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn from its logits; see `SamplingOptions`. ValueError for values out of range."""
+    """How the next token is drawn: 0 takes the likeliest, else divide logits by `temperature`; among the `top_k` likeliest,
+    or those that together reach the probability `top_p`. ValueError for values out of range."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -72,7 +64,7 @@ def generate(
     max_new_tokens: int,
     eos_id: int | None = None,
     seed: int | torch.Generator | None = None,
-    **sampling: Unpack[SamplingOptions],
+    **sampling: float | None,
 ) -> list[list[int]]:
     """New tokens of each prompt, at most `max_new_tokens`, without the prompt or the token `eos_id` that ends it.
 
@@ -98,14 +90,14 @@ def stream(
     *,
     max_new_tokens: int,
     seed: int | torch.Generator | None = None,
-    **sampling: Unpack[SamplingOptions],
+    **sampling: float | None,
 ) -> Iterator[Tensor]:
     """Yield (B,) int64, the next token of every row. Arguments as in `generate`; all rows are read together."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if isinstance(seed, int):
         seed = torch.Generator(execution_device(model.embedding)).manual_seed(seed)
-    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), seed)
+    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), seed)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -138,7 +130,7 @@ def stream_text(
     max_new_tokens: int,
     eos_id: int | None = None,
     seed: int | torch.Generator | None = None,
-    **sampling: Unpack[SamplingOptions],
+    **sampling: float | None,
 ) -> Iterator[str]:
     """The continuation of one prompt of token ids as text, in pieces of whole characters that joined are `decode` of all new
     tokens. Other arguments as in `generate`."""

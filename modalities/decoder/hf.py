@@ -45,14 +45,8 @@ REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
 
 
 class PriorzooConfig(PreTrainedConfig):
-    """The configuration of a decoder.
-
-    Attributes:
-        architecture: the entries of the decoder's own config, a `DecoderConfig`.
-        vocab_size, hidden_size, num_hidden_layers, num_attention_heads: as in `architecture`, for readers that expect them.
-
-    Raises TypeError for an unknown entry of `architecture`, ValueError where one of the four disagrees with it.
-    """
+    """The configuration of a decoder: `architecture` has the entries of its own config, a `DecoderConfig`; for other readers
+    vocab_size, hidden_size, num_hidden_layers and num_attention_heads repeat it, and a ValueError says where they disagree."""
 
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
     decoder_class: ClassVar[type[Decoder]]
@@ -167,23 +161,12 @@ class PriorzooModel(PreTrainedModel):
         output_hidden_states: bool | None = None,
         last: int | None = None,
     ) -> BaseModelOutputWithPast:
-        """Features of tokens.
+        """Features (B, T, C) of tokens (B, T), or of inputs_embeds (B, T, C). ValueError for arguments that are not served.
 
-        Args:
-            input_ids: (B, T) int64.
-            attention_mask: (B, past + T), 0 on padding, which is before or behind a row's tokens and never between them.
-            past_key_values: a cache of `new_cache`; the tokens follow those it holds.
-            inputs_embeds: (B, T, C) instead of input_ids.
-            use_cache: return a cache. None: as the config says where no gradient is recorded, else not.
-            output_hidden_states: (B, T, C) before each layer, and last_hidden_state.
-            last: features of so many tokens at the end suffice; all are given with states.
-
-        Returns:
-            last_hidden_state (B, T, C), and what was asked for.
-
-        Raises:
-            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape or with padding between
-                tokens, a cache of another kind, or output_attentions.
+        attention_mask: (B, past + T), 0 on padding, which is before or behind a row's tokens and never between them.
+        past_key_values: a cache of `new_cache`; the tokens follow those it holds.
+        use_cache: None: as the config says where no gradient is recorded, else not.
+        last: features of so many tokens at the end suffice; all are given with states.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
@@ -298,12 +281,10 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) float32 of the next token. Arguments and errors as in `PriorzooModel.forward`, and
+        """Logits (B, T, V) float32 of the next token, and with labels (B, T), the tokens themselves, the loss in nats.
 
-        Args:
-            labels: (B, T), the tokens themselves; −100 is ignored. The loss is of predicting each from those before, in nats.
-            logits_to_keep: of so many tokens at the end alone, 0 for all; or indices (n,).
-            num_items_in_batch: what the sum of losses is divided by, of all accumulation steps; None for their number here.
+        logits_to_keep: of so many tokens at the end alone, 0 for all; or indices (n,).
+        num_items_in_batch: what the sum of losses is divided by; None for their number here.
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) else 0
         read = super().forward(

@@ -26,12 +26,7 @@ NAMES = {
 
 
 def as_llama(model: Decoder) -> LlamaForCausalLM:
-    """A `LlamaForCausalLM` with copies of the weights, and with logits equal to rounding.
-
-    Raises:
-        ValueError: for a model that is no Llama: one of style "gpt2", with another position method than RoPE, with a scaled
-            RoPE, SSMax, or other options of its logits.
-    """
+    """A `LlamaForCausalLM` with copies of the weights, and equal logits to rounding. ValueError for what is no Llama."""
     config = model.config
     rotary = cast(Block, model.layers[0]).attention.rotary
     differs = {

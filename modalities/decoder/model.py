@@ -56,24 +56,17 @@ STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Everything that makes a decoder; JSON.
+    """Everything that makes a decoder; JSON. ValueError for a field of another type or out of bounds.
 
-    Attributes:
-        vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the MLP.
-        style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).
-        position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of names,
-            one per layer or repeated, with options by name. An embedding enters once, before the layers.
-        ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start, see `SSMax`.
-        share_prior: one prior for all layers instead of one each.
-        train_context: tokens per training row.
-        tied: one matrix for embedding and output.
-        tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
-        activation_checkpointing: recompute each block in the backward pass.
-        lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
-        logit_options: of version 0.5; it must be empty.
-
-    Raises:
-        ValueError: for a field of another type or outside its bounds, or more than `MOST_PARAMETERS`.
+    vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the MLP.
+    style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).  tied: one matrix at both ends.
+    position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of names,
+        one per layer or repeated, with options by name. An embedding enters once, before the layers.
+    ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start, see `SSMax`.
+    share_prior: one prior for all layers instead of one each.  train_context: tokens per training row.
+    tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
+    activation_checkpointing: recompute each block in the backward pass.  logit_options: of version 0.5; empty.
+    lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
     """
 
     vocab_size: int = bounded(264, 1, 2**24)
@@ -197,11 +190,8 @@ class Decoder(ZooModel):
     ) -> Tensor:
         """(B, T, C) after the last norm; (B, T/N, C) of this rank's tokens where N ranks share the rows.
 
-        Args:
-            tokens: ids (B, T), or their embeddings (B, T, C).
-            segments: document ids (B, T) of rows that are packed or padded.
-            last: give (B, last, C) of the last tokens alone.
-            states: a list to which the input of every layer is appended, (B, T, C).
+        tokens: ids (B, T), or embeddings (B, T, C).  segments: document ids (B, T) of rows that are packed or padded.
+        last: of so many last tokens alone.  states: a list that gets the input (B, T, C) of every layer.
         """
         if cache is None:
             positions = Positions.line(tokens.shape[1]) if segments is None else Positions.documents(segments)
@@ -283,10 +273,8 @@ class Decoder(ZooModel):
 
 
 def target_weights(batch: Mapping[str, Any]) -> Tensor:
-    """(B, L) float32: what each target of a packed batch counts in the loss.
-
-    0 where it is padding (segment −1) or in another document than its input; else its entry of "weights", or 1 without.
-    """
+    """(B, L) float32, what each target of a packed batch counts: 0 where it is padding (segment −1) or in another document than
+    its input; else its entry of "weights", or 1 without."""
     segments = batch["segments"]
     counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
     return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
@@ -299,15 +287,10 @@ def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
 
 
 def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
+    """Weighted mean of the next-token cross-entropy of a packed batch, in nats, and {"tokens": how many targets counted}; where
+    ranks share the rows, this rank's shares of both.
 
-    Args:
-        model: as `Decoder.forward` with targets.
-        batch: tokens and segments, int64 (B, L+1); optionally weights, float32 (B, L+1), see `target_weights`, and packed, a
-            bool, see `modalities.loading.to_device`.
-
-    Returns:
-        the loss, and {"tokens": how many targets counted}; where ranks share the rows, this rank's shares of both.
+    batch: tokens, segments int64 (B, L+1), perhaps weights (`target_weights`) and packed (`modalities.loading.to_device`).
     """
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     packed = batch.get("packed")

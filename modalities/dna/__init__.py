@@ -10,12 +10,10 @@ from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import decoder_cost, target_weight
 from modalities.dna.baselines import BASELINES
 from modalities.dna.data import DnaDataConfig, build_loader
-from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss, register_dna_models
+from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss
 from modalities.loading import first_heldout
 
 __all__ = ["MODALITY", "DnaConfig", "DnaDecoder"]
-
-register_dna_models()
 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:

@@ -90,9 +90,7 @@ class Markov:
 @lru_cache(maxsize=1)
 def _fitted(data: Heldout[GenomeSplit]) -> Markov:
     if not any(region.label == "train" for region in data.items.regions):
-        raise ValueError(
-            "a Markov chain learns from a source's training regions, and all of it is held out: give --split BED"
-        )
+        raise ValueError("a Markov chain learns from training regions, and all of it is held out: give --split BED")
     return fit(data.items.genome, data.items.regions, ORDER)
 
 

@@ -43,7 +43,7 @@ class DnaDataConfig:
     reverse_complement: probability that a training window is read on the other strand.
     soft_mask_weight: weight in the loss of a soft-masked target (lower-case: repeats, by convention); 0 leaves them out.
     max_unknown: training windows with a larger share of unknown bases are skipped.
-    cache_dir: where the parsed bases of large files are kept; None: <data folder>/cache.
+    cache_dir: of version 0.5; without effect.
     """
 
     source: str = DEFAULT_SOURCE
@@ -70,7 +70,7 @@ def build_loader(
     represent all regions and runs compare.
     """
     source = find_source(config.source, config.split)
-    genome = open_genome(source, cache_dir=config.cache_dir)
+    genome = open_genome(source)
     rows = WindowDataset(genome, select(load_regions(source, genome), split), config, one_pass=split != "train")
     return IndexedLoader(RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers)
 
@@ -86,18 +86,17 @@ class Sample(NamedTuple):
 
 
 class WindowDataset(Dataset):
-    """Rows of [start] + `context` tokens. Sample n depends on (genome, regions, settings, n) alone.
+    """Rows of [start] + `context` tokens, which depend on (genome, regions, settings, n) alone.
 
     A window has w = context · bases_per_token bases. Training is endless. An epoch has ⌊n / w⌋ windows of a stretch of n bases,
     1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at o, o + w, …; where the
     last would cross the end, it is taken from the end, or from the start if more is uncovered there. A window with more than
-    `max_unknown` unknown bases is skipped, and another one takes its place. Sample n is window π(n mod W) of epoch n div W,
-    with a permutation π for each epoch, on the other strand with probability `reverse_complement`. one_pass: one epoch of
-    seed 0 on the + strand, without offsets, the last window of a stretch padded.
+    `max_unknown` unknown bases is skipped, and another takes its place; ValueError where all are. Sample n is window
+    π(n mod W) of epoch n div W, with a permutation π for each epoch. one_pass: one epoch of seed 0 on the + strand, without
+    offsets, the last window of a stretch padded.
 
     A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
-    soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, −1 in rows
-    of padding. ValueError for regions without a known base, or no window with few enough unknown bases.
+    soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, or −1.
     """
 
     def __init__(
@@ -241,7 +240,6 @@ class WindowDataset(Dataset):
 
     @property
     def report(self) -> str:
-        """What no window covers."""
         parts = [f"{self.epoch_windows:,} windows of {self.window} bases"]
         if left_out := sum(map(len, self.regions)) - int((self._stop - self._start).sum()):
             parts.append(f"{left_out:,} bases left out in long runs of unknown ones and between them")

@@ -1,42 +1,21 @@
-"""Genomes: contigs with random access to their bases.
-
-A file is parsed once into a store of one byte a base (sources.py) with a table of contigs; a read is a slice of it, which is
-memory-mapped: all workers read the same pages. That of small files is in memory. Larger ones are stored under the cache folder,
-keyed by paths, link targets, sizes and times. A store is complete or absent, and verified by its digests when it is opened.
-"""
+"""Genomes: contigs with random access to their bases, one byte each, in memory."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import shutil
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 
 from modalities.dna.sources import DnaSource, read_codes
 from modalities.dna.tokenizers import CODE, SOFT, UNKNOWN
 from zoo.errors import did_you_mean
-from zoo.files import data_folder, new_folder, seal, sealed_damage
 
-_FORMAT = 3  # raise when the store or the reading of files changes
-_SMALL = 8 * 2**20  # bytes of files that are held in memory
 _MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
 _PIECE = 1 << 24  # bases in which unknown ones are looked for at once
-
-
-class Table(TypedDict):
-    """What a store says of its bases."""
-
-    contigs: list[tuple[str, int, int]]  # name, length, number of the file
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -62,28 +41,21 @@ class Genome:
     after the other.
     """
 
-    def __init__(self, table: Table, files: tuple[str, ...], store: Path | bytes) -> None:
-        self.files, self.fingerprint = files, table["fingerprint"]
-        self._path = store if isinstance(store, Path) else None
-        self._store = np.frombuffer(store, np.uint8) if isinstance(store, bytes) else _mapped(store)
-        starts = np.cumsum([0, *(length for _, length, _ in table["contigs"])])
+    def __init__(
+        self, contigs: list[tuple[str, int, int]], fingerprint: str, files: tuple[str, ...], bases: bytearray
+    ) -> None:
+        """contigs: name, length and number of the file of each. bases: of all of them, code | SOFT."""
+        self.files, self.fingerprint, self._store = files, fingerprint, np.frombuffer(bases, np.uint8)
+        starts = np.cumsum([0, *(length for _, length, _ in contigs)])
         self.unknown = _unknown_runs(self._store, starts)
         first = np.searchsorted(self.unknown[:, 0], starts)  # run of each contig
         self.contigs = tuple(
             Contig(name, length, files[file], self.unknown[first[n] : first[n + 1]] - starts[n])
-            for n, (name, length, file) in enumerate(table["contigs"])
+            for n, (name, length, file) in enumerate(contigs)
         )
         self._by_name = {contig.name: contig for contig in self.contigs}
         self.starts = {contig.name: int(at) for contig, at in zip(self.contigs, starts, strict=False)}
         self.known = sum(contig.known for contig in self.contigs)
-
-    def __getstate__(self) -> dict[str, object]:  # a worker maps a stored file again
-        return {key: value for key, value in self.__dict__.items() if key != "_store" or self._path is None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        if self._path is not None:
-            self._store = _mapped(self._path)
 
     def __getitem__(self, name: str) -> Contig:
         """ValueError for an unknown name; it names the nearest."""
@@ -111,10 +83,6 @@ class Genome:
         if not 0 <= start <= stop <= contig.length:
             raise ValueError(f"bases [{start}, {stop}) are outside contig {name!r}, which has {contig.length:,}")
         return self._store[at + start : at + stop]
-
-
-def _mapped(path: Path) -> np.ndarray:
-    return np.asarray(np.memmap(path, np.uint8, mode="r"))
 
 
 def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -146,76 +114,21 @@ class RunCounter:
         return self.total[run] - np.maximum(self.runs[run, 1] - place, 0)
 
 
-def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
-    """The genome of a source; opened again, it costs nothing. ValueError with file, place and reason for malformed files.
-    cache_dir: folder of its store; None: memory for files of 8 MiB or fewer, else <data folder>/cache."""
-    stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
-    if cache_dir is None:
-        if sum(size for _, (_, size, _) in stats) <= _SMALL:
-            return _open(stats, None)
-        cache_dir = data_folder() / "cache"
-    return _open(stats, str(Path(cache_dir).absolute()))
+def open_genome(source: DnaSource) -> Genome:
+    """The genome of a source; opened again, it costs nothing. ValueError with file, place and reason for malformed files."""
+    return _open(tuple((str(path.absolute()), _version(path)) for path in source.files))
 
 
 _Version = tuple[str, int, int]  # of a file: its path with links resolved; its size; its time
-_Files = tuple[tuple[str, _Version], ...]  # absolute paths
 
 
 def _version(path: Path) -> _Version:
     return str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns
 
 
-def _digest(values: object) -> str:
-    return hashlib.blake2b(json.dumps(values).encode(), digest_size=8).hexdigest()
-
-
 @lru_cache(maxsize=4)
-def _open(stats: _Files, cache_dir: str | None) -> Genome:
-    files = tuple(path for path, _ in stats)
-    if cache_dir is None:
-        pieces: list[bytes] = []
-        table = _parse(stats, pieces.append)
-        return Genome(table, files, b"".join(pieces))
-    versions = _digest([_FORMAT, *(version for _, version in stats)])
-    folder = Path(cache_dir) / f"genome-{_digest(files)}-{versions}"
-    stored = _stored(folder)
-    table = stored or _write_store(folder, stats)
-    if stored is None:
-        for old in folder.parent.glob(f"genome-{_digest(files)}-*"):
-            if old != folder:  # of these files as they were
-                shutil.rmtree(old, ignore_errors=True)
-    return Genome(table, files, folder / "bases.u8")
-
-
-def _stored(folder: Path) -> Table | None:
-    """The table of a store whose digests fit its content; a damaged one is removed."""
-    if not folder.is_dir():  # nothing to remove, least of all what another process is about to rename to this
-        return None
-    if not sealed_damage(folder, ("bases.u8", "contigs.json")):
-        return json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
-    warnings.warn(f"{folder} is damaged: the files of the genome are read again", stacklevel=2)
-    shutil.rmtree(folder, ignore_errors=True)
-    return None
-
-
-def _write_store(folder: Path, stats: _Files) -> Table:
-    with contextlib.ExitStack() as stack:
-        try:
-            temporary = stack.enter_context(new_folder(folder, "contigs.json"))
-        except OSError as error:
-            raise OSError(
-                f"cannot store the bases of {stats[0][0]}: {folder.parent} cannot be written ({error.strerror}); "
-                "set cache_dir or $PRIORZOO_DATA to a writable folder"
-            ) from error
-        with open(temporary / "bases.u8", "wb") as file:
-            table = _parse(stats, file.write)
-        (temporary / "contigs.json").write_text(json.dumps(table), encoding="utf-8")
-        seal(temporary)
-    return table
-
-
-def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
-    """The table of all contigs of all files; their bases go to `write`."""
+def _open(stats: tuple[tuple[str, _Version], ...]) -> Genome:
+    bases = bytearray()
     names: list[str] = []
     sizes: list[tuple[int, int]] = []  # length, and number of the file, of each
     places: dict[str, str] = {}  # where each contig starts
@@ -235,7 +148,7 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
             else:
                 sizes[-1] = sizes[-1][0] + len(piece), number
                 digest.update(piece)
-                write(piece)
+                bases += piece
         if len(names) == count:
             raise ValueError(f"{name}: no sequence in it")
         if _version(Path(name)) != version:
@@ -245,4 +158,4 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> Table:
         if not length:
             raise ValueError(f"{places[name]}: contig {name!r} is empty: no base follows its header")
     digest.update(json.dumps([contig[:2] for contig in contigs]).encode())
-    return {"contigs": contigs, "fingerprint": digest.hexdigest()}
+    return Genome(contigs, digest.hexdigest(), tuple(path for path, _ in stats), bases)

@@ -148,9 +148,7 @@ def open_outside(name: str) -> tuple[nn.Module, bool]:
     if isinstance(decoder := getattr(model, "model", None), DnaDecoder):
         assert isinstance(tokenizer, OutsideTokenizer)
         if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
-            raise ValueError(
-                f"hf:{name}: the folder's tokenizer has other ids than the model's, {decoder.config.tokenizer!r}"
-            )
+            raise ValueError(f"hf:{name}: its tokenizer has other ids than the model's, {decoder.config.tokenizer!r}")
         decoder.config = replace(decoder.config, tokenizer=tokenizer.name)
         return decoder, True
     return OutsideDnaDecoder(model, name), True

@@ -181,6 +181,5 @@ def build_model(name: str, options: Mapping[str, object], data: DnaDataConfig) -
     return create_model(name, **fields | {"num_targets": tokenizer.num_targets} | dict(options))
 
 
-def register_dna_models() -> None:
-    """Every position method × SSMax on and off × size."""
-    register_decoders("dna", SIZES, DnaConfig, lambda **config: DnaDecoder(DnaConfig(**config)))
+# Every position method × SSMax on and off × size.
+register_decoders("dna", SIZES, DnaConfig, lambda **config: DnaDecoder(DnaConfig(**config)))

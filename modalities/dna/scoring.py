@@ -73,10 +73,8 @@ def score_windows(
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
-    strands="both" is the mean over a window and its reverse complement, aligned base by base:
-    nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2. The scores of reverse_complement(x) are those of x in reverse order, bit for bit.
-    They are per base: bases share the cost of their token evenly and count where they do on both strands. by_base: also for
-    one strand.
+    strands="both" is the mean over a window and its reverse complement, nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2, by base: bases
+    share the cost of their token evenly and count where they do on both strands. by_base: also for one strand.
     """
     both, length = strands == "both", windows.shape[1]
 
@@ -101,10 +99,8 @@ def score_windows(
 
 def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
     counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
-    nll, correct = (
-        torch.where(counted, (a + b.flip(1)) / 2, 0.0)
-        for a, b in ((forth.nll, back.nll), (forth.correct, back.correct))
-    )
+    pairs = (forth.nll, back.nll), (forth.correct, back.correct)
+    nll, correct = (torch.where(counted, (a + b.flip(1)) / 2, 0.0) for a, b in pairs)
     return Scores(nll, torch.where(counted, forth.bases, 0), correct, forth.left_over + back.left_over)
 
 

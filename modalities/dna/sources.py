@@ -128,7 +128,8 @@ def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
         while chunk := stream.read(_CHUNK):
             chunk += stream.readline(_CHUNK)  # to the end of a line, unless that is long
             chunk = chunk if number else chunk.removeprefix(b"\xef\xbb\xbf")
-            for is_header, group in groupby(chunk.splitlines(keepends=True), key=lambda line: line.startswith(b">")):
+            whole = [chunk] if b">" not in chunk else chunk.splitlines(keepends=True)
+            for is_header, group in groupby(whole, key=lambda line: line.startswith(b">")):
                 lines = list(group)
                 for n, line in enumerate(lines if is_header else (), start=number + 1):
                     yield _name(line[1:], path, n), f"line {n}"
@@ -139,7 +140,7 @@ def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
                     raise ValueError(_problem(path, piece, number + 1, begun))
                 if codes:
                     yield codes
-                number += len(lines)
+                number += sum(line.count(b"\n") for line in lines)
 
 
 def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:

@@ -37,11 +37,8 @@ _MOST_ROWS = 1 << 22
 
 @dataclass(frozen=True)
 class Region:
-    """Bases [start, stop) of a contig, 0-based.
-
-    label: the split it is in, "train" or "heldout"; of other BED files the fourth column. strand: "-" where the sixth column
-    says so: the row means the reverse complement.
-    """
+    """Bases [start, stop) of a contig, 0-based. label: the split it is in, "train" or "heldout"; of other BED files the fourth
+    column. strand: "-" where the sixth column says so: the row means the reverse complement."""
 
     contig: str
     start: int
@@ -59,11 +56,11 @@ class Region:
 
 
 def read_bed(path: Path, genome: Genome, *, splits: bool = False, others: bool = False) -> tuple[Region, ...]:
-    """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are ignored.
+    """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are ignored. ValueError with file,
+    line and reason for malformed rows, a contig that the genome lacks, or no row at all.
 
     Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces. splits: the fourth one
-    is the split. others: ignore rows of contigs that the genome does not have. FileNotFoundError for a missing file; ValueError
-    with file, line and reason for malformed rows, a contig that the genome lacks, or no row at all.
+    is the split. others: ignore rows of contigs that the genome does not have.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
@@ -131,12 +128,9 @@ def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
 
 
 def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
-    """Every contig as a region, in order; whole ones are held out until they have HELDOUT_FRACTION of the known bases.
-
-    They are taken in the order of blake2b of their names, without those that would raise the held-out share above three times
-    that; if that leaves none, the contig with the fewest known bases is held out. Of a single contig the last tenth is held
-    out. Neither seed nor the order of files matters.
-    """
+    """Every contig as a region; whole ones are held out, in the order of blake2b of their names, until they have
+    HELDOUT_FRACTION of the known bases, without those that would raise the share above three times that; if that leaves none,
+    the contig with the fewest known bases. Of a single contig the last tenth is held out."""
     usable = [contig for contig in contigs if contig.known]
     if not usable:
         raise ValueError("no contig has a known base")
@@ -184,13 +178,6 @@ def between(region: Region, runs: np.ndarray) -> np.ndarray:
     inside = runs.clip(region.start, region.stop).ravel()
     bounds = np.concatenate([[region.start], inside, [region.stop]]).reshape(-1, 2)
     return bounds[bounds[:, 1] > bounds[:, 0]]
-
-
-def split_fingerprint(genome: Genome, regions: Iterable[Region]) -> str:
-    """16 hex digits of a genome's bases and of regions in it."""
-    ordered = sorted(regions, key=lambda r: (r.contig, r.start))
-    lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.label}" for r in ordered)
-    return fingerprint_of(part.encode() for part in (genome.fingerprint, *lines))
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,4 +252,7 @@ def open_heldout(source: DnaSource) -> Heldout[GenomeSplit]:
     """The split genome of a source, opened once per process. Raises as `open_genome` and `load_regions` do."""
     genome = open_genome(source)
     regions = load_regions(source, genome)
-    return Heldout(source.name, split_fingerprint(genome, regions), GenomeSplit(source.name, genome, regions))
+    ordered = sorted(regions, key=lambda r: (r.contig, r.start))
+    lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.label}" for r in ordered)
+    fingerprint = fingerprint_of(part.encode() for part in (genome.fingerprint, *lines))
+    return Heldout(source.name, fingerprint, GenomeSplit(source.name, genome, regions))

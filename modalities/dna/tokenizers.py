@@ -46,16 +46,9 @@ LONGEST_KMER = 8  # 65,536 targets
 SPECIALS = 3  # unknown, start, padding
 
 
-def _letters() -> bytes:
-    table = bytearray([NOT_A_BASE]) * 256
-    for code, letters in enumerate(["A", "C", "G", "TU", "NXRYSWKMBDHV"]):
-        for letter in letters:
-            table[ord(letter)] = code
-            table[ord(letter.lower())] = code | SOFT
-    return bytes(table)
-
-
-LETTERS = _letters()  # for bytes.translate
+_CODES = {ord(letter): n for n, letters in enumerate(["A", "C", "G", "TU", "NXRYSWKMBDHV"]) for letter in letters}
+_CODES |= {letter + 32: code | SOFT for letter, code in _CODES.items()}  # lower case
+LETTERS = bytes(_CODES.get(letter, NOT_A_BASE) for letter in range(256))  # for bytes.translate
 _NAMES = np.frombuffer(b"ACGTN", np.uint8)
 _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 
@@ -97,15 +90,11 @@ class Encoded:
 
 
 class DnaTokenizer(ABC):
-    """A tokenizer of base codes.
+    """A tokenizer of base codes; equal fingerprints (hex) give equal ids for every sequence.
 
-    Attributes:
-        name: the spec.
-        num_targets, unknown_id, bos_id, pad_id, vocab_size: T, T, T + 1, T + 2 and T + 3.
-        widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.
-        step: K where every target has K bases, else 1, as for BPE: windows are multiples of it.
-        bases_per_token: mean number of bases a token.
-        fingerprint: hex; equal fingerprints give equal ids for every sequence.
+    num_targets, unknown_id, bos_id, pad_id, vocab_size: T, T, T + 1, T + 2 and T + 3.
+    widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.  bases_per_token: their mean.
+    step: K where every target has K bases, else 1, as for BPE: windows are multiples of it.
     """
 
     bases_per_token = 1.0
@@ -204,9 +193,7 @@ class OutsideTokenizer(DnaTokenizer):
         return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
 
 
-@lru_cache(maxsize=8)
-def _outside(name: str, place: str) -> OutsideTokenizer:
-    return OutsideTokenizer(open_tokenizer(place), name)
+_outside = lru_cache(maxsize=8)(lambda name, place: OutsideTokenizer(open_tokenizer(place), name))
 
 
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:

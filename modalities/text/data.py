@@ -45,9 +45,6 @@ MOST_CHARACTERS = 1 << 28  # of them together
 _DOCUMENTS, _WINDOWS, _MIX = range(3)
 
 
-# ------------------------------------------------------------------------------------------------ settings
-
-
 @dataclass(frozen=True)
 class RowMix:
     """Shares of training rows: those of facts (whose answers count `weight` in the loss) and of copies; the rest is plain."""
@@ -83,15 +80,12 @@ class RowMix:
 class TextDataConfig:
     """What to train on.
 
-    Attributes:
-        source, tokenizer: spec strings (sources.py, tokenizers.py).
-        context: L, tokens a model sees at once.
-        facts_fraction: share of training rows that state facts and ask for them (facts.py).
-        facts_weight: what each token of an answer counts in the loss; other tokens count 1.
-        copies_fraction: share of training rows in which a stretch of text comes again.
-        cache_dir: see `tokenize_corpus`.
-        heldout_source: a source that is held out as a whole, instead of a split of `source`.
-        heldout_limit: documents of the held-out split of a stream.
+    source, tokenizer: spec strings (sources.py, tokenizers.py).  context: L, tokens a model sees at once.
+    facts_fraction: share of training rows that state facts and ask for them (facts.py).
+    facts_weight: what each token of an answer counts in the loss; other tokens count 1.
+    copies_fraction: share of training rows in which a stretch of text comes again.
+    cache_dir: see `tokenize_corpus`.  heldout_limit: documents of the held-out split of a stream.
+    heldout_source: a source that is held out as a whole, instead of a split of `source`.
     """
 
     source: str = DEFAULT_SOURCE
@@ -130,10 +124,7 @@ _BATCH = 32  # documents that are tokenised at a time
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """tokens (N,) uint16/uint32 without BOS; document d is tokens[offsets[d]:offsets[d+1]].
-
-    fingerprint: hash of the tokens, the document bounds and the tokenizer.
-    """
+    """tokens (N,) uint16/uint32 without BOS; document d is tokens[offsets[d]:offsets[d+1]]."""
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -170,14 +161,9 @@ def tokenize_corpus(
     cache_dir: str | os.PathLike[str] | None = None,
     limit: int | None = None,
 ) -> TokenCorpus:
-    """The documents of one split ("train", "heldout" or "all") of a source, as tokens.
+    """The documents of one split ("train", "heldout" or "all") of a source, its first `limit`, as tokens. ValueError for none.
 
-    Args:
-        cache_dir: a folder that keeps the result of files. None: <data folder>/cache/text above 2²⁵ tokens, else memory.
-        limit: the first documents of the split only.
-
-    Raises:
-        ValueError: for a split without documents.
+    cache_dir: a folder that keeps the result of files. None: <data folder>/cache/text above 2²⁵ tokens, else memory.
     """
     folder = None
     if (key := source.cache_key()) is not None:
@@ -190,8 +176,13 @@ def tokenize_corpus(
             except ValueError as error:
                 warnings.warn(f"damaged cache of {source.spec!r}, which is tokenised again ({error})", stacklevel=2)
                 shutil.rmtree(folder, ignore_errors=True)
-    documents = (document for document in source if split == "all" or document_split(document) == split)
-    corpus = corpus_of(_with_bar(source, islice(documents, limit)), tokenizer)
+    selected = (document for document in source if split == "all" or document_split(document) == split)
+    documents: Iterable[Document] = islice(selected, limit)
+    if not source.paths or sum(path.stat().st_size for path in source.paths) >= _BAR_FROM_BYTES:
+        from rich.progress import track
+
+        documents = track(documents, f"tokenising {source.spec}, documents", transient=True, show_speed=True)
+    corpus = corpus_of(documents, tokenizer)
     if not len(corpus):
         advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
         advice = "'?split=train' behind it trains on all of it" if split == "train" else advice
@@ -215,15 +206,6 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
     digest.update(tokens.data)
     digest.update(offsets.data)
     return TokenCorpus(tokens, offsets, tokenizer.name, digest.hexdigest())
-
-
-def _with_bar(source: Source, documents: Iterable[Document]) -> Iterable[Document]:
-    """The documents, with a progress bar for big files and for streams."""
-    if source.paths and sum(path.stat().st_size for path in source.paths) < _BAR_FROM_BYTES:
-        return documents
-    from rich.progress import track
-
-    return track(documents, f"tokenising {source.spec}, documents", transient=True, show_speed=True)
 
 
 # ------------------------------------------------------------------------------------------------ packed rows
@@ -265,7 +247,6 @@ class PackedDataset(Dataset):
         return self.mix(row, [self.seed, _MIX, index], self.tokenizer)
 
     def identity(self) -> State:
-        """What decides a sample besides its number; see `modalities.loading`."""
         key = {"kind": "packed", "fingerprint": self.corpus.fingerprint, "seed": self.seed, "context": self.context}
         return key | {"mix": self.mix.identity(), "shuffle": True}
 
@@ -300,15 +281,16 @@ class PackedDataset(Dataset):
         return row
 
 
-def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None = None) -> TokenCorpus:
+def load_corpus(config: TextDataConfig, split: str) -> TokenCorpus:
     """The tokens of one split of a config's source. Errors: those of open_source and tokenize_corpus."""
-    tokenizer = tokenizer or load_tokenizer(config.tokenizer)
     spec = config.source
     if split == "heldout" and config.heldout_source is not None:
         spec, split = config.heldout_source, "all"
     source = open_source(spec)
     limit = config.heldout_limit if isinstance(source, HFSource) else None
-    return tokenize_corpus(source, tokenizer, split=split, cache_dir=config.cache_dir, limit=limit)
+    return tokenize_corpus(
+        source, load_tokenizer(config.tokenizer), split=split, cache_dir=config.cache_dir, limit=limit
+    )
 
 
 def build_loader(
@@ -325,7 +307,7 @@ def build_loader(
         from modalities.text.streaming import TextStream
 
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
-    corpus = load_corpus(config, split, tokenizer)
+    corpus = load_corpus(config, split)
     if split == "train":
         dataset = PackedDataset(corpus, config.context, tokenizer, seed=config.seed, mix=config.row_mix)
     else:  # shuffled: the first few batches represent all documents
@@ -351,10 +333,8 @@ class EncodedDocument:
 
 @lru_cache(maxsize=4)
 def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Heldout[tuple[EncodedDocument, ...]]:
-    """The first held-out documents of a source, at most `MOST_DOCUMENTS` with `MOST_CHARACTERS`, read once per process.
-
-    split="all" takes every document. ValueError for an empty split.
-    """
+    """The first held-out documents of a source, at most `MOST_DOCUMENTS` with `MOST_CHARACTERS`, read once per process; with
+    split="all" of every document. ValueError for an empty split."""
     tokenizer = load_tokenizer(tokenizer_spec)
     texts, size = [], 0
     heldout = (d for d in open_source(spec) if split == "all" or document_split(d) == split)

@@ -49,13 +49,11 @@ class Fact:
 class Grammar:
     """Wordings, and the words that fill them.
 
-    Attributes:
-        wordings: (statement, question) with "{name}", "{noun}" and, in the statement, "|" for the value.
-        names: lists of names, a kind each.  nouns: what has a value.  words: values that are words.
-        openings, endings, asks: said before a statement, behind it, before a question.
-        asides: sentences with a number of no interest at "|".
-        codes, syllables: of names made of letters and a number, and of invented names.
-        frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of names.
+    wordings: (statement, question) with "{name}", "{noun}" and, in the statement, "|" for the value.
+    names: lists of names, a kind each.  nouns: what has a value.  words: values that are words.
+    openings, endings, asks: said before a statement, behind it, before a question.  asides: sentences with a number at "|".
+    codes, syllables: of names made of letters and a number, and of invented names.
+    frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of names.
     """
 
     wordings: tuple[tuple[str, str], ...]
@@ -122,12 +120,9 @@ class Grammar:
         return pick(rng, text if len(text) and drawn < 0.7 else self.frame_words)
 
     def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
-        """A wording of the list, or an invented one."""
-        invented = bool(self.invented) and rng.random() <= self.invented
-        return self.invent_wording(rng, text) if invented else pick(rng, self.wordings)
-
-    def invent_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
-        """Random words around the name, repeated by the question."""
+        """A wording of the list, or random words around the name, repeated by the question."""
+        if not self.invented or rng.random() > self.invented:
+            return pick(rng, self.wordings)
         words = [self.draw_word(rng, text) for _ in range(int(rng.integers(1, 5)))]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
         frame = words[0]
@@ -186,14 +181,10 @@ def draw_facts(
     alike: bool | None = None,
     text: Sequence[str] = (),
 ) -> list[Fact]:
-    """`count` facts about different subjects.
+    """`count` facts about different subjects; ValueError for more than the grammar has.
 
-    Args:
-        value: what all values are, of VALUES; drawn where None.
-        alike: all in one wording and of one kind of name, so that only names (or nouns) tell them apart; drawn where None.
-        text: words that invented wordings and names may have.
-
-    Raises ValueError for more facts than the grammar has subjects.
+    value: what all values are, of VALUES; drawn where None.  text: words that invented wordings and names may have.
+    alike: all in one wording and of one kind of name, so that only names (or nouns) tell them apart; drawn where None.
     """
     alike = bool(rng.random() < 0.75) if alike is None else alike
     by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2  # one name that has several nouns

@@ -31,16 +31,11 @@ UNLIMITED = 2**31 - 1
 class PriorzooLM(HFLM):
     """The `transformers` form of a text model behind the harness' own class. BOS precedes every text, as in training.
 
-    Args:
-        pretrained: a name with weights, the folder of a run or a checkpoint, or one written by `save_pretrained`; or hf:NAME, a
-            model of transformers or an adapter, as `priorzoo evaluate` takes it.
-        dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in float32.
-        device: such as cuda:1; the CPU where torch sees no CUDA device.
-        batch_size: contexts that are read together.
-        max_length: tokens that a prediction sees at most, the newest ones. By default nothing is cut.
-
-    Raises:
-        ValueError: for other arguments, values out of range, or a model without weights or of another modality.
+    pretrained: a name with weights, the folder of a run, a checkpoint or `save_pretrained`; or hf:NAME, a model of transformers
+        or an adapter, as `priorzoo evaluate` takes it.
+    dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in float32.
+    device: such as cuda:1; the CPU where torch sees no CUDA device.
+    max_length: tokens that a prediction sees at most, the newest ones. By default nothing is cut.
     """
 
     def __init__(

@@ -79,7 +79,6 @@ class Haystack:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits, equal for equal haystacks."""
         texts = [(len(text).to_bytes(8, "little"), text.astype("<i8").tobytes()) for text in self.texts]
         return fingerprint_of([*chain(*texts), bytes([self.loop])])
 
@@ -89,7 +88,6 @@ class Haystack:
 
 
 def default_haystack(template: str) -> str:
-    """The name of the haystack that belongs to a template."""
     return "grass" if template == "bam" else "own" if template == "own" else "text"
 
 
@@ -124,13 +122,8 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class Template:
-    """What is stated and asked.
-
-    Attributes:
-        name: of TEMPLATES.
-        facts: facts stated, one of which is asked for. Only the grammars have more than one.
-        distractors: sentences with another number of five digits.
-    """
+    """What is stated and asked. facts: how many are stated, one of which is asked for; only the grammars have more than one.
+    distractors: sentences with another number of five digits."""
 
     name: str = "own"
     facts: int = 1

@@ -155,12 +155,7 @@ class HFSource(Source):
 
 
 def open_source(spec: str = "sotu-excerpt") -> Source:
-    """The source of a spec string, see the module's docstring.
-
-    Raises:
-        ValueError: for an unknown name or option.
-        FileNotFoundError: for missing files.
-    """
+    """The source of a spec string. ValueError for an unknown name or option, FileNotFoundError for missing files."""
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"source must be a non-empty string such as 'sotu-excerpt', got {spec!r}")
     place, options = _parse(spec)

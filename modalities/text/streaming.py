@@ -24,12 +24,9 @@ _BLOCK, _MIX = 3, 4  # first words of random keys after the seed; `modalities.te
 
 
 class _Shard:
-    """The endless samples of one shard of a Hugging Face dataset, and the state that leads back to any of them.
-
-    A shard is packed into one line of [BOS] + tokens, cut at stride L, and served in blocks of `BLOCK` windows, each in random
-    order. The state is the place of a block's first document in the dataset: a block can be read again, where the content of a
-    shuffle buffer would be lost. Order and state depend on the number of ranks and workers.
-    """
+    """The endless samples of one shard of a Hugging Face dataset: packed into one line of [BOS] + tokens, cut at stride L, and
+    served in blocks of `BLOCK` windows, each in random order. The state is the place of a block's first document:
+    a block can be read again, where the content of a shuffle buffer would be lost."""
 
     def __init__(self, source: HFSource, config: TextDataConfig, tokenizer: Tokenizer, shard: int, shards: int) -> None:
         from datasets.distributed import split_dataset_by_node
@@ -96,14 +93,6 @@ class _Shard:
             self.epoch, self.row, position = self.epoch + 1, 0, None
 
 
-def _hide_worker() -> None:
-    """Make torch forget that this is a worker process: `datasets` would split our shards a second time and drop rows."""
-    if get_worker_info() is not None:
-        torch.utils.data._utils.worker._worker_info = None
-        if get_worker_info() is not None:
-            raise RuntimeError("this torch keeps its worker info elsewhere: stream with num_workers=0")
-
-
 class TextStream:
     """Packed micro-batches of a streamed source, for a `StreamLoader`."""
 
@@ -115,7 +104,10 @@ class TextStream:
         self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
 
     def batches(self, slot: int, slots: int, done: int, state: State | None) -> Iterator[tuple[Batch, Events, State]]:
-        _hide_worker()
+        # Torch forgets that this is a worker process: `datasets` would split our shards a second time and drop rows.
+        torch.utils.data._utils.worker._worker_info = None
+        if get_worker_info() is not None:
+            raise RuntimeError("this torch keeps its worker info elsewhere: stream with num_workers=0")
         samples = _Shard(self.source, self.config, self.tokenizer, slot, slots).samples(state)
         while True:
             rows, states = zip(*islice(samples, self.micro_batch), strict=True)

@@ -80,11 +80,9 @@ class Tokenizer:
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes. 256 bytes + BOS, EOS, PAD, rounded up to 264 (a multiple of 8); ids 259..263 never occur."""
 
-    def __init__(self) -> None:
-        self.name = "bytes"
-        self.vocab_size = 264
-        self.bos_id, self.eos_id, self.pad_id = 256, 257, 258
-        self.fingerprint = hashlib.blake2b(b"bytes-264", digest_size=16).hexdigest()
+    name, vocab_size = "bytes", 264
+    bos_id, eos_id, pad_id = 256, 257, 258
+    fingerprint = hashlib.blake2b(b"bytes-264", digest_size=16).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
@@ -154,16 +152,11 @@ class OutsideTokenizer(Tokenizer):
         return str(self.inner.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-@lru_cache(maxsize=8)
-def _load_outside(name: str, place: str) -> OutsideTokenizer:
-    return OutsideTokenizer(open_tokenizer(place), name)
+_outside = lru_cache(maxsize=8)(lambda name, place: OutsideTokenizer(open_tokenizer(place), name))
 
 
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:
-    """The tokenizer of a spec string, see the module's docstring.
-
-    Raises ValueError for an unknown spec, FileNotFoundError for missing files, ImportError for a missing package.
-    """
+    """The tokenizer of a spec string. ValueError for an unknown one, FileNotFoundError, ImportError for what is missing."""
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bytes', got {spec!r}")
     if spec == "bytes":
@@ -171,7 +164,7 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     if spec in SHIPPED:
         return _load_json(spec, _ASSETS / f"{spec}.json")
     if spec.startswith("hf:"):
-        return _load_outside(name := spec.removeprefix("hf:"), tokenizer_folder(name))
+        return _outside(name := spec.removeprefix("hf:"), tokenizer_folder(name))
     if spec == "gpt2" or spec.startswith("gpt2:"):
         return _load_gpt2(spec)
     if (file := tokenizer_file(spec)) is not None:

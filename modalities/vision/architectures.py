@@ -135,8 +135,7 @@ def _config(position: str, size: str, ssmax: bool) -> Options:
 
 
 def _build(**config: Any) -> ZooModel:
-    """ImportError names the extra where timm is missing."""
-    return load_modality("vision").model(VisionConfig(**config))
+    return load_modality("vision").model(VisionConfig(**config))  # ImportError names the extra where timm is missing
 
 
 FAMILY = ModelFamily("vision", _build, SIZES, _config, list_grid_positions, check_grid_position)

@@ -73,8 +73,22 @@ class VisionDataConfig:
             raise ValueError(f"crop_scale {self.crop_scale}: expected {expected}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(f"mean {self.mean} and std {self.std} must have three values each, std positive")
-        self._check_augment()
-        self._check_target()
+        for name, choices in (("augment", tuple(_UNUSED)), ("target", TARGETS)):
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} {value!r}: {nearest(value, choices)}")
+        for name in _UNUSED[self.augment]:
+            if value := getattr(self, name):
+                need = "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
+                why = f"has no effect with augment={self.augment!r}; set augment to {need}"
+                raise ValueError(f"{name}={value!r} {why}")
+        if self.rand_augment:
+            rand_augment(self.rand_augment, self.image_size, self.mean)
+        if (self.target == "label") == (self.augment == "window"):
+            way_out = f"expected augment='window' for targets {', '.join(OBJECT_TARGETS)}, and only for them"
+            raise ValueError(f"target={self.target!r} with augment={self.augment!r}: {way_out}")
+        for name in ("mixup", "cutmix", "label_smoothing"):
+            if self.target != "label" and getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")
         self.train_shapes  # noqa: B018  raises
 
     @property
@@ -87,27 +101,6 @@ class VisionDataConfig:
                 raise ValueError(f"shapes: {text!r} is not height and width in pixels, such as 96x96 or 64x144")
             shapes.append((int(match[1]), int(match[2])))
         return tuple(shapes) or ((self.image_size, self.image_size),)
-
-    def _check_augment(self) -> None:
-        if self.augment not in _UNUSED:
-            raise ValueError(f"augment {self.augment!r}: {nearest(self.augment, _UNUSED)}")
-        for name in _UNUSED[self.augment]:
-            if value := getattr(self, name):
-                need = "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
-                why = f"has no effect with augment={self.augment!r}; set augment to {need}"
-                raise ValueError(f"{name}={value!r} {why}")
-        if self.rand_augment:
-            rand_augment(self.rand_augment, self.image_size, self.mean)
-
-    def _check_target(self) -> None:
-        if self.target not in TARGETS:
-            raise ValueError(f"target {self.target!r}: {nearest(self.target, TARGETS)}")
-        if (self.target == "label") == (self.augment == "window"):
-            way_out = f"expected augment='window' for targets {', '.join(OBJECT_TARGETS)}, and only for them"
-            raise ValueError(f"target={self.target!r} with augment={self.augment!r}: {way_out}")
-        for name in ("mixup", "cutmix", "label_smoothing"):
-            if self.target != "label" and getattr(self, name):
-                raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")
 
     def unaugmented(self) -> VisionDataConfig:
         """As held-out images are prepared: no augmentation, plain labels."""

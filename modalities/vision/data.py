@@ -1,10 +1,4 @@
-"""Vision data, read from here outwards: a config in, a resumable loader of batches out; and held-out images for evaluation.
-
-    config.py   the data section of a recipe            sources.py     images by spec string, and the held-out split
-    samples.py  order, bad images, exact resume         shards.py      WebDataset
-    batches.py  augmentation of training batches        ../loading.py  the loaders: ranks, workers, resume
-    images.py   decoding, exact sizes, and what bad images become
-    objects.py  boxes, masks, windows, and what is asked of them
+"""Vision data: a config in, a resumable loader of batches out; and held-out images for evaluation.
 
 A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,)}, with boxes also "maps" (B, H, W); in training
 with mixup, cutmix or label smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that
@@ -37,13 +31,10 @@ EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
 def build_loader(
     config: VisionDataConfig, *, split: str = "train", micro_batch: int, **share: int
 ) -> IndexedLoader | StreamLoader:
-    """The loader of one split for one rank. share: `rank` (0) of `world` (1).
+    """The loader of one split for one rank. share: `rank` (0) of `world` (1). ValueError where classes do not fit.
 
     "train" is endless, shuffled and augmented; shards are streamed, everything else is read by index. "heldout" is one pass
     without augmentation in a shuffled order, the same for every seed, with equally many batches on every rank.
-
-    Raises ValueError for a micro_batch that cannot work, where the source's list of classes is not as long as num_classes,
-    and where training and held-out images list different classes; and what the sources raise.
     """
     if split == "heldout":
         return build_heldout(config, split=split, micro_batch=micro_batch, **share)
@@ -109,10 +100,7 @@ def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) ->
 
 class HeldoutImages:
     """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at its stored size, label),
-    or with `objects` (RGB, `Objects`).
-
-    classes: names by label; numbers where the source has no names, empty where their number is unknown too.
-    """
+    or with `objects` (RGB, `Objects`). classes: names by label; numbers without names, empty where unknown."""
 
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
         self.images, self.objects = images, objects
@@ -151,10 +139,8 @@ class HeldoutImages:
 
 
 def heldout_by(data: Mapping[str, object]) -> VisionDataConfig:
-    """What a training held out, from its recipe's data section; equal for runs that held out the same.
-
-    Raises ValueError for shards without `heldout_source`, which hold nothing out.
-    """
+    """What a training held out, from its recipe's data section; equal for runs that held out the same. ValueError for shards
+    without `heldout_source`."""
     deciding: Options = {name: data[name] for name in DECIDING if name in data}
     config = VisionDataConfig(**deciding, augment="light" if deciding.get("target", "label") == "label" else "window")
     if config.heldout_source is None and config.source.startswith("wds:"):
@@ -173,10 +159,8 @@ def heldout_name(source: str | VisionDataConfig) -> str:
 
 @lru_cache(maxsize=4)
 def open_heldout(source: str | VisionDataConfig, *, objects: bool = False) -> Heldout[HeldoutImages]:
-    """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per process.
-
-    objects: pictures with boxes. Shards given as "wds:…" are a held-out set as a whole. Raises what the sources raise.
-    """
+    """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per process. objects: pictures
+    with boxes. Shards given as "wds:…" are a held-out set as a whole."""
     if isinstance(source, VisionDataConfig):
         images, classes = _heldout(source, size=EVALUATION_SIZE), source.num_classes
     else:

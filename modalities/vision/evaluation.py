@@ -23,11 +23,6 @@ FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 ENOUGH, PROBED = 0.9, 256  # share of the first so many pictures that reach a default size
 
 
-def shape_at(size: int, trained: Shape) -> Shape:
-    """(height, width) with `size` pixels on the shorter side, at the aspect of training."""
-    return size * trained[0] // min(trained), size * trained[1] // min(trained)
-
-
 @dataclass(frozen=True)
 class SizeSettings(Settings):
     """sizes: ascending, of the shorter side; by default FACTORS of the training size, as far as pictures reach. The aspect
@@ -51,10 +46,8 @@ Sizes = TypeVar("Sizes", bound=SizeSettings)
 
 
 class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
-    """Base of the image evaluators: the same pictures at several sizes, in whole patches.
-
-    They are of the source named, or what the model's own training held out.
-    """
+    """Base of the image evaluators: the same pictures at several sizes, in whole patches; of the source named, or what the
+    model's own training held out."""
 
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
     enlarges: bool = False  # whether pictures may be smaller than a size
@@ -123,10 +116,7 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         return model.config.patch_size * min(trained) // math.gcd(*trained)
 
     def shapes(self, model: VisionTransformer) -> list[Shape]:
-        """(height, width) of every point, ascending; that of training is among them.
-
-        Raises ValueError for a size of which a side is no multiple of the patch, naming the nearest sizes.
-        """
+        """(height, width) of every point, ascending, at the aspect of training; that of training is among them."""
         step, trained = self.step(model), model.config.train_size
         for size in self.settings.sizes or ():
             if wrong := not_multiples([size], step):
@@ -136,7 +126,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         if self.settings.sizes is None and not self.enlarges:
             sides = sorted(self.sides(model, PROBED).values(), reverse=True)
             sizes = {size for size in sizes if size <= sides[math.ceil(ENOUGH * len(sides)) - 1]}
-        return [shape_at(size, trained) for size in sorted(sizes | {min(trained)})]
+        least = min(trained)
+        return [(size * trained[0] // least, size * trained[1] // least) for size in sorted(sizes | {least})]
 
     def sides(self, model: VisionTransformer, count: int) -> dict[int, int]:
         """By place, the shorter side that each of the first `count` pictures reaches; without those whose header is broken."""

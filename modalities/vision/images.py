@@ -1,6 +1,5 @@
 """From stored bytes to an upright 8-bit RGB image of a size, sets of images, and the report of what was skipped.
 
-    8-bit RGB                                       taken as it is
     grey, 1-bit, palette, CMYK, YCbCr, HSV          converted by Pillow, without colour profiles
     alpha, a transparent colour                     composited on white
     16-bit grey (also in 32-bit integers)           divided by 257 to 8 bits
@@ -158,7 +157,6 @@ def limit_aspect(image: Image.Image) -> Image.Image:
 
 
 def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
-    """The central window of at most this size."""
     height, width = max(1, min(image.height, height)), max(1, min(image.width, width))
     top, left = (image.height - height) // 2, (image.width - width) // 2
     return image.crop((left, top, left + width, top + height))
@@ -196,11 +194,8 @@ def reduced(image: Image.Image, side: int) -> Image.Image:
 
 
 class ImageSet:
-    """Images by index.
-
-    classes: names by label; None where the source has no list of them.  fingerprint: of the content.  problems: events of
-    listing the source.  among: images that the held-out tenth was chosen from by name; 0: all are here.
-    """
+    """Images by index. classes: names by label; None where the source has no list of them.  problems: events of listing it.
+    among: images that the held-out tenth was chosen from by name; 0: all are here."""
 
     spec: str
     classes: tuple[str, ...] | None
@@ -236,10 +231,8 @@ def checked_image(
     num_classes: int | None = None,
     listed: bool = False,
 ) -> Image.Image:
-    """The RGB image. Raises BadImage, also where EXIF turns an image with objects: its boxes may be of either one.
-
-    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage.
-    """
+    """The RGB image. Raises BadImage, also where EXIF turns an image with objects: its boxes may be of either one. A label
+    outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage."""
     if isinstance(label, int) and num_classes is not None and not 0 <= label < num_classes:
         if listed:
             raise ValueError(f"{name} has label {label}, outside 0…{num_classes - 1} (num_classes {num_classes})")
@@ -253,14 +246,13 @@ def checked_image(
 
 
 def heldout_places(names: Iterable[str], split: str) -> list[int]:
-    """Of a source without a held-out part, the places of a split's images: "heldout" or not, by `is_heldout`."""
-    return [n for n, name in enumerate(names) if is_heldout(name) == (split == "heldout")]
+    """Of a source without a held-out part, the places of a split's images: held out is a tenth, by blake2b of their names."""
 
+    def held_out(name: str) -> bool:
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"priorzoo images").digest()
+        return int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64
 
-def is_heldout(name: str) -> bool:
-    """Whether an image of a source without a held-out part is held out: blake2b of its name, as a number in [0, 1)."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"priorzoo images").digest()
-    return int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64
+    return [n for n, name in enumerate(names) if held_out(name) == (split == "heldout")]
 
 
 def digest_of(parts: Iterable[object]) -> str:

@@ -120,10 +120,7 @@ class VisionTransformer(ZooModel):
         return preprocess(image, height, width, via=via, mean=self.config.mean, std=self.config.std)
 
     def read(self, path: str, *, size: int | None = None) -> Tensor:
-        """(1, 3, H, W) pixels of the image at a path: its largest central window, at the training size or `size` pixels square.
-
-        Raises ValueError or OSError where there is none, and ValueError for a size that is no multiple of the patch.
-        """
+        """(1, 3, H, W) pixels of an image file: its largest central window, at the training size or `size` pixels square."""
         shape = self.config.train_size if size is None else (size, size)
         self.positions(*shape)
         try:
@@ -134,10 +131,8 @@ class VisionTransformer(ZooModel):
 
     @torch.inference_mode()
     def classify(self, path: str, *, size: int | None = None) -> list[tuple[str, float]]:
-        """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`.
-
-        Where every token has an answer, the class token's; ValueError where there is none.
-        """
+        """Every class, by its name or its number where names are unknown, and its probability, likeliest first; of the class
+        token where every token has an answer. See `read`."""
         if not self.num_classes:
             raise ValueError("the model has no classifier: num_classes is 0")
         logits = self(self.read(path, size=size))[0]
@@ -152,13 +147,8 @@ class VisionTransformer(ZooModel):
     def replaceable_parameters(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.startswith("head.")}
 
-    # ------------------------------------------------------------------------------------------ forward
-
     def positions(self, height: int, width: int) -> Positions:
-        """Where the tokens of an image of `height` × `width` pixels are.
-
-        Raises ValueError for a size that is no multiple of the patch; it names the nearest ones.
-        """
+        """Of an image of `height` × `width` pixels; ValueError where these are no multiples of the patch."""
         patch = self.config.patch_size
         if wrong := not_multiples((height, width), patch):
             size = f"an image of {height} × {width} pixels"
@@ -166,19 +156,14 @@ class VisionTransformer(ZooModel):
         rows, columns = height // patch, width // patch
         return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 
-    def embed(self, images: Tensor) -> tuple[Tensor, Positions]:
-        """Tokens (B, T, C) before the first block, and their positions."""
+    def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
+        """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         positions = self.positions(*images.shape[-2:])
         x = self.patch_embed(images.to(self.patch_embed.proj.weight.dtype))  # loaders give float32 to models in bf16
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, x)
-        return x, positions
-
-    def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
-        """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
-        x, positions = self.embed(images)
         layers = [cast(VisionBlock, layer) for layer in self.layers]
         attentions = [layer.attention for layer in layers]
         small = [part for one in attentions for part in (one.prior, one.ssmax) if part is not None]
@@ -198,8 +183,6 @@ class VisionTransformer(ZooModel):
     def forward(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
         """(B, num_classes) logits; any size that is a multiple of the patch."""
         return self.forward_head(self.forward_features(images, kernel=kernel))
-
-    # ------------------------------------------------------------------------------------------ timm's interface
 
     def get_classifier(self) -> nn.Module:
         return self.head

@@ -78,11 +78,8 @@ def parse_objects(fields: object, group: object = "") -> Objects:
 def check_objects(
     objects: Objects, size: tuple[int, int], target: str, shapes: Iterable[tuple[int, int]], num_classes: int
 ) -> None:
-    """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height).
-
-    Also where the answer is none of `num_classes` (a map's are its categories + 1, and the background), and where a box is
-    outside of the picture.
-    """
+    """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height), where the
+    answer is none of `num_classes` (a map's are its categories + 1, and the background), and where a box is outside."""
     parts = target.split("+")
     if "marked" in parts:
         target_of(objects, "marked", (0, 0))
@@ -103,12 +100,9 @@ def check_objects(
 
 
 def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], at: tuple[float, float]) -> Window:
-    """A window of `shape` (height, width) on a picture of `size` (width, height) that holds every marked box.
-
-    at: where among the possible places, from 0 (left, top) to 1. With one `at` a larger window contains each smaller one.
-
-    Raises BadImage "too small" where the picture is smaller than the window, and "spread" where the boxes are farther apart.
-    """
+    """A window of `shape` (height, width) on a picture of `size` (width, height) that holds every marked box; BadImage "too
+    small" or "spread" where there is none. at: where among the possible places, from 0 (left, top) to 1. With one `at` a larger
+    window contains each smaller one."""
     height, width = shape
     if size[0] < width or size[1] < height:
         raise BadImage("too small", f"{size[0]}×{size[1]} pixels, a window of {width}×{height}")
@@ -141,10 +135,8 @@ def targets_of(objects: Objects | None, target: str, shape: tuple[int, int]) -> 
 
 
 def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:
-    """What a single target asks of a picture of `shape` (height, width): int64, that shape for "map", else ().
-
-    Raises BadImage "not one marked" for "marked".
-    """
+    """What a single target asks of a picture of `shape` (height, width): int64, that shape for "map", else (). BadImage
+    "not one marked" for "marked"."""
     if target == "count":
         return np.array(objects.marked.sum(), np.int64)
     if target == "marked":
@@ -160,10 +152,8 @@ def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarr
 
 
 def at_patches(maps: Tensor, patches: int) -> Tensor:
-    """(B, patches): of maps (B, height, width) the pixel in the middle of every square patch, row by row.
-
-    Raises ValueError where so many square patches do not make up the map.
-    """
+    """(B, patches): of maps (B, height, width) the pixel in the middle of every square patch, row by row; ValueError where so
+    many square patches do not make up the map."""
     height, width = maps.shape[-2:]
     patch = math.isqrt(height * width // max(patches, 1))
     if not patch or height % patch or width % patch or (height // patch) * (width // patch) != patches:

@@ -32,11 +32,8 @@ class OutsideImageConfig:
 
 
 class OutsideClassifier(nn.Module):
-    """A classifier of timm with its own preparation of images.
-
-    A model with `dynamic_img_size` resamples its positions at every call; one whose configuration has no `fixed_input_size`
-    takes every image. Of any other, another size than that of training is a ValueError.
-    """
+    """A classifier of timm with its own preparation of images. One without `dynamic_img_size` whose configuration has
+    `fixed_input_size` takes images of the training size alone."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()

@@ -31,12 +31,9 @@ Block = list[tuple[int, str, Members]]  # (number, name, sample)
 
 
 class ImageSamples:
-    """Samples of an image set.
-
-    Training is endless: epoch e serves all N images in an order drawn from (seed, e). train=False is one pass without
-    augmentation, in an order that is the same for every seed. Every image counts once in it: numbers beyond the end, and
-    what replaces a skipped image, have target −1.
-    """
+    """Samples of an image set. Training is endless: epoch e serves all N images in an order drawn from (seed, e). train=False
+    is one pass without augmentation, in an order that is the same for every seed. Every image counts once in it: numbers beyond
+    the end, and what replaces a skipped image, have target −1."""
 
     def __init__(self, images: ImageSet, config: VisionDataConfig, *, train: bool) -> None:
         if not len(images):

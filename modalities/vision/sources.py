@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -134,19 +134,15 @@ def _version(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, folders, files) without hidden names, and not through links."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield place, folders, sorted(name for name in files if not name.startswith("."))
-
-
 def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], list[Event]]:
     """(path, label) of the images of every class, sorted by class, folder and name; and what is left out."""
     samples, problems, seen = [], [], set()
     for name, label in sorted((name, label) for label, name in enumerate(classes)):
-        top = os.path.join(root, name)
-        for place, folders, files in sorted(_walk(top)):
+        top, entries = os.path.join(root, name), []
+        for place, folders, files in os.walk(top):  # not through links
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            entries.append((place, folders, sorted(name for name in files if not name.startswith("."))))
+        for place, folders, files in sorted(entries):
             links = (path for path in (os.path.join(place, folder) for folder in folders) if os.path.islink(path))
             problems += [("linked folder in a class", path) for path in links]
             for path in (os.path.join(place, file) for file in files):
@@ -232,7 +228,7 @@ class HFImages(ImageSet):
     """One split of a Hugging Face dataset; images stay encoded until they are read.
 
     "train" is the split named in the spec, else "train"; "heldout" the validation or test split, the one named before others,
-    or rows of the training split that `is_heldout` picks; "all" the split named, else the held-out one, else everything.
+    or rows of the training split that `heldout_places` picks; "all" the split named, else the held-out one, else everything.
     """
 
     def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:

@@ -1,10 +1,9 @@
-"""Files, good and malformed, to bases and a store of them; BED files, the split by rule, held-out stretches."""
+"""Files, good and malformed, to bases; BED files, the split by rule, held-out stretches."""
 
 from __future__ import annotations
 
 import gzip
 import os
-import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from Bio import bgzf
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
-from modalities.dna import genome as store
+from modalities.dna import genome as genomes
 from modalities.dna import sources
 from modalities.dna.baselines import fit
 from modalities.dna.genome import Contig, open_genome
@@ -33,8 +32,8 @@ def fasta(sequences, width=13, end="\n"):
     return end.join(lines) + end
 
 
-def opening(spec="yeast-chr01", **options):
-    return open_genome(find_source(str(spec)), **options)
+def opening(spec="yeast-chr01"):
+    return open_genome(find_source(str(spec)))
 
 
 def written(path: Path, data: str | bytes) -> Path:
@@ -81,7 +80,7 @@ def test_formats_agree(tmp_path):
 @pytest.mark.parametrize(("chunk", "end"), [(16, "\r\n"), (17, "\n")])
 def test_chunks_may_end_anywhere(tmp_path, monkeypatch, chunk, end):
     monkeypatch.setattr(sources, "_CHUNK", chunk)
-    monkeypatch.setattr(store, "_PIECE", chunk)
+    monkeypatch.setattr(genomes, "_PIECE", chunk)
     opened = opening(written(tmp_path / "a.fa", fasta(MIXED, end=end)))
     assert sequences_of(opened) == MIXED
     for contig in opened.contigs:
@@ -119,8 +118,8 @@ def test_malformed_fasta(tmp_path):
     ):
         path = written(tmp_path / "bad.fa", content)
         with pytest.raises(ValueError, match=message) as error:
-            opening(path, cache_dir=tmp_path / "cache")
-        assert str(path) in str(error.value) and list((tmp_path / "cache").iterdir()) == []
+            opening(path)
+        assert str(path) in str(error.value)
 
 
 def test_genbank(tmp_path):
@@ -175,42 +174,18 @@ def test_specs(tmp_path, monkeypatch):
             opening(spec)
 
 
-def test_store_follows_file(tmp_path):
-    path, cache = written(tmp_path / "a.fa", ">a\nACGT\n"), tmp_path / "cache"
-    first = opening(path, cache_dir=cache)
-    (folder,) = cache.iterdir()
-    assert opening(path, cache_dir=cache) is first
-    store._open.cache_clear()
-    os.utime(folder / "bases.u8", (1, 1))
-    assert opening(path, cache_dir=cache).fingerprint == first.fingerprint
-    assert (folder / "bases.u8").stat().st_mtime == 1  # it was read again, not written again
-
+def test_files_that_change(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.fa", ">a\nACGT\n")
+    first = opening(path)
+    assert opening(path) is first
     written(path, ">a\nTTTT\n")  # the same size
     os.utime(path, ns=(1, 1))
-    assert sequences_of(opening(path, cache_dir=cache)) == {"a": "TTTT"} and sequences_of(first) == {"a": "ACGT"}
-    (folder,) = cache.iterdir()  # the store of what the file was is gone
-    for name in ("bases.u8", "contigs.json"):  # damaged: written again
-        whole = (folder / name).read_bytes()
-        flips = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))]
-        for content in (b"", b"{", *flips):
-            written(folder / name, content)
-            store._open.cache_clear()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                assert sequences_of(opening(path, cache_dir=cache)) == {"a": "TTTT"}
-            said = [str(warning.message) for warning in caught]
-            assert said == [f"{folder} is damaged: the files of the genome are read again"]
-    with pytest.raises(OSError, match=rf"bases of {path}: {path} cannot be written .*; set cache_dir or"):
-        opening(path, cache_dir=path)
-
-
-def test_file_that_grows_meanwhile(tmp_path, monkeypatch):
-    path = written(tmp_path / "a.fa", ">a\nACGT\n")
-    read = store.read_codes
-    monkeypatch.setattr(store, "read_codes", lambda path: [*read(path), *read(written(path, ">a\nACGTACGT\n"))][:2])
+    assert sequences_of(opening(path)) == {"a": "TTTT"} and sequences_of(first) == {"a": "ACGT"}
+    read = genomes.read_codes
+    monkeypatch.setattr(genomes, "read_codes", lambda path: [*read(path), *read(written(path, ">a\nACGTACGT\n"))][:2])
+    os.utime(path, ns=(2, 2))
     with pytest.raises(ValueError, match=r"a\.fa: changed while it was being read"):
-        opening(path, cache_dir=tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+        opening(path)
 
 
 def write(folder, contigs, rows=""):

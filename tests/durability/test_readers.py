@@ -44,7 +44,7 @@ def read(path: Path) -> None:
         for number in range(len(images)):
             images.read(number)
     elif ending == "fa":
-        open_genome(find_source(str(path)), cache_dir=path.parent / "cache")
+        open_genome(find_source(str(path)))
     else:
         for _ in read_variants(path):
             pass

@@ -10,7 +10,7 @@ import pytest
 
 from modalities.vision.data import build_loader
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
-from modalities.vision.images import BadImage, decode_image, is_heldout
+from modalities.vision.images import BadImage, decode_image, heldout_places
 from modalities.vision.shards import open_shards
 from modalities.vision.sources import class_names, open_images
 from tests.vision.image_files import (
@@ -58,7 +58,7 @@ def test_what_a_folder_holds_out(tmp_path):
     assert len(train) + len(heldout) == 200 == heldout.among and 10 <= len(heldout) <= 32
     assert not set(train.paths.tolist()) & set(heldout.paths.tolist())
     # Never to change: weights depend on it.
-    assert [n for n in range(17) if is_heldout(f"row {n}")] == [0, 1, 5, 16]
+    assert heldout_places((f"row {n}" for n in range(17)), "heldout") == [0, 1, 5, 16]
     note = Resolution(ResolutionSettings(source=spec)).note
     whole = note.split("'")[1]
     assert f"{len(heldout)} of the 200 pictures" in note and len(open_images(whole, "heldout")) == 200
@@ -210,7 +210,7 @@ def _shown(spec, split):
 
 def test_what_is_trained_on_is_never_held_out(tmp_path):
     one, two = set(range(30)), set(range(100, 130))
-    hashed = {n for n in range(30) if is_heldout(f"row {n}")}
+    hashed = set(heldout_places((f"row {n}" for n in range(30)), "heldout"))
     alone, both = _saved(tmp_path / "alone", "train"), _saved(tmp_path / "both", "train", "validation")
     assert (_shown(alone, "train"), _shown(alone, "heldout")) == (one - hashed, hashed)
     for spec in (f"{both}:train", both):

@@ -91,14 +91,6 @@ def start(*, verbose: bool = False) -> Ranks:
     if not verbose:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
-    _start_deepspeed(cuda=cuda, verbose=verbose)
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    return Ranks(rank, world, local_rank, device)
-
-
-def _start_deepspeed(*, cuda: bool, verbose: bool) -> None:
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
@@ -112,6 +104,10 @@ def _start_deepspeed(*, cuda: bool, verbose: bool) -> None:
         deepspeed.utils.logger.setLevel("ERROR")
     if not torch.distributed.is_initialized():
         deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    return Ranks(rank, world, local_rank, device)
 
 
 def stop() -> None:

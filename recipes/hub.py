@@ -120,7 +120,6 @@ class Card:
         return "\n".join([*lines, *self.notes, *([""] if self.notes else [])])
 
     def _front_matter(self) -> str:
-        """YAML that the hub reads."""
         from huggingface_hub import EvalResult, ModelCardData
 
         results = []
@@ -165,7 +164,7 @@ def _published_card(name: str, entry: Row) -> Card:
 
 
 def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
-    """The card of a run, or of a saved model, of which only the configuration is known."""
+    """The card of a run or a saved model."""
     modality, position = find_modality(model.modality), model.config.position
     tags = [position] if isinstance(position, str) else list(position)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -179,7 +178,7 @@ def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
 
 
 def dataset_name(source: str) -> str:
-    """What the hub calls the data of a source: of `hf:NAME…` its NAME; empty for files."""
+    """The hub's name of a source; empty for files."""
     name = re.split("[:?]", source.removeprefix("hf:"))[0]
     return name if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and (source.startswith("hf:") or "/" not in name) else ""
 

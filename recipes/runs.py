@@ -86,7 +86,22 @@ class RunFolder:
 
     def describe(self, plan: Plan) -> None:
         """Write what runs, and where: recipe.json first, which makes a folder a run."""
-        for name, facts in zip(DESCRIPTION, (plan.to_dict(), plan.deepspeed, environment()), strict=True):
+        packages = (sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo"))
+        git, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], ""
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            place, silence = Path(__file__).parent, subprocess.DEVNULL
+            commit = subprocess.check_output(git, cwd=place, stderr=silence, text=True, timeout=10).strip()
+        environment = {
+            "versions": {"python": platform.python_version()} | {p.__name__: p.__version__ for p in packages if p},
+            "commit": commit or "unknown",
+            "command": sys.argv,
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "cuda": torch.version.cuda,
+            "started": utc_now(),
+        }
+        for name, facts in zip(DESCRIPTION, (plan.to_dict(), plan.deepspeed, environment), strict=True):
             write_json(self.path / name, facts)
 
     def log(self, record: Mapping[str, object]) -> None:
@@ -180,26 +195,6 @@ def _line(record: Mapping[str, object]) -> str:
     return json.dumps(without_nan(record), allow_nan=False) + "\n"
 
 
-def environment() -> dict[str, object]:
-    """Versions, commit and hardware."""
-    packages = (sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo"))
-    command, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        commit = subprocess.check_output(
-            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
-        )
-    return {
-        "versions": {"python": platform.python_version()} | {p.__name__: p.__version__ for p in packages if p},
-        "commit": commit.strip() or "unknown",
-        "command": sys.argv,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "cuda": torch.version.cuda,
-        "started": utc_now(),
-    }
-
-
 def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -290,7 +285,7 @@ def own_run(
 def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
     """The newest undamaged checkpoint of a locked run; None to start anew."""
     if resume is None and any((run.path / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
-        raise ConfigError(f"{run.path} already holds a run; --resume auto continues it, another --run-dir starts anew")
+        raise ConfigError(f"{run.path} already holds a run: --resume auto continues it, another --run-dir starts anew")
     final = (run.path / "model").resolve()  # of a link, what it points to is replaced
     empty = not final.exists() or (final.is_dir() and not any(final.iterdir()))
     if not empty and not (final / "config.json").is_file():
@@ -322,10 +317,8 @@ def check_same(plan: Plan, folder: Path) -> None:
     for key in keys:
         before, now = (functools.reduce(_entry, key.split("."), tree) for tree in (old, new))
         if before != now:
-            raise ConfigError(
-                f"cannot resume {folder}: its {key} is {before!r:.300}, this recipe has {now!r:.300}. "
-                "Set it back, start anew with another --run-dir, or remove the folder"
-            )
+            differ = f"its {key} is {before!r:.300}, this recipe has {now!r:.300}"
+            raise ConfigError(f"cannot resume {folder}: {differ}; set it back, or start anew with another --run-dir")
 
 
 def _entry(tree: object, name: str) -> object:
@@ -396,8 +389,8 @@ def data_only(folder: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         refused = re.search(r"GLOBAL (\S+)|Unsupported \S+ \S+", str(error))  # without torch's advice to allow it
         raise ConfigError(
-            f"{folder} holds more than tensors and plain values, and is not loaded; nothing in it was executed "
-            f"({refused[0] if refused else type(error).__name__})"
+            f"{folder} holds more than tensors and plain values ({refused[0] if refused else type(error).__name__}); "
+            "nothing in it was executed"
         ) from error
     except Exception as error:  # whatever a damaged file meets in torch's and DeepSpeed's code
         raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
@@ -413,9 +406,8 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
         raise ConfigError(f"{folder} has no readable {COMPLETE}")
     train = plan.recipe.train
     anew = f"start a new run from its weights with --set model.init_from={folder / 'model'}"
-    stages = (facts["zero_stage"], train.zero_stage)
-    if facts["precision"] != train.precision or all(stages) != any(stages):
-        written = f"train.precision={facts['precision']} --set train.zero_stage={stages[0]}"
+    if facts["precision"] != train.precision or bool(facts["zero_stage"]) != bool(train.zero_stage):
+        written = f"train.precision={facts['precision']} --set train.zero_stage={facts['zero_stage']}"
         raise ConfigError(
             f"{folder}: its optimiser's state is of another precision or kind of stage. Resume with --set {written}, or {anew}"
         )

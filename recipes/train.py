@@ -263,9 +263,7 @@ class Trainer:
             f"{ranks.device.type}{shared}; run folder {self.run.path}"
         )
         if not self.engine.knows_gradients:
-            self.print(
-                "no gradient norms: from ZeRO 1 on DeepSpeed orthogonalises Muon's gradients before it takes theirs"
-            )
+            self.print("no gradient norms: from ZeRO 1 on DeepSpeed's are of Muon's updates")
         if self.checkpoint:
             self.print(f"resuming after step {self.steps_done} from {self.checkpoint}")
 
@@ -293,10 +291,8 @@ def display_name(name: str) -> str:
 def rank_state(states: Sequence[State], ranks: Ranks) -> State:
     """This rank's data state: the common one, or its own where the source streams."""
     if len(states) not in (1, ranks.groups):
-        each = "ranks" if ranks.shared == 1 else f"groups of {ranks.shared} ranks"
         raise ConfigError(
-            f"the data streams and its position was saved for {len(states)} readers; this run has {ranks.groups} {each}. "
-            f"Resume with {len(states)}, or tokenise the data first"
+            f"the streamed data's place was saved for {len(states)} readers, this run has {ranks.groups}: resume with as many"
         )
     return states[0] if len(states) == 1 else states[ranks.group]
 
@@ -348,7 +344,12 @@ def train_command(
     """Train a recipe; see the module's docstring."""
     import_named(import_)
     if list_:
-        print_recipes()
+        console = Console()
+        for recipes in installed_recipes():
+            for title, text, methods in recipes.described():
+                console.print(f"{recipes.modality}.{title}: {text}")
+                if methods:
+                    console.print(Padding(f"<method>: {' '.join(methods)}", (0, 0, 0, 4)))
         return 0
     if not name:
         raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
@@ -390,16 +391,6 @@ def train_command(
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
             print(f"training failed: {error}", file=sys.stderr)
         return 1
-
-
-def print_recipes() -> None:
-    """A line for each recipe, and for each family of them its methods."""
-    console = Console()
-    for recipes in installed_recipes():
-        for name, text, methods in recipes.described():
-            console.print(f"{recipes.modality}.{name}: {text}")
-            if methods:
-                console.print(Padding(f"<method>: {' '.join(methods)}", (0, 0, 0, 4)))
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> int:

@@ -65,7 +65,7 @@ def cap_ratio(font: str) -> float:
 
 @lru_cache(maxsize=64)
 def _letter_mask(font: str, letter: str, size: float) -> tuple[Image.Image, Point]:
-    """An upright letter at a font size in pixels: its ink as coverage (mode L), padded, and where the ink box's centre is."""
+    """An upright letter at a font size in pixels: its ink as coverage (mode L), padded, and its ink box's centre."""
     face = _face(font, size)
     left, top, right, bottom = (round(side) for side in face.getbbox(letter, anchor="ls"))
     width, height = (-(-side // PAD) * PAD + 2 * PAD for side in (right - left, bottom - top))
@@ -85,7 +85,7 @@ FINE = 4  # everything is drawn at so many times its size and averaged
 
 
 class Letter(NamedTuple):
-    """A letter of a font: cap height in pixels, tilt in degrees counter-clockwise, its middle (x, y), and its ink."""
+    """A letter: cap height in pixels, tilt in degrees counter-clockwise, middle (x, y), and ink."""
 
     font: str
     letter: str
@@ -116,22 +116,14 @@ def crowd(
 ) -> tuple[list[Letter], list[Stroke]]:
     """Letters, and clutter and rings, on a canvas of (height, width) pixels.
 
-    marked: (font, letter) of each marked one; the others are drawn from `fonts`. within: side of a square, in pixels, that
-    holds all that are marked with their rings. Raises ValueError where they find no room.
+    marked: (font, letter) of each marked one. within: side of a square, in pixels, that holds these with their rings.
     """
     (height, width), side = size, min(within, *size)
     inside = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
     letters: list[Letter] = []
-    for _ in range(TRIES):
-        letters = []
-        for font, name in marked:
-            if (letter := _place(rng, font, name, letters, inside, marked=True)) is None:
-                break
-            letters.append(letter)
-        if len(letters) == len(marked):
-            break
-    else:
-        raise ValueError(f"{len(marked)} marked letters find no room in {side} pixels; expected fewer")
+    while len(letters) < len(marked):
+        letter = _place(rng, *marked[len(letters)], letters, inside, marked=True)
+        letters = [*letters, letter] if letter else []  # without room for one of them all are placed anew
     rings = [
         Stroke(letter.at, (letter.radius + ROOM,) * 2, (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng))
         for letter in letters
@@ -154,7 +146,7 @@ def crowd(
 def _place(
     rng: np.random.Generator, font: str, name: str, others: Sequence[Letter], inside: Box, *, marked: bool = False
 ) -> Letter | None:
-    """A letter within a box where it, and the ring that it may have, overlaps none of the others."""
+    """A letter within a box where it, with a ring, overlaps none of the others."""
     cap = float(math.exp(rng.uniform(*np.log(CAP))))
     rotation = float(rng.uniform(-ROTATION, ROTATION))
     red, green, blue = rng.integers(0, DARKEST_INK, 3).tolist()

@@ -88,7 +88,7 @@ def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
 
 
 class _Stub:
-    """Stands in for a pandas class: keeps its arguments and its state, and does nothing."""
+    """Stands in for a pandas class."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         self.args = args
@@ -124,10 +124,9 @@ def read_frame_text(data: bytes, column: str) -> np.ndarray:
 
 
 def fetch_rfc(data: Path, folder: Path, offline: bool) -> str:
-    """The RFC series out of Debian's non-free section, page headers and footers stripped.
+    """The RFC series out of Debian's non-free section, page headers and footers stripped; not ours to redistribute.
 
-    For training and measuring; the texts are not ours to redistribute. Split by number: up to 8500 train, above 8900
-    held out, between them unused, so that the held-out documents are later than any that training quotes.
+    A gap between the numbers of the splits: held-out documents are later than any that training quotes.
     """
     files: dict[int, Path] = {}
     unpacked = apt_unpack([f"doc-rfc-{part}" for part in RFC_PACKAGES], "non-free", folder)
@@ -144,8 +143,8 @@ def _rfc_row(number: int, path: Path) -> Row:
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     try:
         text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = raw.decode("latin-1")  # a few early ones; every byte is a character there
+    except UnicodeDecodeError:  # a few early ones
+        text = raw.decode("latin-1")
     split = "train" if number <= RFC_TRAIN_UPTO else "heldout" if number > RFC_HELDOUT_ABOVE else "unused"
     return {"id": f"rfc{number}", "split": split, "text": strip_pages(text)}
 
@@ -157,8 +156,7 @@ _HEADER = re.compile(r"^\s*(RFC|Request for Comments:?)\s*#?\s*\d+\b.*\d{4}\s*$"
 def strip_pages(text: str) -> str:
     """An RFC without form feeds, page headers ("RFC 3411  Title  December 2002") and footers ("[Page 1]").
 
-    Pages are joined by a blank line where a paragraph ends, and by a plain line break where one runs on. Runs of blank
-    lines become one.
+    Pages are joined by a blank line where a paragraph ends, and by a plain line break where one runs on.
     """
     text = re.sub(r"[\x00-\x08\x0b\x0e-\x1f]", "", text.replace("\r\n", "\n").replace("\r", "\n"))
     joined: list[str] = []

@@ -163,14 +163,10 @@ def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
             CausalLM.from_pretrained(tmp_path / "model")
 
 
-@pytest.mark.parametrize(
-    ("kind", "option", "message"),
-    [
-        (TextConfig, {"num_layers": 10**6}, "num_layers=1000000: expected a whole number from 1 to 1,024"),
-        (TextConfig, {"dim": 2**17, "hidden_dim": 2**20, "num_layers": 1024}, "a model of about .* parameters; at most"),
-        (LengthSettings, {"lengths": (128, 99_999_999_999)}, "lengths 99,999,999,999: expected at most 134,217,728"),
-    ],
-)  # fmt: skip
-def test_numbers_are_bounded(kind: type, option: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**option)
+def test_numbers_are_bounded() -> None:
+    with pytest.raises(ValueError, match="num_layers=1000000: expected a whole number from 1 to 1,024"):
+        TextConfig(num_layers=10**6)
+    with pytest.raises(ValueError, match=r"a model of about .* parameters; at most"):
+        TextConfig(dim=2**17, hidden_dim=2**20, num_layers=1024)
+    with pytest.raises(ValueError, match="lengths 99,999,999,999: expected at most 134,217,728"):
+        LengthSettings(lengths=(128, 99_999_999_999))

@@ -10,9 +10,12 @@ import pytest
 
 import priorzoo
 import zoo
+from modalities.vision.sources import open_images
 from recipes import train
 from recipes.cli import COMMANDS, main
 from tests.launching import ROOT, command
+
+GLYPHS = "vision_goat_ssmax_tiny_patch8.glyphs"
 
 
 def test_help_names_every_command(capsys):
@@ -51,9 +54,11 @@ def test_a_command_starts_without_what_it_does_not_need(words):
         (["evaluate", "text_ggd_tiny", "passkey", "--lenghts", "96"], ["--lenghts", "--lengths"]),
         (["evaluate"], ["EVAL"]),
         (["generate", "text_ggd_tiny", "a"], ["untrained", "text_ggd_tiny.facts"]),
-        (["generate", "vision_goat_ssmax_tiny_patch8.glyphs", "a"], ["vision_goat", "text and dna"]),
+        (["generate", GLYPHS, "a"], ["vision_goat", "text and dna"]),
         (["generate", "dna_goat_tiny.genomes", "PROTEIN"], ["letter 0", "'P'"]),
         (["generate", "text_ggd_tiny.facts", "a", "--top-p", "2"], ["top_p", "2.0"]),
+        (["predict", "text_ggd_tiny.facts", "a.png"], ["models of text name nothing"]),
+        (["predict", GLYPHS, "none.png"], ["none.png"]),
         (["lm-eval", "--model", "priorzoo"], ["lm_eval", "pip install 'priorzoo[lm-eval]'"]),
     ],
 )
@@ -82,6 +87,22 @@ def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(type(model), "stream_text", interrupted)
     assert main(["generate", *words]) == 130
     assert capsys.readouterr().out == "The\n"
+
+
+def test_predict_prints_names_and_probabilities(tmp_path, capsys):
+    files, images = [str(tmp_path / f"{name}.png") for name in "AB"], open_images("glyphs-builtin", "heldout", size=64)
+    for label, file in enumerate(files):
+        images.read(label)[0].save(file)
+    assert main(["predict", GLYPHS, *files, "--top", "2", "--size", "72"]) == 0
+    printed = capsys.readouterr().out
+    model = zoo.create_model(GLYPHS).eval()
+    for file in files:
+        classes, shares = model.classify(file, size=72), model(model.read(file, size=72))[0].softmax(-1)
+        assert sum(share for _, share in classes) == pytest.approx(1) and len(classes) == 26
+        assert all(f"{share:.4f}" in printed for _, share in classes[:2])
+        assert classes[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
+    assert main(["predict", GLYPHS, files[0], "--size", "50"]) == 2
+    assert "nearest sizes are 48 and 56" in capsys.readouterr().err
 
 
 def test_recipes_are_listed_by_family_and_planned_as_json(capsys):

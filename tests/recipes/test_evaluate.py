@@ -406,15 +406,11 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
     terminal = Console(file=file, force_terminal=True, color_system=None, width=100)
     monkeypatch.setattr(report.time, "perf_counter", lambda: now[0])
     progress = report.CellProgress(name, 4000, "tokens", terminal)
-    for now[0] in (10, 20, 30, 40):
+    for now[0] in (10, 20):
         progress.advance(200)
     now[0] = 100
     progress.finish(2000)
     terminal.print(facts_table(name, {name: name}))
-    name = r"[bold]a[/red]\x1b[31m"
-    assert file.getvalue().splitlines()[:3] == [
-        f"{name}  400/4k tokens  20/s  left 3:00",
-        f"{name}  800/4k tokens  20/s  left 2:40",
-        f"{name}  2k/4k tokens  20/s  left 1:40",
-    ]
-    assert file.getvalue().count(name) == 6 and "\x1b[31m" not in file.getvalue()
+    lines, name = file.getvalue().splitlines(), r"[bold]a[/red]\x1b[31m"
+    assert lines[:2] == [f"{name}  400/4k tokens  20/s  left 3:00", f"{name}  2k/4k tokens  20/s  left 1:40"]
+    assert file.getvalue().count(name) == 5 and "\x1b[31m" not in file.getvalue()

@@ -145,20 +145,6 @@ def test_only_the_first_bases_are_kept(tmp_path, content, monkeypatch):
     assert (tmp_path / "genomes/fly.fa").read_bytes() == b">fly_chr2R\nacGTACG\n"
 
 
-def test_an_interrupted_run_leaves_what_was_there(tmp_path, content, monkeypatch):
-    fetch(tmp_path)
-    before = contents(tmp_path)
-
-    def stops(path):
-        yield "chr01", "ACGT"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(dna, "read_genbank", stops)  # the last species, half of it written
-    with pytest.raises(KeyboardInterrupt):
-        fetch(tmp_path)
-    assert contents(tmp_path) == before
-
-
 def test_names_and_alignments(tmp_path):
     (tmp_path / "x.maf.gz").write_bytes(gzip.compress(MAF.replace(b"3 - 6 ", b"4 - 6 ")))
     with pytest.raises(ValueError, match=r"Ztritici_IPO323\.chr_1 has 4 bases at 0 of 6, and it has not"):

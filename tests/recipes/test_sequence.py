@@ -18,9 +18,9 @@ from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.engine import sequence_group
 from recipes.estimate import describe
 from recipes.registry import find_recipe
-from recipes.runs import RunFolder
 from recipes.train import main
 from tests.ranks import Ranks
+from tests.recipes.test_train import same
 from zoo.methods import list_positions
 from zoo.priors import PRIORS, TablePrior, create_prior
 
@@ -173,12 +173,6 @@ def train(folder: Path, settings: list[str], *options: str) -> int:
     return main(["text.ggd_goat_ssmax_tiny", *words, "--run-dir", str(folder), *options])
 
 
-def curves(folder: Path) -> list[list[float]]:
-    records = RunFolder(folder).metrics()
-    assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4]
-    return [[r[name] for r in records if name in r] for name in ("loss", "heldout_loss", "grad_norm", "tokens")]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run of one rank."""
@@ -194,8 +188,7 @@ def test_a_run_of_ranks_that_share_lines_is_the_run_of_one(stage, shared, whole,
     def train_and_compare(shared, *options):
         settings = [f"train.zero_stage={stage}", f"train.sequence_parallel={shared}"]
         assert four(train, tmp_path / "run", settings, *options) == [0] * 4
-        for ours, theirs in zip(curves(tmp_path / "run"), curves(whole), strict=True):
-            assert ours == pytest.approx(theirs, abs=2e-5)
+        same(tmp_path / "run", whole)
 
     train_and_compare(shared)
     if stage == 1:  # resumed by groups of another size, from the middle: the same run again

@@ -34,17 +34,12 @@ from zoo.errors import LARGEST_SEED, did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
-# ------------------------------------------------------------------------------------------------ settings
-
 MOST = 2**27  # tokens, samples, pixels of a side, or whatever else a whole number of settings counts
 LEAST = {"samples": 1, "batch_tokens": 1, "seed": 0}
 
 
 def option(default: object, help: str, *, parse: Callable[[str], object] | None = None) -> Any:
-    """A dataclass field that is also an option of the evaluate command: `--sizes` for `sizes`.
-
-    parse: text to value, raising ValueError; by default the field's type is applied.
-    """
+    """A dataclass field that is also an option of the evaluate command: `--sizes` for `sizes`. parse: text to value."""
     return field(default=default, metadata={"help": help, "parse": parse})
 
 
@@ -122,19 +117,13 @@ class Cell:
     data: Row = field(default_factory=dict, compare=False)
 
 
-# ------------------------------------------------------------------------------------------------ evaluators
-
-
 S = TypeVar("S", bound=Settings, default=Any)
 Model = TypeVar("Model", default=Any)
 
 
 class Evaluator(ABC, Generic[S, Model]):
-    """One measurement, bound to its settings and to the held-out data that they name.
-
-    `Model` is the class of models that its methods take, or a union where it takes baselines too. trained_on: the data section
-    of the model's recipe; where settings name no source, what that training held out may be measured.
-    """
+    """One measurement, bound to its settings and to the held-out data that they name. trained_on: the data section of the
+    model's recipe; where settings name no source, what that training held out may be measured."""
 
     name: ClassVar[str]
     title: ClassVar[str] = ""  # of its panel in overview.png; the name where empty

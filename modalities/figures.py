@@ -7,6 +7,7 @@ not at all. matplotlib is imported when a figure is drawn.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -31,33 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
-STYLES: dict[str, tuple[str, str]] = {
-    "ggd_goat": ("#000000", "o"),
-    "ggd_goat_ssmax": ("#555555", "o"),
-    "ggd_ssmax": ("#0072B2", "o"),
-    "ggd": ("#56B4E9", "s"),
-    "goat_ssmax": ("#D55E00", "D"),
-    "goat": ("#E69F00", "^"),
-    "ggd2d_ssmax": ("#0072B2", "o"),
-    "ggd2d": ("#56B4E9", "s"),
-    "ggd2d_separable": ("#009E73", ">"),
-    "alibi": ("#117733", "v"),
-    "alibi_ssmax": ("#117733", "1"),
-    "rope": ("#882255", "X"),
-    "rope_ssmax": ("#CC6677", "P"),
-    "nope": ("#666666", "<"),
-    "nope_ssmax": ("#666666", "2"),
-    "cable": ("#44AA99", ">"),
-    "t5": ("#999933", "p"),
-    "sinusoidal": ("#332288", "*"),
-    "learned": ("#AA4499", "h"),
-    "kerple": ("#6699CC", "d"),
-    "fire": ("#661100", "H"),
-    "lookhere": ("#DDCC77", "d"),
-    "rope2d_axial": ("#882255", "X"),
-    "rope2d_mixed": ("#CC6677", "P"),
-    "rope2d_normalised": ("#AA4466", "*"),
-}
+with Path(__file__).with_name("styles.csv").open(encoding="utf-8") as _file:
+    STYLES = {method: (color, marker) for method, color, marker in csv.reader(_file)}
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")
 Style = dict[str, Any]  # arguments of matplotlib's plot

@@ -62,13 +62,8 @@ Items = TypeVar("Items", covariant=True)
 
 @dataclass(frozen=True)
 class Heldout(Generic[Items]):
-    """The part of a source that training excludes.
-
-    Attributes:
-        name: in tables and files, such as "genomes" or "all of folder:photos".
-        fingerprint: 16 hex digits; equal ones mean equal content. Stored cells are keyed by it.
-        items: the data itself: documents, images, or a genome with its held-out regions.
-    """
+    """The part of a source that training excludes. name: in tables and files, such as "all of folder:photos". fingerprint: 16
+    hex digits, the key of stored cells. items: the data itself: documents, images, or a genome with its held-out regions."""
 
     name: str
     fingerprint: str
@@ -235,9 +230,6 @@ def first_heldout(
     return FirstBatches(cast(IndexedLoader, loader), samples)
 
 
-# ------------------------------------------------------------------------------------------------ rows of tokens
-
-
 class Rows(Protocol):
     """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and other entries. Where it
     has torch's `__getitems__(numbers)`, the rows of a batch are read in one call."""
@@ -291,9 +283,6 @@ def collate(rows: list[Batch]) -> Batch:
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
-# ------------------------------------------------------------------------------------------------ random order
-
-
 def hash64(*words: int | np.ndarray) -> np.ndarray:
     """64 pseudo-random bits (N,) of integers, some of them arrays (N,): splitmix64's finalizer after each word."""
     state = np.zeros(1, np.uint64)  # arrays, because numpy warns when scalars overflow, as they do here by design
@@ -307,11 +296,8 @@ def hash64(*words: int | np.ndarray) -> np.ndarray:
 
 
 def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
-    """Where a random permutation of 0..size−1 sends each index: (N,) int64 → (N,) int64, in O(1) memory.
-
-    A Feistel network permutes the next even power of two; results outside go through it again (cycle walking). `key` selects
-    the permutation; its words may be arrays (N,).
-    """
+    """Where a random permutation of 0..size−1, chosen by `key`, sends each index: (N,) int64 → (N,) int64, in O(1) memory. A
+    Feistel network permutes the next even power of two; results outside go through it again (cycle walking)."""
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = [np.broadcast_to(hash64(*key, round_), index.shape) for round_ in range(_ROUNDS)]

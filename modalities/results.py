@@ -157,9 +157,6 @@ def mean_of_rows(rows: Sequence[Row]) -> Row:
     return {name: _reduce([row.get(name) for row in rows], _mean) for name in rows[0]}
 
 
-# ---- tables as files
-
-
 def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
     """Rows under a header of all their columns, in order of first appearance; list values are left out. Text that a
     spreadsheet would take for a formula has an apostrophe before it, and no text has line breaks."""

@@ -43,8 +43,7 @@ def tokenizer_folder(name: str) -> str:
 
 
 def save_copy(spec: str, folder: Path) -> list[str]:
-    """Copy a spec's file, or its folder of transformers, into a saved model's folder, so that it travels with the model; names
-    of the files written."""
+    """Copy a spec's file, or its folder of transformers, into a saved model's folder; names of the files written."""
     if spec.startswith("hf:"):
         place = tokenizer_folder(spec.removeprefix("hf:"))
         if not Path(place).is_dir():  # of the hub

@@ -78,9 +78,6 @@ def wrap(model: DnaDecoder) -> PriorzooDnaForCausalLM:
     return PriorzooDnaForCausalLM.of(model)
 
 
-# -------------------------------------------------------------------------------------- their models in ours
-
-
 @dataclass(frozen=True)
 class OutsideDnaConfig(OutsideConfig):
     """`OutsideConfig` with what DNA's evaluators ask; `vocab_size` is that of `OutsideTokenizer`."""

@@ -113,8 +113,6 @@ class TextDataConfig:
         return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight)
 
 
-# ------------------------------------------------------------------------------------------------ a corpus as tokens
-
 _FORMAT = 2  # raise when the files or the rules of splitting and tokenising change
 _FILES = ("tokens.npy", "offsets.npy", "corpus.json")
 _BAR_FROM_BYTES = 16 * 2**20  # a smaller corpus takes a second or two and needs no bar
@@ -206,9 +204,6 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
     digest.update(tokens.data)
     digest.update(offsets.data)
     return TokenCorpus(tokens, offsets, tokenizer.name, digest.hexdigest())
-
-
-# ------------------------------------------------------------------------------------------------ packed rows
 
 
 class PackedDataset(Dataset):
@@ -313,9 +308,6 @@ def build_loader(
     else:  # shuffled: the first few batches represent all documents
         dataset = PackedDataset(corpus, config.context, tokenizer, epochs=1)
     return IndexedLoader(RowBatches(dataset), micro_batch, **share)
-
-
-# ------------------------------------------------------------------------------------------------ held-out documents
 
 
 @dataclass(frozen=True, eq=False)

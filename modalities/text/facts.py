@@ -244,8 +244,6 @@ def sentence_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     return np.unique(np.concatenate([[0], np.flatnonzero(_ends(tokenizer)[ids]) + 1, [len(ids)]]))
 
 
-# ------------------------------------------------------------------------------------------------ training rows
-
 MOST_FACTS = 10
 FULL = 0.6  # share of the rows with that many, or as many as fit
 COPIED = (8, 64)  # tokens that come again, least and most

@@ -95,9 +95,6 @@ def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) ->
         raise ValueError(f"the source has {listed}, num_classes is {config.num_classes}: {way_out}")
 
 
-# ------------------------------------------------------------------------------------------------ for evaluation
-
-
 class HeldoutImages:
     """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at its stored size, label),
     or with `objects` (RGB, `Objects`). classes: names by label; numbers without names, empty where unknown."""

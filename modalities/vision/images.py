@@ -68,9 +68,6 @@ class ImageReport:
         return f"skipped {', '.join(parts)}" if parts else ""
 
 
-# ------------------------------------------------------------------------------------------------ decoding
-
-
 def decode_image(data: bytes) -> Image.Image:
     """Upright RGB. Raises BadImage."""
     if not data:
@@ -141,8 +138,6 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
     return (image.height, image.width) if on_its_side else image.size
 
 
-# ------------------------------------------------------------------------------------------------ sizes, all by bicubic
-
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BICUBIC = v2.InterpolationMode.BICUBIC
 MAX_ASPECT = 8
@@ -188,9 +183,6 @@ def reduced(image: Image.Image, side: int) -> Image.Image:
     scale = side / min(image.size)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.resize(size, Image.Resampling.BICUBIC)
-
-
-# ------------------------------------------------------------------------------------------------ sets of images
 
 
 class ImageSet:

@@ -192,9 +192,6 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------ samples
-
-
 def _fields(members: Members) -> Mapping[str, object]:
     """The fields of the `.json` member; {} without. Raises BadImage "bad json"."""
     try:

@@ -119,9 +119,6 @@ class BuiltinImages(ImageSet):
         return self.fonts[index // self.letters % len(self.fonts)]
 
 
-# ------------------------------------------------------------------------------------------------ folders
-
-
 def _shown_folders(folder: Path) -> list[str]:
     """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's checkpoints."""
     if not folder.is_dir():
@@ -219,9 +216,6 @@ class FolderImages(ImageSet):
 
     def name(self, index: int) -> str:
         return os.fsdecode(self.paths[index])
-
-
-# ------------------------------------------------------------------------------------------------ Hugging Face
 
 
 class HFImages(ImageSet):

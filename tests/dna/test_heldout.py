@@ -25,9 +25,6 @@ from modalities.dna.evaluators.completion import (
     gc_trajectory,
     write_bases,
 )
-from modalities.dna.scoring import score_windows
-from modalities.dna.sources import find_source
-from modalities.dna.splits import open_heldout
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import ModelResult
 from tests.dna.models import Composed, bpe_tokenizer, letters, split_source, tiny
@@ -66,13 +63,6 @@ def measure(model, settings, finished=None):
     return evaluator.rows(json.loads(json.dumps(values))), values
 
 
-def test_uniform_is_exactly_two_bits_everywhere(source):
-    settings = dict(lengths=(10, 48, 100), samples=5, **source)
-    for row in measure(Composed(train_context=16), settings)[0]:
-        assert row["bits_per_base"] == 2.0 and row["accuracy"] == 0.25
-        assert row["nll"] == pytest.approx(2 * math.log(2), rel=1e-15)
-
-
 def test_every_length_reads_the_same_bases(source):
     seen = {}
     for lengths, context in (((16, 64, 256), 16), ((16,), 16), ((256, 1024), 64), ((2500,), 16)):  # with room for 2048
@@ -86,33 +76,6 @@ def test_every_length_reads_the_same_bases(source):
     *others, beyond = (np.concatenate(parts) for parts in seen.values())
     assert len(others[0]) == 2 * 2048 and len(beyond) == 2 * 2500
     assert all(np.array_equal(others[0], other) for other in others)
-
-
-def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source):
-    model, lengths = tiny("kmer:2"), (16, 40)
-    options = dict(lengths=lengths, samples=3, **source, batch_tokens=100)
-    rows, _ = measure(model, options)
-    data = open_heldout(find_source(*source.values())).items
-    size = of(**options).stretch(model)
-    costs = []  # by contig: bits and bases of its stretches at each length, (2, stretches, 2)
-    for stretches in data.stretches(size, 3, 42).values():
-        costs.append(np.zeros((2, len(stretches), 2)))
-        for n, stretch in enumerate(stretches):
-            for k, length in enumerate(lengths):
-                scores = score_windows(model, data.codes(stretch)[: size // length * length].reshape(-1, length))
-                costs[-1][k, n] = scores.nll.sum() / math.log(2), scores.bases.sum()
-    first, second = np.mean([np.divide(*contig.sum(1).T) for contig in costs], axis=0)
-    assert [row["bits_per_base"] for row in rows] == pytest.approx([first, second], rel=1e-5)
-    assert rows[1]["change"] == pytest.approx(second - first, rel=1e-3) and "change" not in rows[0]
-    for name, k in (("bits_per_base_standard_error", 0), ("change_standard_error", 1)):
-        by_contig = [
-            (contig[..., 0] / contig[..., 1])[k] - (k and contig[0, :, 0] / contig[0, :, 1]) for contig in costs
-        ]
-        spread = np.array([values.var(ddof=1) if len(values) > 1 else math.nan for values in by_contig])
-        spread = np.where(np.isnan(spread), np.nanmean(spread), spread) / [len(values) for values in by_contig]
-        assert rows[k][name] == pytest.approx(math.sqrt(spread.sum()) / len(costs), rel=1e-3)
-    assert [row["left_over"] for row in rows] == [size % k * rows[0]["stretches"] for k in lengths]
-    assert rows[1]["window_bases"] == 40 and rows[1]["left_over"] > 0 and "accuracy" not in rows[0]
 
 
 @pytest.mark.parametrize("tokenizer", ["kmer:3", "bpe"])
@@ -297,16 +260,6 @@ def test_a_constant_text_has_no_correlation(genomes, writes):
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
     strong = np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth])
     assert row["gc_error"] == pytest.approx(strong)
-
-
-def test_sampling_follows_the_seed_alone(genomes):
-    model = tiny()
-    first, again, other = (dict(completing(genomes, samples=4, **o).run(model)) for o in ({}, {}, {"seed": 7}))
-    assert first == again and first != other
-    stored = json.loads(json.dumps(first))
-    name = next(iter(stored))
-    resumed = dict(completing(genomes, samples=4).run(model, {name: stored[name]}))
-    assert Completion().rows(resumed) == Completion().rows(first)
 
 
 def test_continuations_that_cannot_be_written(genomes):

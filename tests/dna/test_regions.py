@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import islice
 
 import numpy as np
 import pytest
 
 from modalities.dna.evaluators import regions
-from modalities.dna.evaluators.regions import RegionSettings, Score, Span, Track, cost
+from modalities.dna.evaluators.regions import RegionSettings, Score, Track
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, reverse_complement
 from modalities.evaluation import ModelResult
@@ -114,27 +113,6 @@ def test_unknown_bases_are_listed_and_not_counted(fasta):
     assert rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15) and rows["some"]["gc"] == 0.5
     kmers = score(tiny("kmer:3"), fasta=fasta(**sequences))
     assert [kmers[name]["bases"] for name in sequences] == [0, 0, 3, 0]  # no k-mer of "ACN NRG" is known
-
-
-def test_parts_batches_and_a_stop_change_nothing(fasta, model, monkeypatch):
-    texts = {f"r{n}": letters(int(length), n) for n, length in enumerate(np.random.default_rng(0).integers(5, 200, 30))}
-    path = fasta(**texts)
-    whole = score(model, fasta=path, window=32)
-    monkeypatch.setattr(regions, "CELL_BASES", 100)
-    evaluator = Score(RegionSettings(fasta=path, window=32, batch_tokens=70))
-    cells = dict(evaluator.run(model))
-    records = [record["name"] for cell in cells.values() for record in cell["records"]]
-    assert len(cells) > 20 and len(set(records)) == 30 < len(records)  # some records lie in several
-    for row in evaluator.rows(cells):
-        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        assert numbers == pytest.approx({name: whole[row["name"]][name] for name in numbers}, rel=1e-5)
-    stopped = json.loads(json.dumps(dict(islice(evaluator.run(model), 9))))
-    again = dict(evaluator.run(model, stopped))
-    assert again == cells and evaluator.rows(again) == evaluator.rows(cells)  # to the bit
-    spans = [Span(0, name, len(text), 0, len(text)) for name, text in texts.items()]
-    costs = [cell.cost for cell in evaluator.cells(model)]
-    assert sum(costs) == sum(cost(span, 16, both=False) for span in spans)  # nothing is read twice
-    assert max(costs) <= 100 + 32
 
 
 def test_a_region_of_the_other_strand_is_read_there(fasta, tmp_path):

@@ -173,32 +173,6 @@ def test_recall_by_default_takes_lengths_that_a_document_serves():
     assert [len(evaluator.measure(tiny(), cell)["found"][0]["answers"]) for cell in trials] == [4, 9]
 
 
-def test_perplexity_is_the_direct_computation():
-    model = tiny().double()
-    rows = summary(Perplexity, model, lengths=(16, 64), samples=3, batch_tokens=50)
-    cells = made(Perplexity, lengths=(16, 64), samples=3).cells(model)
-    stretches = [cell.data["tokens"] for cell in cells if cell.data["length"] == 64]
-    assert len(stretches) == 3 and all(len(stretch) == 65 for stretch in stretches)
-    for length in (16, 64):
-        total, by_position = 0.0, np.zeros(length)
-        for stretch in stretches:
-            for start in range(0, 64, length):
-                read, window = (torch.as_tensor(stretch[start + n : start + n + length]) for n in (0, 1))
-                nll = -model(read[None])[0].detach().double().log_softmax(-1)[torch.arange(length), window]
-                total += nll.sum().item()
-                by_position += nll.numpy()
-        row = rows[length]
-        assert row["nll"] == pytest.approx(total / (3 * 64), abs=1e-6)
-        assert row["bits_per_byte"] == pytest.approx(row["nll"] / math.log(2), abs=1e-12)
-        assert row["bits_per_byte_standard_error"] == pytest.approx(
-            row["nll_standard_error"] / math.log(2), nan_ok=True
-        )
-        assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
-        windows = 3 * 64 // length
-        assert row["position_nll"][0] == pytest.approx(by_position[0] / windows, abs=1e-6)
-        assert row["position_nll"][3] == pytest.approx(by_position[4:8].mean() / windows, abs=1e-6)
-
-
 def test_every_document_takes_part_and_is_a_unit():
     for lengths, turns in (((16, 128), 8), ((64, 2048), 4), ((5000,), 1), ((12000,), 1), ((25000,), 1)):
         cells = made(Perplexity, lengths=lengths).cells(KnownAnswer())

@@ -10,7 +10,7 @@ import torch
 
 from modalities.text import facts
 from modalities.text.data import RowMix
-from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN, copies_row, draw_facts, facts_row
+from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN, draw_facts, facts_row
 from modalities.text.tokenizers import load_tokenizer
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
@@ -125,24 +125,6 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
 
 
 # ---- copies ----
-
-
-@both_tokenizers
-def test_a_stretch_comes_again_and_again(tokenizer):
-    """The row's first tokens, as they are, or in random order, which then count where they come again."""
-    shuffled = 0
-    for seed in range(40):
-        plain = plain_row(tokenizer, 256, seed, sentences="abcdefghijklmnopqrstuvwxyz")
-        text = [n for n in plain["tokens"].tolist() if n != tokenizer.bos_id]
-        row = copies_row(plain, np.random.default_rng(seed), tokenizer)
-        ids, first = row["tokens"].tolist(), runs_of(row, 0.0)
-        assert len(ids) == 257 and ids[0] == tokenizer.bos_id and (row["segments"] == 0).all()
-        stretch = first[0][1] if first else text[:8]
-        assert sorted(stretch) == sorted(text[: len(stretch)]) and ids[1 : 1 + len(stretch)] == stretch
-        copies = sum(ids[n : n + len(stretch)] == stretch for n in range(2, 257))
-        assert 8 <= len(stretch) <= 64 and copies >= 1
-        shuffled += len(first)
-    assert 10 < shuffled < 30
 
 
 # ---- the mix ----

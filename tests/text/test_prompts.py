@@ -8,15 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from modalities.text import prompts
 from modalities.text.data import open_heldout
 from modalities.text.facts import GRAMMARS
 from modalities.text.prompts import TEMPLATES, Template, open_haystack, state_facts
 from modalities.text.tokenizers import load_tokenizer
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
-HAYS = ("own", "grass", "text")
-ASK = "What is the pass key? The pass key is"
 
 
 def opened(name, tokenizer):
@@ -27,66 +24,6 @@ def opened(name, tokenizer):
 
 def draw(template, length, depth, seed, tokenizer, haystack):
     return template.draw(length, depth, np.random.default_rng(seed), tokenizer, haystack)
-
-
-def places_of(part, ids):
-    """Where the tokens `part` stand in `ids`."""
-    return [n for n in range(len(ids) - len(part) + 1) if ids[n : n + len(part)] == part]
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The facts of the last prompt; the first is asked about."""
-    last, real = [], prompts.draw_facts
-
-    def drawing(*arguments, **options):
-        last[:] = real(*arguments, **options)
-        return list(last)
-
-    monkeypatch.setattr(prompts, "draw_facts", drawing)
-    return last
-
-
-CONDITIONS = [
-    (n, facts, others)
-    for n in TEMPLATES
-    if n != "bam"
-    for facts in ((1, 5) if n in GRAMMARS else (1,))
-    for others in (0, 4)
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "facts", "others", "hay", "kind"),
-    [(*condition, HAYS[n % 3], list(TOKENIZERS)[n // 3 % 2]) for n, condition in enumerate(CONDITIONS)],
-)
-def test_lengths_values_and_depths(name, facts, others, hay, kind, drawn):
-    tokenizer = TOKENIZERS[kind]
-    template, haystack = Template(name, facts, others), opened(hay, tokenizer)
-    for seed, depth in enumerate((0.0, 0.37, 1.0)):
-        length = 1400 + seed
-        prompt, answer = draw(template, length, depth, seed, tokenizer, haystack)
-        assert len(prompt) + len(answer) == length
-        assert prompt[0] == tokenizer.bos_id and tokenizer.bos_id not in prompt[1:]
-        text, value = tokenizer.decode(prompt), tokenizer.decode(answer)
-        # The answer has the tokens in which the text states it.
-        assert len(places_of(answer.tolist(), prompt.tolist())) == 1
-        assert value[0] == " " and value[1:].isdigit() and len(value) == 6
-        if hay in ("own", "grass"):
-            numbers = re.findall(r"(?<!\d)\d{5}(?!\d)", text.replace(value, " key"))
-            assert len(numbers) == len(set(numbers)) == facts - 1 + others
-        if name in GRAMMARS:
-            assert len(drawn) == facts and value == drawn[0].value
-            assert text.endswith(drawn[0].question) and all(text.count("".join(f.statement)) == 1 for f in drawn)
-            statement = "".join(drawn[0].statement)
-        else:
-            assert text.endswith(ASK)
-            statement = f"The pass key is{value}. Remember it."
-        before, after = text.split(statement)
-        if (facts, others) == (1, 0):  # other statements move this one
-            at = before.removeprefix(prompts.TASK).rstrip("\n")
-            assert len(at) / len(at + after) == pytest.approx(depth, abs=0.16)
-            assert depth == 1.0 or not at.strip() or at.rstrip(" ")[-1] in ".?!"
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -36,9 +36,7 @@ class CompletionSettings(DnaLengthSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.new_bases < 2 * WINDOW:
-            raise ValueError(
-                f"new_bases {self.new_bases}: GC content in windows of {WINDOW} needs at least {2 * WINDOW} bases"
-            )
+            raise ValueError(f"new_bases {self.new_bases}: windows of {WINDOW} need at least {2 * WINDOW} bases")
 
 
 class Completion(DnaEvaluator[CompletionSettings]):
@@ -57,9 +55,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
 
     name = "completion"
     version = 2  # 1 had other fields in its cells
-    summary = (
-        "continuations of held-out DNA: agreement with the truth, compared with chance, and Pearson r of GC content"
-    )
+    summary = "continuations of held-out DNA: agreement with the truth beside chance, and Pearson r of GC content"
     scores = (
         *map(Score, ("accuracy", "chance", "gc_r", "gc_error")),
         Score("undefined", exception=True),
@@ -202,10 +198,8 @@ def _places(data: GenomeSplit, prompt: int, new: int, count: int, seed: int) -> 
         if good.any():
             by_contig[name] = rng.permutation(starts[good])
     if not by_contig:
-        raise ValueError(
-            f"no held-out region of {data.name!r} has {prompt} known bases and {new} more to be written; the longest has "
-            f"{data.longest}: choose shorter lengths, or a source that holds out more"
-        )
+        room = f"{prompt} known bases and {new} more to be written; the longest has {data.longest}"
+        raise ValueError(f"no held-out region of {data.name!r} has {room}: choose shorter lengths")
     names = [list(by_contig)[n] for n in rng.permutation(len(by_contig))]
     rounds = max(map(len, by_contig.values()))
     turns = [(name, int(by_contig[name][n])) for n in range(rounds) for name in names if n < len(by_contig[name])]

@@ -214,9 +214,6 @@ def _codes(genome: Genome, spans: Sequence[Span], batch: Sequence[Window], turne
     return filled
 
 
-# ------------------------------------------------------------------------------------------------ sums
-
-
 class Score(RegionEvaluator):
     """Log-likelihood, in nats, and bits per base of every record of `fasta`; with `regions` of every row of that BED file
     whose bases are predicted from those before them, outside the region too; a row with "-" in the sixth column is read on the
@@ -276,9 +273,6 @@ class Score(RegionEvaluator):
             }
             rows.append(place | numbers)
         return rows
-
-
-# ------------------------------------------------------------------------------------------------ tracks
 
 
 class Track(RegionEvaluator):

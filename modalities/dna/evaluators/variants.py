@@ -50,10 +50,7 @@ UNSCORED = {"llr_nats": math.nan, "llr_bits": math.nan, "flank_llr_nats": math.n
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One alternative allele. Positions count from 1, as in VCF; sequences are upper case.
-
-    place: in the file, "record 3". reason: why it cannot be scored, or "".
-    """
+    """One alternative allele, at a position from 1. place: "record 3". reason: why it cannot be scored, or ""."""
 
     chrom: str
     pos: int
@@ -105,15 +102,10 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
     return "ALT equal to REF" if ref == alt else ""
 
 
-# ------------------------------------------------------------------------------------------------ haplotypes
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`ref` at `start` (from 0) of a contig becomes `alt`; trimmed, so either may be empty, and as far left as it goes.
-
-    shift: bases by which it may move to the right without another haplotype; 0 where neither allele is empty.
-    """
+    """`ref` at `start` (from 0) of a contig becomes `alt`; trimmed, so either may be empty, and as far left as it goes. shift:
+    bases by which it may move to the right without another haplotype."""
 
     chrom: str
     start: int
@@ -153,11 +145,8 @@ def _trimmed(ref: str, alt: str) -> tuple[int, str, str]:
 
 
 def normalize(genome: Genome, chrom: str, at: int, ref: str, alt: str) -> Change:
-    """The change that REF → ALT at base `at` (from 0) makes: equal for every spelling of a haplotype.
-
-    Common ends are cut off. An insertion or deletion that remains moves left while the base before it equals its last one.
-    REF must be what the reference has there, and what is not common A, C, G and T; the alleles must differ.
-    """
+    """The change that REF → ALT at base `at` (from 0) makes, equal for every spelling of a haplotype: common ends are cut off,
+    and an insertion or deletion moves left while the base before it equals its last one."""
     cut, ref, alt = _trimmed(ref, alt)
     at += cut
     if ref and alt:
@@ -210,11 +199,9 @@ class Placed:
 
 
 def place(change: Change, length: int, window: int, step: int = 1) -> Placed | int:
-    """Where the windows of a change lie on a contig of `length` bases; the bases of the longer window, W, where it has no room
-    for the alleles, or the shorter one for no token.
-
-    W is `window`, or what the contig allows, rounded down to a multiple of `step`. With M = `change.longest` the left flank has
-    ⌊(W − M) / 2⌋ bases and the right one the rest, whatever the spelling; at a contig's edges the windows move inwards.
+    """Where the windows of a change lie on a contig of `length` bases; the bases of the longer window, W (`window`, or what the
+    contig allows, in whole `step`), where it has no room for the alleles, or the shorter one for no token. With M =
+    `change.longest` the left flank has ⌊(W − M) / 2⌋ bases, the right one the rest; at a contig's edges windows move inwards.
     """
     size = min(window, length + max(0, change.growth)) // step * step
     if size < change.longest or size - abs(change.growth) < step:
@@ -248,13 +235,9 @@ def score_haplotypes(
 
 
 def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool) -> Row:
-    """What rows say of a change: NaN where other bases count in the two windows, with the `reason`.
-
-    llr_nats, llr_bits: log p(alternative window) − log p(reference window).
-    flank_llr_nats: the same of the bases of the flanks alone, which both windows have, whatever an indel adds or takes away;
-    NaN where no base that counts is read after the alleles, as behind the last base of a contig on one strand.
-    window, flank: bases of the longer window, and of both flanks together.
-    """
+    """What rows say of a change: log p(alternative window) − log p(reference window), NaN where other bases count in the two
+    windows, with the `reason`. flank_llr_nats: the same of the bases of the flanks alone; NaN where no base that counts is read
+    after the alleles. window, flank: bases of the longer window, and of both flanks together."""
     (nats, counts), (other_nats, other_counts) = costs
 
     def flanks(values: np.ndarray) -> np.ndarray:
@@ -278,9 +261,6 @@ def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool
         "flank": placed.left + placed.right,
         "reason": reason,
     }
-
-
-# ------------------------------------------------------------------------------------------------ the evaluator
 
 
 @dataclass(frozen=True)

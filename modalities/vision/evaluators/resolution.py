@@ -191,9 +191,6 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 yield Observed(cell["size"], group, "top1", right, pooled="all")
 
 
-# ------------------------------------------------------------------------------------------------ rows
-
-
 def _column(cells: list[CellValue], name: str) -> np.ndarray:
     return np.array([value for cell in cells for value in cell[name]])
 

@@ -287,9 +287,6 @@ def _jackknife(left_out: np.ndarray) -> float:
     return math.sqrt((many - 1) / many * float(((left_out - left_out.mean()) ** 2).sum())) if many > 1 else math.nan
 
 
-# ------------------------------------------------------------------------------------------------ the two
-
-
 class Find(SceneEvaluator):
     """Top-1 of the marked object's category. Of tiles the one with the largest probability answers."""
 

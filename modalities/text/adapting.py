@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, default_collate
 from transformers import (
     PreTrainedModel,
@@ -24,6 +26,7 @@ from transformers import (
 
 from modalities.cost import Meter
 from modalities.decoder.model import IGNORED
+from modalities.decoder.outside import OutsideDecoder
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
 from modalities.text.data import PackedDataset, TextDataConfig, load_corpus
 from modalities.text.tokenizers import load_tokenizer
@@ -36,6 +39,7 @@ from zoo.positions import Positions, document_starts, slices
 HELDOUT_TOKENS = 1 << 14  # at most, but four rows
 TOKENS = 8192  # most in one forward pass
 CHECKPOINTED = 2048  # tokens of a row from which layers are computed again in the backward pass
+LOGITS = 512  # positions whose logits are made at a time
 AGAIN = {"use_reentrant": False}
 
 
@@ -103,8 +107,25 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
     return total / count
 
 
+def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again in the backward pass."""
+    given = {name: value for name, value in inputs.items() if name != "labels"}
+    features = decoder._base[0](**given, use_cache=False).last_hidden_state
+    targets = F.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
+
+    def part(features: Tensor, targets: Tensor) -> Tensor:
+        logits = decoder.forward_head(features).flatten(0, 1)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    total = features.new_zeros(())
+    for at in slices(features.shape[1], LOGITS // features.shape[0]):
+        total = total + checkpoint(part, features[:, at], targets[:, at], use_reentrant=False)
+    return total, int((targets != IGNORED).sum())
+
+
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
     """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two short rows."""
+    decoder = OutsideDecoder(model, "model")
     model.train()
     if context >= CHECKPOINTED:
         model.gradient_checkpointing_enable(dict(AGAIN))
@@ -112,7 +133,7 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     for length in (16, *sorted({min(context, 256), min(context, 512)})):  # the first warms up
         tokens, meter = torch.ones(1, length, dtype=torch.int64, device=model.device), Meter(model.device)
         with meter:
-            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            summed_loss(decoder, {"input_ids": tokens, "labels": tokens})[0].backward()
         model.zero_grad()
         points.append((length, meter.seconds / length, (meter.peak_bytes or 0) / length))
     (least, rate, _), (most, slower, room) = points[1], points[-1]
@@ -121,9 +142,23 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
 
 
 class _Trainer(Trainer):
-    """Checkpoints hold the parameters that are trained."""
+    """Checkpoints hold the parameters that are trained; logits are never all there."""
 
     model: PreTrainedModel
+    decoder: OutsideDecoder | None = None
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        if self.decoder is None:
+            self.decoder = OutsideDecoder(self.model, "model")
+            model.train()
+        total, count = summed_loss(self.decoder, inputs)
+        return total / (count if num_items_in_batch is None else num_items_in_batch)
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or "")
@@ -175,8 +210,8 @@ def train_on(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=size,
         gradient_accumulation_steps=math.ceil(batch / size),
-        gradient_checkpointing=checkpointed,
-        gradient_checkpointing_kwargs=dict(AGAIN) if checkpointed else None,
+        activation_checkpointing=checkpointed,
+        activation_checkpointing_kwargs=dict(AGAIN) if checkpointed else None,
         max_steps=steps,
         logging_steps=max(1, steps // 20),
         save_steps=max(1, steps // 4),

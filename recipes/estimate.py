@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,10 +16,12 @@ from modalities.cost import Meter
 from recipes.commands import ConfigError, Console, clock, facts_table, short
 from recipes.config import Optim, Plan, Recipe
 from recipes.during import find_evaluators
-from recipes.engine import Ranks, check_sequence
-from recipes.runs import RunFolder
+from recipes.engine import check_sequence
 from zoo.errors import ran_out_of_memory
 from zoo.model import ZooModel
+
+if TYPE_CHECKING:
+    from recipes.train import Trainer
 
 WARM_UP = 2  # steps before those that are timed: moments are allocated, kernels compiled and chosen
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler")  # of a DeepSpeed file: they write
@@ -40,42 +40,38 @@ def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None 
         Console().print(facts_table(f"{recipe.name} (dry run; --json prints every setting)", figures))
 
 
-def calibrated(plan: Plan, ranks: Ranks, steps: int) -> dict[str, str]:
-    """Figures of so many real steps. Every rank must call; nothing stays on disk.
+def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
+    """Figures of so many real steps of a trainer before its `setup`. Every rank must call.
 
     Raises ConfigError where the device has not the memory.
     """
-    from recipes.train import Trainer
-
-    plan = replace(plan, deepspeed={key: value for key, value in plan.deepspeed.items() if key not in MONITORS})
+    device, settings = trainer.ranks.device, trainer.settings
     seconds: list[float] = []
     targets = 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(plan, ranks, RunFolder(Path(folder)))
-        try:
-            with Meter(ranks.device) as meter:
-                trainer.setup(None)
-                trainer.engine.train()
-                for _ in range(WARM_UP + steps):
-                    begun = time.perf_counter()
-                    targets = trainer.take_step().targets  # a number: the device has finished
-                    trainer.steps_done += 1
-                    seconds.append(time.perf_counter() - begun)
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out_of_memory(error):
-                raise
-            raise ConfigError(
-                f"a step of train.micro_batch={plan.recipe.train.micro_batch} does not fit on {ranks.device}: expected a "
-                "smaller one, more train.zero_stage, or model.options.activation_checkpointing=true"
-            ) from error
-        peaks = [peak for peak in trainer.engine.gather(meter.peak_bytes) if peak is not None]
+    try:
+        with Meter(device) as meter:
+            trainer.setup(None)
+            trainer.engine.train()
+            for _ in range(WARM_UP + steps):
+                begun = time.perf_counter()
+                targets = trainer.take_step().targets  # a number: the device has finished
+                trainer.steps_done += 1
+                seconds.append(time.perf_counter() - begun)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"a step of train.micro_batch={settings.micro_batch} does not fit on {device}: expected a smaller one, more "
+            "train.zero_stage, or model.options.activation_checkpointing=true"
+        ) from error
+    peaks = [peak for peak in trainer.engine.gather(meter.peak_bytes) if peak is not None]
     timed = seconds[WARM_UP:]
     each = statistics.median(timed)
     return {
         "measured memory per rank": f"{max(peaks) / 2**30:.2f} GiB at the peak" if peaks else "not to be read here",
         "measured speed": f"{short(targets / each)} {trainer.modality.unit}/s",
         "measured seconds a step": f"{each:.3g}, the median of {len(timed)}, from {min(timed):.3g} to {max(timed):.3g}",
-        "time to the end": f"{clock(each * plan.recipe.train.steps)}, without evaluation and saving",
+        "time to the end": f"{clock(each * settings.steps)}, without evaluation and saving",
     }
 
 

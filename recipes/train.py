@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
@@ -374,9 +375,12 @@ def train_command(
     plan = resolve(recipe, ranks.world, ranks.device.type, user_config, overridden_keys)
     ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
     if calibrate:
-        from recipes.estimate import calibrated, print_plan
+        from recipes.estimate import MONITORS, calibrated, print_plan
 
-        print_plan(plan, as_json=json_, measured=calibrated(plan, ranks, calibrate))
+        quiet = replace(plan, deepspeed={key: value for key, value in plan.deepspeed.items() if key not in MONITORS})
+        with TemporaryDirectory() as folder:
+            trainer = Trainer(quiet, ranks, RunFolder(Path(folder)))
+            print_plan(plan, as_json=json_, measured=calibrated(trainer, calibrate))
         return 0
     try:
         with (

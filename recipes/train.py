@@ -374,6 +374,8 @@ def train_command(
     ranks = start(verbose=verbose)
     plan = resolve(recipe, ranks.world, ranks.device.type, user_config, overridden_keys)
     ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
+    if calibrate and world is not None:
+        raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
     if calibrate:
         from recipes.estimate import MONITORS, calibrated, print_plan
 

@@ -14,6 +14,7 @@ takes the place of a skipped one; in held-out passes it has target −1. A set o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -92,7 +93,8 @@ def decode_image(data: bytes) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow cannot convert."""
     if orientation(image) > 1:
-        image = ImageOps.exif_transpose(image)
+        with contextlib.suppress(Exception):  # a broken tag beside the orientation: the picture counts as upright
+            image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     mode, keyed = image.mode, "transparency" in image.info  # a transparent colour, as PNG and GIF have it

@@ -27,6 +27,20 @@ __all__ = [
     "register_prior",
 ]
 
+# Methods that are no priors of that name, and what ends a model's name.
+RESERVED = {
+    "nope",
+    "ssmax",
+    "ggd_goat",
+    "rope",
+    "local",
+    "sinusoidal",
+    "learned",
+    "spectral2d",
+    "ggd2d",
+    "ggd2d_separable",
+}
+RESERVED |= {"rope2d_axial", "rope2d_mixed", "rope2d_normalised"}
 # Where each prior is; its file is imported when the prior is made.
 SHIPPED: dict[str, str] = {
     "uniform": "zoo.priors.base:Uniform",
@@ -99,11 +113,8 @@ def register_prior(name: str, prior: type[Prior]) -> None:
         )
     if name in PRIORS and PRIORS[name] is prior:
         return
-    from zoo.methods import ENCODINGS, GRID_ENCODINGS, GRID_NAMES, SUMS  # which imports this
-
     method, grid = _method(name) if on_grid(name, prior) else name, {_method(n) for n in PRIORS if on_grid(n)}
-    others = {"nope", "ssmax", *SUMS, *ENCODINGS, *GRID_ENCODINGS, *(n for names in GRID_NAMES.values() for n in names)}
-    if name in PRIORS or {name, method} & others or (on_grid(name, prior) and method in grid):
+    if name in PRIORS or {name, method} & RESERVED or (on_grid(name, prior) and method in grid):
         raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
     PRIORS[name] = prior
 

@@ -302,5 +302,5 @@ def test_a_released_model_of_the_hub(tmp_path, web):
     for digest, code in (("0" * 64, 1), (hashlib.sha256(b"{}").hexdigest(), 0)):
         web[f"{hub}/raw/main/{smollm2.WEIGHTS}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()
         done = invoke("text", "smollm2", "--data", str(tmp_path))
-        assert done.exit_code == code and ("nothing was kept" in done.output) == bool(code)
+        assert done.exit_code == code and ("nothing was kept" in " ".join(done.output.split())) == bool(code)
         assert len(files_in(tmp_path)) == (0 if code else 5)

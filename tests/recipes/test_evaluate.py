@@ -104,6 +104,7 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
 
 def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
     """What it stored before it was interrupted is not measured again; the files are those of a whole run."""
+    monkeypatch.setattr(command, "print_plan", lambda *_, **__: None)  # which times two cells
     request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
     measured, measure, failures = [], Passkey.measure, [KeyboardInterrupt(), RuntimeError("can't allocate memory")]
@@ -115,7 +116,6 @@ def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
         return measure(self, model, cell)
 
     monkeypatch.setattr(Passkey, "measure", recording)
-    monkeypatch.setattr(command, "print_plan", lambda *_, **__: None)  # which times two cells
     assert invoke(*request, tmp_path / "parts")[0] == 130
     assert not (tmp_path / "parts" / "passkey").exists() and len(measured) == 7
     measured += ["", ""]

@@ -130,7 +130,7 @@ class Evaluator(ABC, Generic[S, Model]):
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
     scores: tuple[Score, ...]  # what tables show and figures draw; of an instance where settings decide
-    overview: Score | None = None  # what represents it in overview.png, beside other evaluators of its axis
+    overview: Score | None = None  # what represents it in overview.png, next to other evaluators of its axis
     settings_class: ClassVar[type[Settings]] = LengthSettings  # the S of the nearest class that names one
     axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts

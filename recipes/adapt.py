@@ -14,17 +14,11 @@ Exit codes: 0 done, 2 the request cannot be served as written.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import torch
 import typer
@@ -130,9 +124,9 @@ def adapt_command(
     if dry_run and rows is not None:
         size = adapting.rows_at_once(run.batch, context)
         seconds, peak = adapting.expected_cost(model, context, size)
-        held = sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)
+        weights = sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)
         facts["expected"] = (
-            f"{clock(run.steps * run.batch / size * seconds)}, {(peak + held) / 2**30:.1f} GiB, by short rows"
+            f"{clock(run.steps * run.batch / size * seconds)}, {(peak + weights) / 2**30:.1f} GiB, by short rows"
         )
     console.print(facts_table(f"{name} adapted{' (dry run)' if dry_run else ''}", facts))
     if dry_run:
@@ -151,21 +145,17 @@ def adapt_command(
         rates = {"lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
         adapting.train_on(model, rows, out, batch=run.batch, **rates, seed=run.seed, resume=resume, tell=tell)
         losses["trained"] = adapting.heldout_loss(model, heldout)
-    told = {f"held-out loss, {stage}": f"{loss:.4f} nats a token" for stage, loss in losses.items()}
+    figures = {f"held-out loss, {stage}": f"{loss:.4f} nats a token" for stage, loss in losses.items()}
     if run.train == "all":
         model.__dict__.pop(RECORD, None)  # a whole model
         tokenizer.save_pretrained(out)
     else:
         if not run.steps:
             model.__dict__[RECORD]["base"]["digest"] = ""  # of any weights
-        model.__dict__[RECORD]["training"] = {key: facts[key] for key in ("trained", "data") if key in facts} | told
+        model.__dict__[RECORD]["training"] = {key: facts[key] for key in ("trained", "data") if key in facts} | figures
     zoo.save_adapted(model, out)
-    console.print(facts_table("done", told | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
+    console.print(facts_table("done", figures | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo adapt") -> int:
     return call(with_options(adapt_command, {"adapt": Adaptation}), argv, prog=prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

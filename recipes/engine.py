@@ -264,7 +264,7 @@ class Engine:
         """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a safetensors `model/`.
 
         All of it goes to `folder.partial` first. It gets its name when it is complete, has the digests of its files, and is
-        on the disk; then `latest` beside it is replaced. OSError where it cannot be written; nothing of it stays then.
+        on the disk; then `latest` next to it is replaced. OSError where it cannot be written; nothing of it stays then.
         """
         partial = folder.with_name(folder.name + ".partial")
         ranks = self.ranks

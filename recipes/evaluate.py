@@ -280,9 +280,9 @@ def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
         rows[f"{m.evaluator.name} of {m.target.label}"] = f"{units}; {len(todo)} of {len(cells)} cells"
         if todo:
             with contextlib.suppress(MemoryError, RuntimeError):  # which the measurement itself reports
-                constant, slope = rates.setdefault(
-                    m.evaluator.name, rates.get(m.evaluator.name) or m.timed(todo, store if keep else None)
-                )
+                if m.evaluator.name not in rates:
+                    rates[m.evaluator.name] = m.timed(todo, store if keep else None)
+                constant, slope = rates[m.evaluator.name]
                 seconds += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
     console.print(facts_table("plan", rows | {"expected": f"{clock(seconds)}, by two cells of each evaluator"}))
 

@@ -334,7 +334,7 @@ def train_command(
     set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")] = [],  # noqa: B006
     import_: Import = [],  # noqa: B006
     deepspeed_config: Annotated[str | None, JSON] = None,
-    run_dir: Annotated[str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<time>")] = None,
+    run_dir: Annotated[str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<number>-<time>")] = None,
     resume: Annotated[str | None, NEWEST] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run; touch no data and no disk")] = False,
     json_: Annotated[bool, typer.Option("--json", help="with --dry-run: every setting, as JSON")] = False,

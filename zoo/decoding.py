@@ -340,9 +340,6 @@ class KVCache:
         return Positions(tokens, self.length, within=within), self.segments
 
 
-Cache = KVCache
-
-
 def _store(buffer: Tensor | None, new: Tensor, extent: Extent) -> Tensor:
     """Write `new` after the tokens held into the (B, G, capacity, D) buffer, allocated or enlarged if too small."""
     start = extent.length

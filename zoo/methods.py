@@ -1,4 +1,4 @@
-"""Position methods by the name they have in model names: a prior, an encoding beside the uniform prior, or a sum of methods.
+"""Position methods by the name they have in model names: a prior, an encoding with the uniform prior, or a sum of methods.
 
 `create_position("ggd", ...)` returns the four parts a method may have. On a line of tokens every 1-D prior is a method under
 its own name; methods that are not priors are listed in `ENCODINGS`. On a grid of patches a prior NAME2d is the method NAME,

@@ -1,4 +1,4 @@
-"""What every model of the zoo offers beside its forward: what must not decay, and saving and loading whole models."""
+"""What every model of the zoo offers besides its forward: what must not decay, and saving and loading whole models."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from zoo.decoding import Cache
+from zoo.decoding import KVCache
 from zoo.layers import execution_device
 from zoo.positions import slices
 
@@ -114,7 +114,7 @@ def _stream(
         yield tokens[:, 0]
 
 
-def prefill(model: Decoder, tokens: Tensor, cache: Cache, segments: Tensor | None = None) -> Tensor:
+def prefill(model: Decoder, tokens: Tensor, cache: KVCache, segments: Tensor | None = None) -> Tensor:
     """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read in parts."""
     for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
         ids = None if segments is None else segments[:, part]

@@ -33,7 +33,7 @@ from transformers.trainer import Trainer
 from transformers.utils.generic import can_return_tuple
 
 from modalities.decoder.model import IGNORED, Decoder
-from zoo.decoding import Cache
+from zoo.decoding import KVCache
 from zoo.model import ZooModel
 from zoo.positions import check_runs
 
@@ -80,7 +80,7 @@ class PriorzooConfig(PreTrainedConfig):
 class PriorzooCache(TransformersCache):
     """`held`, a cache of `Decoder.new_cache`, as one of `transformers`; without `layers`, since lanes and sums are in it."""
 
-    def __init__(self, held: Cache) -> None:
+    def __init__(self, held: KVCache) -> None:
         super().__init__(layers=[])
         self.held = held
 

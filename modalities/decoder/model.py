@@ -18,7 +18,7 @@ from modalities.contract import Cost
 from modalities.decoder.tokenizers import save_copy, use_copy
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.catalog import ModelFamily, register_family
-from zoo.decoding import Cache, KVCache
+from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, nearest
 from zoo.files import file_digests, write_json
 from zoo.layers import (
@@ -183,7 +183,7 @@ class Decoder(ZooModel):
         tokens: Tensor,
         *,
         segments: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         kernel: str | Kernel = "auto",
         last: int | None = None,
         states: list[Tensor] | None = None,
@@ -233,7 +233,7 @@ class Decoder(ZooModel):
         tokens: Tensor,
         *,
         segments: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         kernel: str | Kernel = "auto",
         targets: Tensor | None = None,
     ) -> Tensor:

@@ -55,7 +55,7 @@ class OutsideConfig:
 
 
 class OutsideCache:
-    """The cache that a model makes when it reads its first tokens, with the marks of `zoo.decoding.Cache`."""
+    """The cache that a model makes when it reads its first tokens, with the marks of `zoo.decoding.KVCache`."""
 
     def __init__(self) -> None:
         self.held: Any = None

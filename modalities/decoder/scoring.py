@@ -31,6 +31,19 @@ def logits_by_slice(model: Decoder, features: Tensor) -> Iterator[tuple[slice, T
         yield part, model.forward_head(features[:, part]).double()
 
 
+def nll_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """−ln softmax(logits)[target] in nats, (…), of logits (…, V) and targets (…)."""
+    return logits.logsumexp(-1) - logits.gather(-1, targets[..., None]).squeeze(-1)
+
+
+def nll_of_features(model: Decoder, features: Tensor, targets: Tensor) -> Tensor:
+    """`nll_of` targets (B, T) by features (B, T, C) of the tokens before them, float64."""
+    losses = torch.empty(targets.shape, dtype=torch.float64, device=targets.device)
+    for part, logits in logits_by_slice(model, features):
+        losses[:, part] = nll_of(logits, targets[:, part])
+    return losses
+
+
 def position_buckets(length: int) -> np.ndarray:
     """(length,) octave of each target by the tokens n its prediction sees: k holds 2^(k−1) < n ≤ 2^k, 0 holds n = 1."""
     return np.frexp(np.arange(length))[1].astype(np.int64)  # of n − 1; exact, where log2 in floating point is not
@@ -63,11 +76,7 @@ def token_nll(
     """
     with telling(model, inputs.numel(), advance):
         features = model.forward_features(inputs)
-    losses = torch.empty(targets.shape, dtype=torch.float64, device=inputs.device)
-    for part, logits in logits_by_slice(model, features):
-        picked = logits.gather(-1, targets[:, part, None]).squeeze(-1)
-        losses[:, part] = logits.logsumexp(-1) - picked
-    return losses
+    return nll_of_features(model, features, targets)
 
 
 @torch.inference_mode()
@@ -84,7 +93,7 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
         logits = torch.cat([logits, model.forward_head(features)], dim=1)
     logits = logits.double()
     hits = logits.argmax(-1) == answer_ids
-    nll = logits.logsumexp(-1) - logits.gather(-1, answer_ids[..., None]).squeeze(-1)
+    nll = nll_of(logits, answer_ids)
     right = hits.all(1)
     scores = {
         "teacher_forced": right,

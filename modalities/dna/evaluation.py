@@ -127,9 +127,9 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
         most = super().longest(model)
         return None if most is None else window_of(model, most)
 
-    def with_room(self, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
-        """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `beside` more."""
-        most = self.heldout.items.reaching(ENOUGH) - beside
+    def with_room(self, lengths: tuple[int, ...], extra: int = 0) -> tuple[int, ...]:
+        """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `extra` more."""
+        most = self.heldout.items.reaching(ENOUGH) - extra
         return tuple(length for length in lengths if length <= most) or lengths[:1]
 
     def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:

@@ -25,7 +25,7 @@ from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.loading import Batch
 from zoo.attention.base import Kernel
 from zoo.catalog import create_model
-from zoo.decoding import Cache
+from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded
 from zoo.model import ZooModel
 
@@ -112,7 +112,7 @@ class DnaDecoder(Decoder):
         tokens: Tensor,
         *,
         segments: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         kernel: str | Kernel = "auto",
         last: int | None = None,
         states: list[Tensor] | None = None,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modalities.decoder.model import Decoder
-from modalities.decoder.scoring import device_of, logits_by_slice
+from modalities.decoder.scoring import device_of, logits_by_slice, nll_of
 from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from zoo.model import ZooModel
 from zoo.positions import slices
@@ -121,8 +121,7 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
     targets = targets.where(counts, 0)
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
     for part, logits in logits_by_slice(model, features):
-        picked = logits.gather(-1, targets[:, part, None]).squeeze(-1)
-        nll[:, part] = (logits.logsumexp(-1) - picked).cpu()
+        nll[:, part] = nll_of(logits, targets[:, part]).cpu()
         correct[:, part] = (logits.argmax(-1) == targets[:, part]).double().cpu()
     counts = counts.cpu()
     bases = torch.from_numpy(spans).where(counts, 0)

@@ -94,7 +94,7 @@ def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> Zoo
     spec, entry = data.tokenizer, model_entry(name).config
     check_tokenizer(options, spec)
     fields: dict[str, object] = {"train_context": data.context, "tokenizer": spec}
-    # Options after "?" change how text is cut, not the vocabulary.
+    # Options after "?" name special tokens and do not change the size of the vocabulary.
     if "vocab_size" not in options and spec.partition("?")[0] != entry["tokenizer"].partition("?")[0]:
         fields["vocab_size"] = load_tokenizer(spec).vocab_size
     return create_model(name, **fields | dict(options))

@@ -109,8 +109,8 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
 
 def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again in the backward pass."""
-    given = {name: value for name, value in inputs.items() if name != "labels"}
-    features = decoder._base[0](**given, use_cache=False).last_hidden_state
+    arguments = {name: value for name, value in inputs.items() if name != "labels"}
+    features = decoder._base[0](**arguments, use_cache=False).last_hidden_state
     targets = F.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
 
     def part(features: Tensor, targets: Tensor) -> Tensor:

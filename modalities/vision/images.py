@@ -93,7 +93,7 @@ def decode_image(data: bytes) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow cannot convert."""
     if orientation(image) > 1:
-        with contextlib.suppress(Exception):  # a broken tag beside the orientation: the picture counts as upright
+        with contextlib.suppress(Exception):  # a broken tag besides the orientation: the picture counts as upright
             image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = _eight_bits(image)

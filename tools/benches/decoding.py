@@ -11,7 +11,7 @@ from modalities.decoder.model import Decoder, DecoderConfig
 from tools.benches.timing import Record, device_of, numbers, parser, words
 from tools.benches.training import LLAMA, llama_like
 from zoo import create_model
-from zoo.decoding import Cache
+from zoo.decoding import KVCache
 from zoo.positions import slices
 
 CHUNK = 1 << 14  # tokens by which a cache is filled
@@ -19,7 +19,7 @@ ROOM = 256  # tokens decoded at most: warm-up, memory and 200 rounds
 MODELS = ["text_ggd_ssmax_tiny.facts", "text_alibi_tiny.facts"]
 
 
-def fill_cache(model: Decoder, length: int) -> Cache:
+def fill_cache(model: Decoder, length: int) -> KVCache:
     """A cache with the keys of `length` random tokens, each layer reading their embeddings: work is O(length), for
     attention is computed for one token of a chunk."""
     cache = model.new_cache(length + ROOM)
@@ -35,7 +35,7 @@ def fill_cache(model: Decoder, length: int) -> Cache:
     return cache
 
 
-def decode(model: Decoder, cache: Cache) -> torch.Tensor:
+def decode(model: Decoder, cache: KVCache) -> torch.Tensor:
     """The logits after one token more."""
     token = torch.ones(1, 1, dtype=torch.int64, device=model.embedding.weight.device)
     return model.forward_head(model.forward_features(token, cache=cache))

@@ -25,8 +25,8 @@ from zoo.files import read_object
 __all__ = ["adapt", "is_adapted", "limited_reach", "load_adapted", "save_adapted"]
 
 Model = TypeVar("Model", bound=nn.Module)
-# Imported when a model of theirs is adapted.
 ADAPTER = "adapter.json"  # of an adapter folder
+# Imported when a model of theirs is adapted.
 LIBRARIES = {"transformers": "zoo.adapters.hf", "timm": "zoo.adapters.timm"}
 
 

@@ -70,7 +70,7 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
 
 
 def add_lora(model: PreTrainedModel, rank: int) -> None:
-    """Put LoRA of PEFT beside the projections of attention, in place; B starts at 0, so that the output is the same."""
+    """Add LoRA of PEFT to the projections of attention, in place; B starts at 0, so that the output is the same."""
     require("peft", "LoRA", "hf")
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -81,7 +81,7 @@ def add_lora(model: PreTrainedModel, rank: int) -> None:
 
 
 def merge_lora(model: PreTrainedModel) -> None:
-    """Add LoRA to the weights beside which it is, in place."""
+    """Merge LoRA into the weights that it was added to, in place."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(model.named_modules()):

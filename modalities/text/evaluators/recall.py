@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from modalities.decoder.model import Decoder
-from modalities.decoder.scoring import device_of, logits_by_slice, telling
+from modalities.decoder.scoring import device_of, nll_of, nll_of_features, telling
 from modalities.evaluation import (
     Cell,
     CellValue,
@@ -31,7 +30,7 @@ from modalities.text.facts import HELDOUT
 from modalities.text.prompts import StatedFact, state_facts
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
-from zoo.decoding import Cache
+from zoo.decoding import KVCache
 
 
 @dataclass(frozen=True)
@@ -132,27 +131,27 @@ class Recall(TextEvaluator[RecallSettings]):
         tokenizer, lengths = load_tokenizer(model.config.tokenizer), cell.data["lengths"]
         document: EncodedDocument = cell.data["text"]
         rng = np.random.default_rng([self.settings.seed, cell.data["document"]])
-        text, own, facts = state_facts(document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer)
+        text, of_document, facts = state_facts(document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer)
         room, trained, device = lengths[-1] - len(text), self.trained_at(model), device_of(model)
-        tokens, kept = (torch.as_tensor(x, device=device) for x in (text, own))
-        cache, read, before, seconds, found = model.new_cache(lengths[-1]), 0, 0, 0.0, []
+        tokens, is_text = (torch.as_tensor(x, device=device) for x in (text, of_document))
+        afresh, by_length = self._afresh(model), []
+        cache, read, before, seconds = model.new_cache(lengths[-1]), 0, 0, 0.0
         for length in lengths:
             stop = length - room
-            if self._afresh(model):
+            if afresh:
                 cache, read = model.new_cache(length), stop - (self._window(model, length) - room)
             inputs = tokens[read:stop].clone()
-            if read and self._afresh(model):
+            if read and afresh:
                 inputs[0] = tokenizer.bos_id
             started = time.perf_counter()
             with telling(model, len(inputs), self.advance):
                 features = model.forward_features(inputs[None], cache=cache)
-            seconds = time.perf_counter() - started + (0.0 if self._afresh(model) else seconds)
+            seconds = time.perf_counter() - started + (0.0 if afresh else seconds)
             first = max(before + 1, read + 1, stop - trained // 2)
-            counted = kept[first:stop]
-            losses = _losses(model, features[:, first - read - 1 : -1], tokens[None, first:stop])[0][counted]
-            asked = [fact for fact in facts if fact.end <= stop]
-            answers = [[stop - fact.end, *_answer(model, cache, fact)] for fact in asked]
-            found.append(
+            counted = is_text[first:stop]
+            losses = nll_of_features(model, features[:, first - read - 1 : -1], tokens[None, first:stop])[0][counted]
+            answers = [[stop - fact.end, *_answer(model, cache, fact)] for fact in facts if fact.end <= stop]
+            by_length.append(
                 {
                     "length": length,
                     "nll_sum": float(losses.sum()),
@@ -162,22 +161,20 @@ class Recall(TextEvaluator[RecallSettings]):
                 }
             )
             read = before = stop
-        return {"document": cell.data["document"], "trained": trained, "found": found}
+        return {"document": cell.data["document"], "trained": trained, "found": by_length}
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         unit = str(cell["document"])
         for one in cell["found"]:
-            length, parts = one["length"], {}
-            parts["bits_per_byte"] = one["nll_sum"] / math.log(2), one["bytes"]
-            parts["seconds"] = one["seconds"], 1.0
+            length = one["length"]
             for distance, count, right, nats in one["answers"]:
                 scores = {"exact": (right == count, 1), "tokens_right": (right, count), "nats": (nats, count)}
                 if distance >= cell["trained"]:
                     scores["tokens_right_beyond"] = right, count
                 for column, (total, weight) in scores.items():
                     yield Observed(length, unit, column, float(total), weight)
-            for column, (total, weight) in parts.items():
-                yield Observed(length, unit, column, total, weight)
+            yield Observed(length, unit, "bits_per_byte", one["nll_sum"] / math.log(2), one["bytes"])
+            yield Observed(length, unit, "seconds", one["seconds"], 1.0)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         scores = scores_by_unit(one for name, cell in cells.items() for one in self.observed(name, cell))
@@ -191,20 +188,11 @@ class Recall(TextEvaluator[RecallSettings]):
         return [rows[length] for length in sorted(rows)]
 
 
-def _losses(model: Decoder, features: Tensor, targets: Tensor) -> Tensor:
-    """−ln p, in nats, of targets (1, T) by features (1, T, C) of the tokens before them."""
-    losses = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
-    for part, logits in logits_by_slice(model, features):
-        losses[:, part] = logits.logsumexp(-1) - logits.gather(-1, targets[:, part, None]).squeeze(-1)
-    return losses
-
-
-def _answer(model: Decoder, cache: Cache, fact: StatedFact) -> tuple[int, int, float]:
+def _answer(model: Decoder, cache: KVCache, fact: StatedFact) -> tuple[int, int, float]:
     """(Tokens of the answer, those that are the likeliest given the ones before, nats of all); the cache is left as it was."""
     mark, count = cache.mark(), len(fact.answer)
     ids = torch.as_tensor(np.concatenate([fact.question, fact.answer]), device=device_of(model))
     logits = model.forward_head(model.forward_features(ids[None, :-1], cache=cache, last=count))[0].double()
     cache.rewind(mark)
     answer = ids[-count:]
-    nats = logits.logsumexp(-1) - logits.gather(-1, answer[:, None])[:, 0]
-    return count, int((logits.argmax(-1) == answer).sum()), float(nats.sum())
+    return count, int((logits.argmax(-1) == answer).sum()), float(nll_of(logits, answer).sum())

@@ -41,7 +41,7 @@ from zoo.positions import slices
 
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
-BESIDE = "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
+CONTROLS = "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class Find(SceneEvaluator):
     """Top-1 of the marked object's category. Of tiles the one with the largest probability answers."""
 
     name = "find"
-    summary = f"the marked object's category, {BESIDE}"
+    summary = f"the marked object's category, {CONTROLS}"
     target = "marked"
     scores = scene_scores(Score("top1", "top-1 of the marked object", unit_interval=True))
 
@@ -322,7 +322,7 @@ class Map(SceneEvaluator):
     """
 
     name = "map"
-    summary = f"what is at each patch (mean IoU), {BESIDE}"
+    summary = f"what is at each patch (mean IoU), {CONTROLS}"
     target, main = "map", "miou"
     scores = scene_scores(
         Score("miou", "mean IoU of the patches", unit_interval=True),

@@ -1,4 +1,4 @@
-"""The command `priorzoo`: what the files of `recipes/` do, and `zoo.cli`.
+"""The command `priorzoo`: what the files of `recipes/` do, `modalities.prior_plot`, and `zoo.cli`.
 
 Several ranks: `deepspeed --module priorzoo.train RECIPE …`.
 """
@@ -30,6 +30,10 @@ COMMANDS = {
     "verify": ("Verify a run's checkpoints and weights by their digests", "recipes.verify"),
     "hub": ("Write a model as the folder of a hub repository, with its card, and push it", "recipes.hub"),
     "gallery": ("Write one page of the models: curves, priors to move, tables", "recipes.gallery"),
+    "plot-prior": (
+        "Draw every head's log-prior, against distance or around an image's centre",
+        "modalities.prior_plot",
+    ),
     "lm-eval": ("Measure a text model on the tasks of lm-evaluation-harness", "recipes.lm_eval"),
     "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),
 }

@@ -23,12 +23,12 @@ import typer
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
+from modalities.prior_plot import FLOOR, centre_log_prior, layer_priors, log_prior_curve
 from recipes.commands import Console, call
 from recipes.config import Json
 from zoo.catalog import create_model, manifest
 from zoo.files import write_text
 from zoo.model import ZooModel
-from zoo.prior_plot import FLOOR, centre_log_prior, layer_priors, log_prior_curve
 
 PAGE = Path(__file__).with_name("gallery_page")
 LENGTH = 1024  # tokens of the priors' curves
@@ -77,7 +77,7 @@ def prior_curves(model: ZooModel) -> Json:
     """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
 
     On a line from the last of `LENGTH` tokens; on a grid the mean over patches at one distance from the centre of an image of
-    twice the training side. ValueError: see `zoo.prior_plot.layer_priors`.
+    twice the training side. ValueError: see `modalities.prior_plot.layer_priors`.
     """
     priors = layer_priors(model)
     if model.train_positions().is_grid:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from modalities.analysis import analyse
 from modalities.text.evaluators.attention import EDGES, SEEN, AttentionSettings, Heads, Sinks
 from recipes.evaluate import main
 from zoo import create_model
-from zoo.analysis import analyse
 
 
 def weights():

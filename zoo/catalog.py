@@ -13,7 +13,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -28,6 +28,7 @@ from zoo.model import ZooModel
 GROUP = "priorzoo.modalities"
 SHIPPED = {name: EntryPoint(name, f"modalities.{name}:MODALITY", GROUP) for name in ("text", "vision", "dna")}
 WEIGHTS = Path(__file__).parent / "weights"
+HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
 RELEASE = Path(__file__).parents[1] / "release"  # of a checkout: what is too large for the package
 
 
@@ -276,6 +277,31 @@ def weights_entry(name: str) -> dict[str, Any]:
     tagged = [full for full in manifest() if full.partition(".")[0] == name.partition(".")[0]]
     near = f"there are {', '.join(tagged)}" if tagged else did_you_mean(name, manifest(), most=3)
     raise ValueError(f"no weights {name!r}; {near or '`priorzoo list --pretrained` prints all'}")
+
+
+def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, columns, rows) for the weights of each kind of data, with scores of the cards at the first and last place."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        groups.setdefault((name.partition("_")[0], name.rpartition(".")[2]), []).append(name)
+    tables = []
+    for (modality, tag), members in groups.items():
+        cards = [weights_entry(name) for name in members]
+        measured = cards[0]["measured"]
+        axis = next(iter(measured[0]))
+        score = next(name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5)
+        places = [row[axis] for row in measured if score in row]
+        ends = list(dict.fromkeys([places[0], places[-1]]))
+        trained = dict.fromkeys(str(card.get("train_context", card.get("image_size"))) for card in cards)
+        title = f"{modality}, {tag}: {cards[0]['data'].partition(';')[0].partition(' (')[0]}"
+        title += f"\ntrained at {axis} {', '.join(trained)}; {score} at {axis} {' and '.join(map(str, ends))}"
+        rows = []
+        for name, card in zip(members, cards, strict=True):
+            scores = {row[axis]: f"{row[score]:.3f}" for row in card["measured"] if score in row}
+            size = [f"{card['parameters'] / 1e6:.2f}M", f"{card['bytes'] / 1e6:.1f}"]
+            rows.append([name, *size, *(scores.get(end, "–") for end in ends)])
+        tables.append((title, ["name", "params", "MB", *map(str, ends)], rows))
+    return tables
 
 
 def verified_file(name: str) -> Path:

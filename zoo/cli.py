@@ -1,4 +1,4 @@
-"""priorzoo list | show | plot-prior | doctor: models, what one consists of, its priors, and a check of the kernels.
+"""priorzoo list | show | doctor: models, what one consists of, and a check of the kernels.
 
 `call` runs any typer app with the project's way of reporting errors.
 """
@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
+import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markdown import Markdown
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from zoo.catalog import WEIGHTS, create_model, import_named, list_models, load_model, model_entry, weights_entry
-from zoo.errors import from_outside, one_line, printable, require
+from zoo.attention.dispatch import KERNELS
+from zoo.catalog import WEIGHTS, import_named, list_models, load_model, model_entry, pretrained_tables, weights_entry
+from zoo.errors import from_outside, one_line, printable
 from zoo.files import read_object
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -50,7 +52,6 @@ Import = Annotated[
     list[str],
     typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
 ]
-HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
@@ -109,37 +110,13 @@ def list_command(
     if not pretrained:
         return print("\n".join(names))
     for title, columns, rows in pretrained_tables(names):
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for n, column in enumerate(columns):
-            table.add_column(column, justify="right" if n else "left", overflow="fold")
+        headings = [Column(name, justify="right" if n else "left", overflow="fold") for n, name in enumerate(columns)]
+        table = Table(
+            *headings, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
         for row in rows:
             table.add_row(*row)
         console.print(table)
-
-
-def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """(title, columns, rows) for the weights of each kind of data, with scores of the cards at the first and last place."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        groups.setdefault((name.partition("_")[0], name.rpartition(".")[2]), []).append(name)
-    tables = []
-    for (modality, tag), members in groups.items():
-        cards = [weights_entry(name) for name in members]
-        measured = cards[0]["measured"]
-        axis = next(iter(measured[0]))
-        score = next(name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5)
-        places = [row[axis] for row in measured if score in row]
-        ends = list(dict.fromkeys([places[0], places[-1]]))
-        trained = dict.fromkeys(str(card.get("train_context", card.get("image_size"))) for card in cards)
-        title = f"{modality}, {tag}: {cards[0]['data'].partition(';')[0].partition(' (')[0]}"
-        title += f"\ntrained at {axis} {', '.join(trained)}; {score} at {axis} {' and '.join(map(str, ends))}"
-        rows = []
-        for name, card in zip(members, cards, strict=True):
-            scores = {row[axis]: f"{row[score]:.3f}" for row in card["measured"] if score in row}
-            size = [f"{card['parameters'] / 1e6:.2f}M", f"{card['bytes'] / 1e6:.1f}"]
-            rows.append([name, *size, *(scores.get(end, "–") for end in ends)])
-        tables.append((title, ["name", "params", "MB", *map(str, ends)], rows))
-    return tables
 
 
 @app.command()
@@ -148,21 +125,19 @@ def show(
     import_: Import = [],  # noqa: B006
 ) -> None:
     """Configuration and parameters, and for shipped weights their card with its table of scores."""
-    import torch
-
     import_named(import_)
     if os.path.isdir(name):
-        return _show_model(_title(name), load_model(name))
+        return _show_model(title_of(name), load_model(name))
     entry = model_entry(name)
-    if "." in name:
-        weights_entry(name)
     # Counts without memory: the largest models are several GB.
     with torch.device("meta"):
         model = entry.build(**entry.config)
-    _show_model(name, model)
     if "." not in name:
+        _show_model(name, model)
         tags = list_models(f"{entry.name}.*", pretrained=True)
-        return console.print(f"weights: {', '.join(tags) if tags else 'none ship for this model'}")
+        return console.print(f"weights: {', '.join(tags) or 'none ship for this model'}")
+    weights_entry(name)
+    _show_model(name, model)
     card = (WEIGHTS / f"{name}.md").read_text(encoding="utf-8")
     console.print(Markdown(card.partition("\n---\n")[2]))
 
@@ -176,18 +151,16 @@ def _show_model(title: str, model: ZooModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     columns = dict.fromkeys(f"{layer.content_dim} of {layer.head_dim}" for layer in layers)
     console.print(f"{title}  {model.modality}, {sum(groups.values()):,} parameters", style="bold")
-    for heading, pairs in (
-        ("configuration", dataclasses.asdict(model.config)),
-        ("attention", {"content columns per head": ", ".join(columns)}),
-        ("parameters", {group: f"{count:,}" for group, count in groups.items()}),
-    ):
+    config = dataclasses.asdict(model.config) | {"content columns per head": ", ".join(columns)}
+    counts = {group: f"{count:,}" for group, count in groups.items()}
+    for heading, pairs in (("configuration", config), ("parameters", counts)):
         table = Table(title=heading, title_justify="left", title_style="dim", show_header=False, box=None)
         for key, value in pairs.items():
             table.add_row(f"  {key}", str(value))
         console.print(table)
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
     """Of a run's folder its recipe and name, "text.ggd_tiny (20261121-0800)"; of another the folder's name."""
     folder = Path(name).resolve()
     run = folder.parent if folder.name == "model" else folder
@@ -197,40 +170,9 @@ def _title(name: str) -> str:
         return folder.name
 
 
-@app.command("plot-prior")
-def plot_prior(
-    name: Annotated[str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")],
-    out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
-    length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
-    size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
-    import_: Import = [],  # noqa: B006
-) -> None:
-    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
-    import_named(import_)
-    require("matplotlib", "drawing priors", "figures")
-    from zoo import prior_plot
-
-    if os.path.isdir(name):
-        model, title = load_model(name), _title(name)
-    else:
-        model, title = create_model(name), name if "." in name else f"{name} (untrained)"
-    path, grid = out or Path(f"{Path(name).name}.prior.png"), model.train_positions().is_grid
-    if (length if grid else size) is not None:
-        wrong, right = ("length", "size, in pixels") if grid else ("size", "length, in tokens")
-        raise ValueError(f"--{wrong} does not apply to this model; use --{right}")
-    if grid:
-        prior_plot.draw_grid_priors(model, title, path, size=size)
-    else:
-        prior_plot.draw_priors(model, title, path, length=length or 8 * model.config.train_context)
-    console.print(f"written: {path}", soft_wrap=True)
-
-
 @app.command()
 def doctor() -> int:
     """Check every attention kernel on every device against float64, forward and backward; exit code 1 if one is off."""
-    import torch
-
-    from zoo.attention.dispatch import KERNELS
     from zoo.attention.selfcheck import BOUNDS, check_kernel, device_name
 
     facts = Table(show_header=False, box=None)

@@ -179,7 +179,7 @@ class PriorzooModel(PreTrainedModel):
             cache = self.new_cache()
         if output_attentions or self.config.output_attentions:
             raise ValueError(
-                "output_attentions is not served: zoo.analysis.analyse(model, tokens, full=True) has weights"
+                "output_attentions is not served: modalities.analysis.analyse(model, tokens, full=True) has weights"
             )
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[Tensor] = []

@@ -99,7 +99,7 @@ def test_what_is_not_served_is_named(models, tokens) -> None:
         (lambda: wrapped(tokens, past_key_values=transformers.DynamicCache()), "DynamicCache; expected a cache that"),
         (lambda: wrapped(tokens, attention_mask=torch.ones(2, 3)), r"shape \(2, 3\); expected \(2, 12\)"),
         (wrapped, "either input_ids or inputs_embeds"),
-        (lambda: wrapped(tokens, output_attentions=True), "zoo.analysis"),
+        (lambda: wrapped(tokens, output_attentions=True), "modalities.analysis"),
         (lambda: hf.PriorzooTextConfig(vocab_size=7), "disagrees with architecture"),
         (lambda: hf.PriorzooTextConfig(architecture={"depth": 3}), "depth"),
     ):

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM
 
 import zoo
+from modalities.analysis import analyse
 from modalities.decoder.generation import generate
 from modalities.decoder.outside import open_causal_lm
 from modalities.decoder.tokenizers import open_tokenizer
@@ -27,7 +28,6 @@ from tests.recipes.test_evaluate import invoke
 from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
 from zoo import create_model
 from zoo.adapters.released import open_released
-from zoo.analysis import analyse
 
 LETTERS = [*map(chr, range(32, 127)), "\n"]
 

@@ -2,7 +2,7 @@
 
 A fused kernel is compiled on the user's machine by a compiler that the project may not know. `check_kernel` precedes its first
 call in a process on each device and dtype. A kernel that is wrong or fails refuses calls; `kernel="auto"` takes another one
-and logs why. `zoo doctor` checks every kernel in every dtype.
+and logs why. `priorzoo doctor` checks every kernel in every dtype.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) ->
     # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
     _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
     wrong = check_kernel(kernel, device, dtype).wrong
-    advice = "`zoo doctor` checks again and shows all"
+    advice = "`priorzoo doctor` checks again and shows all"
     _REASONS[key] = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
     return _REASONS[key]
 

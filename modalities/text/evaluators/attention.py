@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modalities.analysis import Analysis, analyse
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of
 from modalities.evaluation import Axis, Cell, CellValue, Listing, ModelResult, Row, Score, Settings, option
 from modalities.figures import finish, panels, styles_of
+from modalities.prior_plot import retrieval_heads
 from modalities.results import mean_of_rows, mean_of_seeds, short_names
 from modalities.text.prompts import Template
 from modalities.text.retrieval import HaystackEvaluator, TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
-from zoo.analysis import Analysis, analyse
 from zoo.layers import Attention
-from zoo.prior_plot import retrieval_heads
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from modalities import analysis
+from modalities.analysis import analyse, analyse_call
 from tests.zoo.priors_table import GRID, WIDTH, inputs, make, positions_for
-from zoo import Positions, analysis, create_model
-from zoo.analysis import analyse, analyse_call
+from zoo import Positions, create_model
 from zoo.attention import AttentionCall
 from zoo.attention.reference import ReferenceKernel
 

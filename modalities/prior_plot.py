@@ -1,24 +1,25 @@
-"""Figures of a model's log-priors: curves over distance (the last row of K), and maps around the centre of an image."""
+"""`priorzoo plot-prior`, a model's log-priors: curves over distance (the last row of K), maps around an image's centre."""
 
 from __future__ import annotations
 
 import math
+import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Annotated, Any, cast
 
-import numpy as np
 import torch
+import typer
 from torch import Tensor, nn
 
+from modalities.figures import panels
+from zoo.catalog import create_model, import_named, load_model
+from zoo.cli import Import, call, console, title_of
+from zoo.errors import require
 from zoo.files import save_figure
 from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.positions import Positions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
-
 
 FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
 LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure
@@ -82,12 +83,12 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
         raise ValueError(f"a curve needs a length of at least 2, got {length}")
     priors, trained = layer_priors(model), model.config.train_context
     columns = min(4, len(priors))
-    figure, axes = _subplots(math.ceil(len(priors) / columns), columns, (3.4, 2.8))
+    figure, axes = panels(math.ceil(len(priors) / columns), columns, width=3.6, height=3.2)
     from matplotlib import colormaps
 
     distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
-    for n, prior in enumerate(priors):
-        axis, last = axes[n // columns][n % columns], max(prior.num_heads - 1, 1)
+    for n, (axis, prior) in enumerate(zip(axes, priors, strict=False)):
+        last = max(prior.num_heads - 1, 1)
         curves = log_prior_curve(prior, length)[:, distance]
         for head, (curve, retrieval) in enumerate(zip(curves, retrieval_heads(prior), strict=True)):
             color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
@@ -102,7 +103,7 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
         if trained < length:
             axis.axvline(trained, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
             axis.annotate(f"trained at {trained}", (trained, FLOOR), rotation=90, ha="right", fontsize=7)
-    for axis in axes.flat[len(priors) :]:
+    for axis in axes[len(priors) :]:
         axis.set_visible(False)
     words = "log-prior of every head against distance; thick: heads that look away from the query"
     figure.suptitle(f"{title}: {words}", fontsize=11)
@@ -124,15 +125,16 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     darkest = max(FLOOR, min(-LEAST_RANGE, *(float(patches.min()) for patches, _ in maps)))
     (height, width), (least_height, least_width) = positions.shape, trained.shape
     y, x = height // 2, width // 2
-    figure, axes = _subplots(len(priors), max(prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2))
+    columns = max(prior.num_heads for prior in priors)
+    figure, axes = panels(len(priors), columns, width=1.8, height=1.7 * height / width + 0.3)
     from matplotlib.patches import Rectangle
 
-    image: AxesImage | None = None
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
         for h, retrieval in enumerate(retrieval_heads(prior)):
-            axis = axes[n][h]
+            axis = axes[n * columns + h]
             image = axis.imshow(patches[h].numpy(), cmap="viridis", vmin=darkest, vmax=0.0)
-            axis.set(title=f"layer {n}, head {h}", xticks=[x], yticks=[y], xticklabels=[], yticklabels=[])
+            axis.set_title(f"layer {n}, head {h}", fontsize=9)
+            axis.set(xticks=[x], yticks=[y], xticklabels=[], yticklabels=[])
             if bool(prefix.any()):
                 axis.set_xlabel(f"prefix {float(prefix[h].mean()):+.2f}", fontsize=7)
             if y > least_height - 1 or x > least_width - 1:
@@ -141,20 +143,37 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
                 axis.add_patch(Rectangle(corner, *extent, fill=False, color="white", linestyle="--"))
             for side in axis.spines.values():
                 side.set(color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6)
-    assert image is not None
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("log-prior − its maximum (nats)")
     grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
-    figure.suptitle(f"{title}: log-prior of every head from the centre (ticks)\n{grids}", fontsize=9)
+    figure.suptitle(f"{title}\nlog-prior of every head from the centre (ticks)\n{grids}", fontsize=8)
     save_figure(figure, path)
 
 
-def _subplots(rows: int, columns: int, panel: tuple[float, float]) -> tuple[Figure, np.ndarray]:
-    """A figure and its (rows, columns) axes, of `panel` inches each."""
-    import matplotlib
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+main = partial(call, app)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    size = (panel[0] * columns + 1.0, panel[1] * rows + 0.8)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    return figure, axes
+@app.command()
+def plot_prior(
+    name: Annotated[str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")],
+    out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
+    length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
+    size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
+    import_: Import = [],  # noqa: B006
+) -> None:
+    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
+    import_named(import_)
+    require("matplotlib", "drawing priors", "figures")
+    if os.path.isdir(name):
+        model, title = load_model(name), title_of(name)
+    else:
+        model, title = create_model(name), name if "." in name else f"{name} (untrained)"
+    path, grid = out or Path(f"{Path(name).name}.prior.png"), model.train_positions().is_grid
+    if (length if grid else size) is not None:
+        wrong, right = ("length", "size, in pixels") if grid else ("size", "length, in tokens")
+        raise ValueError(f"--{wrong} does not apply to this model; use --{right}")
+    if grid:
+        draw_grid_priors(model, title, path, size=size)
+    else:
+        draw_priors(model, title, path, length=length or 8 * model.config.train_context)
+    console.print(f"written: {path}", soft_wrap=True)

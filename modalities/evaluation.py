@@ -29,7 +29,7 @@ from modalities.figures import scores_figure
 from modalities.loading import Heldout
 from modalities.paired import Observed, Place, ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, file_safe, mean_of_rows, write_table
-from zoo.errors import LARGEST_SEED, did_you_mean
+from zoo.errors import LARGEST_SEED, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -265,6 +265,16 @@ class Evaluator(ABC, Generic[S, Model]):
             value = None if finished is None else finished.get(cell.name)
             yield cell.name, self.measure(model, cell) if value is None else value
 
+    def numbers(self, model: Model) -> dict[str, float]:
+        """The finite scores of a model by name and place, such as {"passkey/free_generation@512": 0.98}."""
+        numbers: dict[str, float] = {}
+        for row in self.rows(dict(self.run(model))):
+            for score in self.scores:
+                value = row.get(score.column)
+                if score.tabled and not score.exception and value is not None and math.isfinite(value):
+                    numbers[f"{self.name}/{score.column}@{self.axis.tick(row[self.axis.column])}"] = float(value)
+        return numbers
+
 
 class Listing(Evaluator[S, Model]):
     """An evaluator of entries, such as those of a file: a row for each, in order, without an axis and a figure. `show` prints
@@ -296,6 +306,36 @@ def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
             if not local or inspect.isabstract(kind):
                 continue
             evaluators[kind.name] = kind
+    return evaluators
+
+
+def scheduled_evaluators(
+    during: Mapping[str, object], known: Mapping[str, type[Evaluator]], trained_on: Mapping[str, Any]
+) -> list[tuple[int, Evaluator]]:
+    """(steps between its runs, evaluator) of each entry of a recipe's `evaluate.during`; ValueError for a wrong entry."""
+    known = {name: kind for name, kind in known.items() if not issubclass(kind, Listing)}
+    evaluators: list[tuple[int, Evaluator]] = []
+    for name, entry in during.items():
+        if name not in known:
+            raise ValueError(f"evaluate.during: no evaluator {name!r} for these models; {nearest(name, known)}")
+        settings: dict[str, Any] = {**entry} if isinstance(entry, Mapping) else {"every": entry}
+        every = settings.pop("every", None)
+        if type(every) is not int or every < 1:
+            raise ValueError(f"evaluate.during: {name}={entry!r}: expected a number of steps or settings with 'every'")
+        parsers = {
+            option.name: option.metadata.get("parse") for option in dataclasses.fields(known[name].settings_class)
+        }
+        try:
+            for key, value in settings.items():
+                if key not in parsers:
+                    raise ValueError(f"{name} has no setting {key!r}; {nearest(key, parsers)}")
+                parse = parsers[key]
+                if parse is not None and isinstance(value, str | int | float):  # as on the command line
+                    value = parse(str(value))
+                settings[key] = tuple(value) if isinstance(value, list) else value
+            evaluators.append((every, known[name](known[name].settings_class(**settings), trained_on)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"evaluate.during: {name}={entry!r}: {error}") from error
     return evaluators
 
 

@@ -3,6 +3,6 @@
 `find_recipe("text.ggd_ssmax_tiny")` gives a `Recipe`; `priorzoo train` trains it, `priorzoo evaluate` measures it.
 """
 
-from recipes.registry import find_recipe, list_recipes
+from recipes.config import find_recipe, list_recipes
 
 __all__ = ["find_recipe", "list_recipes"]

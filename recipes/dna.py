@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from modalities.dna.data import DnaDataConfig
-from recipes.config import Evaluate, Model, Optim, Recipe, Train
-from recipes.registry import Recipes
+from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
 from zoo.files import data_folder
 
 RECIPES = Recipes("dna")
@@ -132,8 +131,8 @@ def human_125m() -> Recipe:
     return human("human_125m", "dna_goat_125m", steps=75_000, batch=512, micro_batch=32)
 
 
-RECIPES.add_methods("human_tiny", human_tiny, model_size="copy_tiny")
-RECIPES.add_methods("human_3m", human_3m, model_size="copy_3m")
-RECIPES.add_methods("copy_tiny", copy_tiny)  # both before "tiny", which their names end in
-RECIPES.add_methods("tiny", tiny)
-RECIPES.add_methods("small", small)
+RECIPES.add_family("human_tiny", human_tiny, model_size="copy_tiny")
+RECIPES.add_family("human_3m", human_3m, model_size="copy_3m")
+RECIPES.add_family("copy_tiny", copy_tiny)  # both before "tiny", which their names end in
+RECIPES.add_family("tiny", tiny)
+RECIPES.add_family("small", small)

@@ -7,15 +7,16 @@ import os
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
 
 from modalities.contract import find_modality
 from modalities.cost import Meter
+from modalities.evaluation import scheduled_evaluators
 from recipes.commands import ConfigError, Console, clock, facts_table, short
 from recipes.config import Optim, Plan, Recipe
-from recipes.during import find_evaluators
 from recipes.engine import check_sequence
 from zoo.errors import ran_out_of_memory
 from zoo.model import ZooModel
@@ -30,7 +31,8 @@ MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler")  #
 def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None = None) -> None:
     """Print the figures of a plan, by the lead rank; as_json: with the resolved recipe and the DeepSpeed configuration."""
     recipe = plan.recipe
-    find_evaluators(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
+    known = find_modality(recipe.modality).evaluators
+    scheduled_evaluators(recipe.evaluate.during, known, asdict(recipe.data))  # ValueError for what cannot run
     figures = describe(plan) | dict(measured or {})
     if int(os.environ.get("RANK", 0)):
         return

@@ -21,8 +21,7 @@ from torch import nn
 from modalities.contract import Modality, Outside, find_modality, modality_names
 from modalities.results import file_safe
 from recipes.commands import CommandError
-from recipes.config import ConfigError, merge, parse_value, set_nested
-from recipes.registry import find_recipe
+from recipes.config import ConfigError, find_recipe, merge, parse_value, set_nested
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
 from zoo.catalog import create_model, import_named, model_entry, saved_modality, weights_entry

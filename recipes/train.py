@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -40,9 +40,8 @@ from rich.padding import Padding
 from modalities.contract import find_modality
 from modalities.loading import State, to_device
 from recipes.commands import ConfigError, Console, call, clock, facts_table, lasting_output, short
-from recipes.config import Json, Plan, apply_overrides, resolve
+from recipes.config import Json, Plan, apply_overrides, installed_recipes, open_recipe, resolve
 from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
-from recipes.registry import installed_recipes, open_recipe
 from recipes.runs import RunFolder, load_weights, loadable, own_run
 from zoo.catalog import import_named
 from zoo.cli import Import
@@ -71,7 +70,7 @@ class Step(NamedTuple):
 
 
 class Trainer:
-    """A run of a recipe: `setup`, then `fit`, which repeats `step`, `evaluate` and `save`. Every rank calls every method."""
+    """A run of a recipe: `setup`, then `fit`, which repeats `step` and `save`. Every rank calls every method."""
 
     def __init__(self, plan: Plan, ranks: Ranks, run: RunFolder, signals: Sequence[int] = ()):
         self.plan, self.ranks, self.run, self.signals = plan, ranks, run, signals
@@ -86,22 +85,22 @@ class Trainer:
         recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
         torch.manual_seed(settings.seed)
         stored, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
-        share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch or 1}
+        loader_options = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch or 1}
         model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
         check_sequence(model, settings.sequence_parallel)
         if checkpoint is None and recipe.model.init_from:
             load_weights(model, recipe.model.init_from)
         self.evaluators: list[tuple[int, Evaluator]] = []
         if recipe.evaluate.during:
-            from recipes.during import find_evaluators
+            from modalities.evaluation import scheduled_evaluators
 
-            self.evaluators = find_evaluators(recipe, modality)
+            self.evaluators = scheduled_evaluators(recipe.evaluate.during, modality.evaluators, asdict(recipe.data))
             for _, evaluator in self.evaluators:
                 evaluator.cells(model)  # ValueError for what cannot be measured
-        self.loader = modality.loader(recipe.data, **share)
+        self.loader = modality.loader(recipe.data, **loader_options)
         self.heldout = None
         if recipe.evaluate.every:
-            self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **share)
+            self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **loader_options)
         self.engine, self.checkpoint = Engine(model, self.plan, ranks, universal=universal), checkpoint
         if checkpoint and stored:
             state = self.engine.load(checkpoint, stored)
@@ -121,8 +120,8 @@ class Trainer:
         while self.steps_done < settings.steps:
             step = self.step()
             is_last = self.steps_done == settings.steps
-            figures = self.evaluate() if self.heldout and (is_last or self.steps_done % every == 0) else {}
-            self.report(figures | self.measure(is_last))
+            figures = self.heldout_loss() if self.heldout and (is_last or self.steps_done % every == 0) else {}
+            self.report(figures | self.run_evaluators(is_last))
             if is_last or step.stop or (settings.save_every and self.steps_done % settings.save_every == 0):
                 self.save()
             if step.stop and not is_last:
@@ -192,7 +191,7 @@ class Trainer:
                 "A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
             )
 
-    def evaluate(self) -> dict[str, float]:
+    def heldout_loss(self) -> dict[str, float]:
         """Held-out loss and the modality's further metrics, means over all targets."""
         engine, modality, device = self.engine, self.modality, self.ranks.device
         engine.train(False)
@@ -211,16 +210,14 @@ class Trainer:
         means = [value / weight if weight else math.nan for value in sums]
         return {f"heldout_{name}": mean for name, mean in zip(names, means, strict=True)}
 
-    def measure(self, is_last: bool) -> dict[str, float]:
+    def run_evaluators(self, is_last: bool) -> dict[str, float]:
         """Scores of the evaluators in `evaluate.during` that are due, by rank 0, of what would be exported now."""
         due = [evaluator for every, evaluator in self.evaluators if self.steps_done % every == 0 or is_last]
         figures: dict[str, float] = {}
         if due:
-            from recipes.during import scores
-
             if model := self.engine.exported_model():
                 for evaluator in due:
-                    figures |= scores(evaluator, model)
+                    figures |= evaluator.numbers(model)
             self.ranks.barrier()
         return figures
 

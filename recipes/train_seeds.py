@@ -26,8 +26,7 @@ import typer
 
 from modalities.results import file_safe
 from recipes.commands import CommandError, call
-from recipes.config import apply_overrides
-from recipes.registry import open_recipe
+from recipes.config import apply_overrides, open_recipe
 from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import require

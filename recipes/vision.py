@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from modalities.vision.config import VisionDataConfig
-from recipes.config import Evaluate, Model, Optim, Recipe, Train
-from recipes.registry import Recipes
+from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
 from zoo.files import data_folder
 
 RECIPES = Recipes("vision")
@@ -160,8 +159,8 @@ def ggd2d_imagenet_vitb16() -> Recipe:
 
 for _method in GOAT_IMAGENET:
     RECIPES[f"goat_imagenet_{_method}_vits16"] = partial(goat_imagenet, _method)
-RECIPES.add_methods("tiny", tiny, model_size="tiny_patch8")
+RECIPES.add_family("tiny", tiny, model_size="tiny_patch8")
 for _source in PHOTOGRAPHS:
-    RECIPES.add_methods(_source, partial(photographs, _source), model_size="tiny_patch8")
+    RECIPES.add_family(_source, partial(photographs, _source), model_size="tiny_patch8")
 for _task in SCENE_TASKS:
-    RECIPES.add_methods(_task, partial(scene, _task), model_size="scene_patch8")
+    RECIPES.add_family(_task, partial(scene, _task), model_size="scene_patch8")

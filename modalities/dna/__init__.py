@@ -10,7 +10,7 @@ from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import decoder_cost, target_weight
 from modalities.dna.baselines import BASELINES
 from modalities.dna.data import DnaDataConfig, build_loader
-from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss
+from modalities.dna.model import DnaConfig, DnaDecoder, build, next_token_loss
 from modalities.loading import first_heldout
 
 __all__ = ["MODALITY", "DnaConfig", "DnaDecoder"]
@@ -33,7 +33,7 @@ MODALITY = Modality(
     unit="tokens",
     model=DnaDecoder,
     config=DnaDataConfig,
-    build=build_model,
+    build=build,
     loader=build_loader,
     heldout=partial(first_heldout, build_loader),
     loss=next_token_loss,

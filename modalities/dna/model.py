@@ -170,7 +170,7 @@ def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, 
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 
 
-def build_model(name: str, options: Mapping[str, object], data: DnaDataConfig) -> ZooModel:
+def build(name: str, options: Mapping[str, object], data: DnaDataConfig) -> ZooModel:
     """A registered model with fresh weights at the data's context and tokenizer; `options` override its configuration.
     ValueError where options name another tokenizer than the data, or a setting that the model does not have."""
     if options.get("strands") == "both":

@@ -12,7 +12,7 @@ from torch import Tensor
 from modalities.dna import hf
 from modalities.dna.copying import LONGEST, CopyExpert, Index, counts_so_far
 from modalities.dna.data import DnaDataConfig
-from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss
+from modalities.dna.model import DnaConfig, DnaDecoder, build, next_token_loss
 from modalities.dna.tokenizers import encode, load_tokenizer, reverse_complement
 from tests.dna.models import tiny
 from zoo import create_model
@@ -42,7 +42,7 @@ def test_configurations_that_cannot_be() -> None:
         with pytest.raises(ValueError, match=message):
             DnaConfig(**options)
     with pytest.raises(ValueError, match="evaluate with --strands both"):
-        build_model("dna_goat_tiny", {"strands": "both"}, DnaDataConfig())
+        build("dna_goat_tiny", {"strands": "both"}, DnaDataConfig())
 
 
 ORDERS = [1, 3, 5, 24]

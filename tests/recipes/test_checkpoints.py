@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from recipes import verify
-from recipes.config import ConfigError, resolve
-from recipes.registry import find_recipe
+from recipes.config import ConfigError, find_recipe, resolve
 from recipes.runs import FACTS, RunFolder, RunLock, check_same, convert, load_run, new_run_dir, newest_run_dir, seal
 from tests.durability.files import Runs
 from tests.recipes.test_train import SMALL, main, run

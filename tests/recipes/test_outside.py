@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from recipes import evaluate, find_recipe
-from recipes.config import ConfigError, apply_overrides, resolve
-from recipes.registry import open_recipe
+from recipes.config import ConfigError, apply_overrides, open_recipe, resolve
 from tests.launching import command
 from zoo import create_model
 

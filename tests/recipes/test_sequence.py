@@ -14,10 +14,9 @@ from torch import Tensor, nn
 import zoo.sequence
 from modalities.decoder import causal_lm_loss
 from modalities.text import build_model as build
-from recipes.config import ConfigError, apply_overrides, resolve
+from recipes.config import ConfigError, apply_overrides, find_recipe, resolve
 from recipes.engine import sequence_group
 from recipes.estimate import describe
-from recipes.registry import find_recipe
 from recipes.train import main
 from tests.ranks import Ranks
 from tests.recipes.test_train import same

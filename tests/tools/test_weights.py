@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from modalities.contract import find_modality
-from recipes.registry import find_recipe
+from recipes.config import find_recipe
 from tools import weights
 from zoo.catalog import create_model, list_models, manifest
 

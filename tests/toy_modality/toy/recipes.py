@@ -1,5 +1,4 @@
-from recipes.config import Evaluate, Model, Optim, Recipe, Train
-from recipes.registry import Recipes
+from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
 from toy.data import ToyData
 
 RECIPES = Recipes("toy")

@@ -29,7 +29,7 @@ COMMANDS = {
     "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),
     "verify": ("Verify a run's checkpoints and weights by their digests", "recipes.verify"),
     "hub": ("Write a model as the folder of a hub repository, with its card, and push it", "recipes.hub"),
-    "gallery": ("Write one page of the models: curves, priors to move, tables", "recipes.gallery"),
+    "gallery": ("Write one page of the models: tables, curves, priors by head", "recipes.gallery"),
     "plot-prior": (
         "Draw every head's log-prior, against distance or around an image's centre",
         "modalities.prior_plot",

@@ -373,15 +373,17 @@ def train_command(
     ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
     if calibrate and world is not None:
         raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
-    if calibrate:
-        from recipes.estimate import MONITORS, calibrated, print_plan
-
-        quiet = replace(plan, deepspeed={key: value for key, value in plan.deepspeed.items() if key not in MONITORS})
-        with TemporaryDirectory() as folder:
-            trainer = Trainer(quiet, ranks, RunFolder(Path(folder)))
-            print_plan(plan, as_json=json_, measured=calibrated(trainer, calibrate))
-        return 0
     try:
+        if calibrate:
+            from recipes.estimate import MONITORS, calibrated, print_plan
+
+            quiet = replace(
+                plan, deepspeed={key: value for key, value in plan.deepspeed.items() if key not in MONITORS}
+            )
+            with TemporaryDirectory() as folder:
+                trainer = Trainer(quiet, ranks, RunFolder(Path(folder)))
+                print_plan(plan, as_json=json_, measured=calibrated(trainer, calibrate))
+            return 0
         with (
             lasting_output(),
             stop_signals() as signals,

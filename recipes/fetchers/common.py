@@ -186,13 +186,18 @@ def replace_folder(new: Path, place: Path, scratch: Path) -> None:
     os.replace(new, place)
 
 
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]], total: int) -> str:
-    """Write rows as JSONL; the file appears only when it is complete. Returns a line about it."""
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]], total: int, source: str) -> str:
+    """Write rows as JSONL; the file appears only when it is complete. Returns a line about it.
+
+    source: where rows come from and which parts are taken. FetchError where that gives none.
+    """
     count = size = 0
     with replacing(path) as stream:
         for row in tracked(rows, f"writing {path.name}", total):
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             count, size = count + 1, size + len(str(row["text"]).encode("utf-8"))
+        if not count:
+            raise FetchError(f"{path.name}: {source} gave no document; nothing was kept")
     return f"{path}: {count:,} documents, {size / 1e6:,.1f} MB of text"
 
 

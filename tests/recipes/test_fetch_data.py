@@ -92,6 +92,11 @@ def test_public_text(tmp_path, web, monkeypatch):
     web[f"{text.GPT2}/vocab.bpe"] = b"{}"
     assert invoke("text", "gpt2", "--data", str(tmp_path)).exit_code == 0
     assert files_in(tmp_path / "gpt2") == ["encoder.json", "vocab.bpe"]
+    empty = io.BytesIO()
+    tarfile.open(fileobj=empty, mode="w:gz").close()
+    web[text.SOTU] = empty.getvalue()
+    done = invoke("text", "sotu", "--data", str(tmp_path), "--force")
+    assert done.exit_code == 1 and "*/data/*.json of v0.2.3.tar.gz gave no document" in " ".join(done.output.split())
     web.clear()
     done = invoke("text", "gpt2", "--data", str(tmp_path), "--force")
     assert done.exit_code == 1 and "Try --offline" in done.output
@@ -272,6 +277,12 @@ def test_equal_seeds_give_the_pixels_of_the_shipped_data() -> None:
     what = crowd(rng, FONTS["train"], (160, 224), [(FONTS["train"][0], "Q")], 96)
     picture, _ = draw_crowd(*what, rng.integers(0, 256, (160, 224, 3), dtype=np.uint8))
     assert hashlib.sha256(picture.tobytes()).hexdigest()[:16] == "3142de40c3998856"
+
+
+@pytest.mark.parametrize(("count", "within"), [(9, 96), (1, 30)])
+def test_marked_letters_without_room_are_an_error(count: int, within: int) -> None:
+    with pytest.raises(ValueError, match=f"^{count} marked letters .* {within} × {within} pixels"):
+        crowd(np.random.default_rng(0), FONTS["train"], (160, 160), [(FONTS["train"][0], "Q")] * count, within)
 
 
 @pytest.fixture

@@ -263,6 +263,8 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert main([*SMALL, "--calibrate", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "the median of 2" in printed and "GiB at the peak" in printed and "without evaluation" in printed
+    assert main([*SMALL, "--calibrate", "2", "--set", "optim.lr=1e38"]) == 1
+    assert "training failed: " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

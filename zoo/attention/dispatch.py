@@ -87,10 +87,10 @@ def choose_kernel(
     """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far, not to be repeated.
 
     On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
-    but no table `flash` (its package), then `triton`; with a table or a dense bias `triton`; else `sdpa` with a T × S mask
-    and a `MaskWarning`. Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which
-    long calls with lanes take too: it leaves out keys that a prior hides. What `toeplitz` refuses or torch.compile traces goes
-    to `sdpa`, which makes its mask a block at a time.
+    but no table `flash` (its package), then `triton`; with a table `triton`; else, and with a dense bias, `sdpa` with a
+    T × S mask and a `MaskWarning`. Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S),
+    and which long calls with lanes take too: it leaves out keys that a prior hides. What `toeplitz` refuses or torch.compile
+    traces goes to `sdpa`, which makes its mask a block at a time.
     """
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests are shared out among the 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-import zoo  # noqa: E402, F401  before anything imports torchvision: see zoo/torchvision_ops.py
+import zoo  # noqa: E402, F401  before anything imports torchvision: see zoo/__init__.py
 from tests.launching import RANKS  # noqa: E402
 
 if _DEVICE == "cuda" and not torch.cuda.is_available():

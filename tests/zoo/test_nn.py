@@ -121,6 +121,17 @@ def test_masks_of_both_kinds_by_definition(name: str, causal: bool) -> None:
     compare(module, tensors, expected, is_causal=causal, attn_mask=as_float, key_padding_mask=of_keys)
 
 
+def test_a_uniform_prior_is_torchs_module() -> None:
+    """Outputs and weights, without and with masks."""
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, kdim=10, vdim=7, batch_first=True, dtype=DOUBLE).eval()
+    ours = PriorMultiheadAttention.from_torch(theirs, position="ggd", position_options={"init": "uniform"})
+    tensors = [torch.randn(3, length, width, dtype=DOUBLE) for length, width in ((5, WIDTH), (9, 10), (9, 7))]
+    hidden = torch.arange(9).expand(5, 9) > 3
+    for masks in ({}, {"key_padding_mask": hidden[:3]}, {"attn_mask": hidden}):
+        torch.testing.assert_close(ours(*tensors, **masks), theirs(*tensors, **masks), rtol=0, atol=1e-12)
+
+
 def test_torchs_encoder_layer_with_the_module_in_its_place() -> None:
     """In evaluation torch computes a whole layer from its weights, and would leave out the prior: it must not here."""
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, dtype=DOUBLE).eval()

@@ -81,6 +81,8 @@ def lm(method: str) -> Recipe:
 
 # GOAT's prior takes columns of the heads, as in the paper; other biases are added to logits of whole heads there.
 BESIDE = {"lanes": "beside"}
+# The loaders of GOAT and CABLE join documents and mask nothing; BAM's masks.
+PACKED: dict[str, Any] = {"tokenizer": "gpt2", "num_workers": 2, "documents": "packed"}
 GPU: dict[str, Any] = {"precision": "bf16", "zero_stage": 1, "save_every": 1000, "log_every": 50}
 
 
@@ -90,16 +92,18 @@ def goat_c4(method: str) -> Recipe:
     deepspeed --num_gpus 8 --module priorzoo.train text.goat_c4_<method>_125m     goat, alibi, rope; any other method, sums too
 
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
-    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`priorzoo fetch-data text gpt2`).
+    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`priorzoo fetch-data text gpt2`). As released: documents
+    packed, weights of deviation 0.02. `priorzoo evaluate RUN perplexity --documents joined` measures as its script does.
+
+    Differences: a head of goat has 55 content columns of 64 (released: 59; model.options.lanes=beside: 64). Not every row
+    begins with BOS. Its script's defaults, R = M = 4 and a rate of 1.5e-4, are not the paper's table, which is taken here.
     """
-    c4 = "hf:allenai/c4:en"
+    c4, lanes = "hf:allenai/c4:en", {} if method.removesuffix("_ssmax") == "goat" else BESIDE
     return Recipe(
         name=f"text.goat_c4_{method}_125m",
         modality="text",
-        model=Model(f"text_{method}_125m", options={} if method.removesuffix("_ssmax") == "goat" else dict(BESIDE)),
-        data=TextDataConfig(
-            f"{c4}:train", heldout_source=f"{c4}:validation", tokenizer="gpt2", context=2048, num_workers=2
-        ),
+        model=Model(f"text_{method}_125m", options={"weight_init": "normal", **lanes}),
+        data=TextDataConfig(f"{c4}:train", heldout_source=f"{c4}:validation", context=2048, **PACKED),
         optim=Optim(lr=1e-4, warmup=2000, floor=0.3),
         train=Train(steps=61_035, batch=32, **GPU | {"save_every": 2000}),
         evaluate=Evaluate(every=1000, samples=512),
@@ -132,11 +136,12 @@ def bam(method: str, size: str) -> Recipe:
     Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper raises after training for RoPE-SSMax
     (`priorzoo evaluate RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured with
     `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others. Needs Mistral-v0.3's tokenizer.json.
-    Expected of ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at 256k.
+    Expected of ggd_ssmax at 120M: passkey 1.0 to 51k tokens, 0.8 at 256k. As released: documents masked, weights as torch makes
+    them; no other difference is known. `priorzoo evaluate RUN perplexity --documents upto --lengths 512` measures its table 2.
     """
     lr, micro_batch, of_size = BAM[size]
     plain = method.removesuffix("_ssmax")
-    options = of_size | BAM_METHODS.get(plain, BESIDE)
+    options = {"weight_init": "torch"} | of_size | BAM_METHODS.get(plain, BESIDE)
     if plain != method:
         options |= {"ssmax_start": 1.0} | ({"scale_prior": False} if plain == "alibi" else {})
     fineweb, tokenizer = "hf:HuggingFaceFW/fineweb:sample-10BT:train", "data/mistral-v0.3/tokenizer.json"
@@ -155,7 +160,7 @@ def bam_extend(method: str, size: str) -> Recipe:
     """BAM context extension: 256 more steps at L 1024 (576 × 1024 tokens a step), at the rate the first training ended with.
 
     Starts from the newest finished run of text.bam_<method>_<size> under runs/, or from --set model.init_from=….
-    Expected of ggd_ssmax: passkey 1.0 at 512k tokens.
+    Expected of ggd_ssmax at 120m and 432m: passkey 1.0 at 512k tokens; at 1100m 0.7.
     """
     extended = bam(method, size)
     extended.name = f"text.bam_extend_{method}_{size}"
@@ -181,15 +186,19 @@ def cable(method: str, size: str) -> Recipe:
 
     Sizes 44m (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M). Hardware: 8 × 40 GB GPUs.
     Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable 20.63/20.02/19.24/19.31/19.28, alibi
-    20.99/20.67/21.23/22.42/22.89. cable is as the paper prints it; as its code has it:
+    20.99/20.67/21.23/22.42/22.89. As released: documents packed, weights of deviation 0.02 (outputs ÷ √(2·layers)),
+    cable's content not divided by √d. cable's bias is as the paper prints it; as its code has it:
     --set model.options.position_options.gate=softplus --set model.options.position_options.weighted=false.
+
+    Differences: cable's matrix W_c has weight decay there and none here; no prior's parameter has.
     """
     fineweb = "hf:HuggingFaceFW/fineweb-edu:sample-10BT:train"
+    released = {"weight_init": "gpt2", "scale_content": method.removesuffix("_ssmax") != "cable"}
     return Recipe(
         name=f"text.cable_{method}_{size}",
         modality="text",
-        model=Model(f"text_{method}_{size}", options=dict(BESIDE)),
-        data=TextDataConfig(fineweb, tokenizer="gpt2", context=1024, num_workers=2),
+        model=Model(f"text_{method}_{size}", options=BESIDE | released),
+        data=TextDataConfig(fineweb, context=1024, **PACKED),
         optim=Optim(lr=6e-4, warmup=715),
         train=Train(steps=19_073, batch=512, micro_batch=16, **GPU),
         evaluate=Evaluate(every=500, samples=512),

@@ -116,9 +116,9 @@ def imagenet(
     )
 
 
-# GOAT's name for a method, and its options in the paper: priors start at 0 there. "ape" is absolute embeddings.
+# GOAT's name for a method, and its options: priors start at 0 in the paper, M is its script's. "ape" is absolute embeddings.
 GOAT_IMAGENET: dict[str, tuple[str, dict[str, Any]]] = {
-    "goat": ("goat", {"position_options": {"init": "uniform"}}),
+    "goat": ("goat", {"position_options": {"init": "uniform", "sink_rank": 2}}),
     "ape": ("learned", {}),
     "rope2d": ("rope2d_axial", {}),
 }
@@ -131,10 +131,16 @@ def goat_imagenet(method: str) -> Recipe:
 
     150 epochs of AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 20 epochs of warm-up, batch 1024, RandAugment 2/9, mixup 0.8,
     CutMix 1.0, smoothing 0.1, erasing 0.25, drop-path 0.1; float16 with a dynamic loss scale; no clipping. RandAugment is
-    timm's, which applies each of its two operations with probability 0.5. Hardware: 8 × 24 GB GPUs.
+    timm's, which applies each of its two operations with probability 0.5. Hardware: 8 × 24 GB GPUs. As released: biases in
+    attention, weights of deviation 0.02, M = 2.
+
+    Differences: there GOAT's attention starts by Xavier's rule and the patches' layer by fan-out. Its preset with SwiGLU has
+    a norm after the patches and layer scale (--set model.options.init_values=1e-5); the paper names neither. Of 16 frequencies
+    from 1 to 1e-4 radians rows have the faster half there; here rows and columns have the same eight (`Spectral2d`).
     """
     position, options = GOAT_IMAGENET[method]
-    model = Model(f"vision_{position}_small_patch16", options={"drop_path_rate": 0.1, **options})
+    released = {"drop_path_rate": 0.1, "attention_bias": True, "weight_init": "normal"}
+    model = Model(f"vision_{position}_small_patch16", options=released | options)
     augmentation = {"rand_augment": "rand-m9-n2", "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25}
     loop = {"clip": 0.0, "precision": "fp16"}
     name = f"goat_imagenet_{method}_vits16"

@@ -127,6 +127,8 @@ class Attention(nn.Module):
         sinks: tokens at the start of each document that are exempt from the prior and in every window.
         bias: whether the four projections have biases.
         scale_prior: whether `ssmax` scales the prior too (BAM) or the content alone.
+
+    Attribute `scale_content`: False leaves the content's logits without 1/√d_c, as CABLE's code does.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class Attention(nn.Module):
             )
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
         self.window, self.causal, self.sinks = window, causal, sinks
-        self.scale_prior = scale_prior
+        self.scale_prior, self.scale_content = scale_prior, True
         self.query = nn.Linear(dim, num_heads * self.content_dim, bias=bias)
         self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
         self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
@@ -191,6 +193,7 @@ class Attention(nn.Module):
         k_pos = positions if sequence is None else sequence.part_of(positions)
         x_q, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
         q = self.query(x_q).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        q = q if self.scale_content else q * math.sqrt(self.content_dim)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         if self.rotary is not None:
@@ -247,19 +250,6 @@ class Block(nn.Module):
         attended = self.attention(self.attention_norm(x), positions, last=last, **options)
         x = (x if last is None else x[:, -last:]) + attended
         return x + self.mlp(self.mlp_norm(x))
-
-
-def init_linear(model: nn.Module, *, depth: int) -> None:
-    """Normal weights of variance 2/(5·fan_in), of `out` and `down` divided by sqrt(2·depth); zero biases; priors stay."""
-    of_priors = {id(layer) for prior in model.modules() if isinstance(prior, Prior) for layer in prior.modules()}
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and id(layer) not in of_priors:
-            std = math.sqrt(2 / (5 * layer.in_features))
-            if name.endswith((".out", ".down")):
-                std /= math.sqrt(2 * depth)
-            nn.init.normal_(layer.weight, std=std)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
 
 
 # Weights that accelerate keeps on the CPU or on disk are loaded for the call of their module alone. A prior is used by other

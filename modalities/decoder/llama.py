@@ -34,6 +34,7 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
         f"position={config.position!r}": config.position != "rope" or not isinstance(rotary, Rotary),
         f"position_options={config.position_options}": getattr(rotary, "scaling", "none") != "none",
         "ssmax": config.ssmax,
+        "scale_content=False": not config.scale_content,
     }
     if differences := [what for what, wrong in differs.items() if wrong]:
         raise ValueError(f"a Llama has RMSNorm, SwiGLU and plain RoPE; this model has {', '.join(differences)}")

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modalities.contract import Cost
 from modalities.decoder.tokenizers import save_copy, use_copy
+from modalities.starts import check_start, deviation, start_weights
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import KVCache
@@ -28,7 +29,6 @@ from zoo.layers import (
     SSMax,
     SwiGLU,
     execution_device,
-    init_linear,
     is_offloaded,
     loaded,
     share_prior,
@@ -63,6 +63,7 @@ class DecoderConfig:
     position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of names,
         one per layer or repeated, with options by name. An embedding enters once, before the layers.
     ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start, see `SSMax`.
+    scale_content: divide the content's logits by √d_c.  weight_init: how weights start, of `modalities.starts.STARTS`.
     share_prior: one prior for all layers instead of one each.  train_context: tokens per training row.
     tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
     activation_checkpointing: recompute each block in the backward pass.  logit_options: of version 0.5; empty.
@@ -80,6 +81,7 @@ class DecoderConfig:
     position_options: dict[str, Any] = field(default_factory=dict)
     ssmax: bool = False
     scale_prior: bool = True
+    scale_content: bool = True
     ssmax_start: float | None = None
     share_prior: bool = False
     train_context: int = bounded(128, 1, LONGEST_CONTEXT)
@@ -87,6 +89,7 @@ class DecoderConfig:
     tokenizer: str = "bytes"
     activation_checkpointing: bool = False
     lanes: str = "inside"
+    weight_init: str = "small"
     logit_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,6 +100,7 @@ class DecoderConfig:
             )
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
+        check_start(self.weight_init)
         matrices = 4 * self.dim + 3 * self.hidden_dim  # of a layer, in columns
         check_parameters(self.dim * (self.vocab_size + self.num_layers * matrices))
 
@@ -139,8 +143,8 @@ class Decoder(ZooModel):
         self.norm = STYLES[config.style][0](config.dim, eps=1e-5)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         self.gradient_checkpointing = config.activation_checkpointing
-        init_linear(self, depth=config.num_layers)
-        nn.init.normal_(self.embedding.weight, std=(2 / (5 * config.dim)) ** 0.5)
+        start_weights(self, config.weight_init, depth=config.num_layers)
+        nn.init.normal_(self.embedding.weight, std=deviation(config.weight_init, config.dim))
 
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
@@ -352,6 +356,7 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         scale_prior=config.scale_prior,
         sinks=position.sinks,
     )
+    attention.scale_content = config.scale_content
     norm, mlp = STYLES[config.style]
     return Block(config.dim, attention, mlp(config.dim, config.hidden_dim), norm=norm)
 

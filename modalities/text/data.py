@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +36,11 @@ from modalities.loading import (
 from modalities.text.facts import TRAIN, copies_row, facts_row, tokens_of_a_fact
 from modalities.text.sources import Document, HFSource, Source, document_split, open_source
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
-from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
+from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields, nearest
 from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
 
 DEFAULT_SOURCE = "sotu-excerpt"
+DOCUMENTS = ("masked", "packed")  # in a row
 MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
 MOST_CHARACTERS = 1 << 28  # of them together
 # First word of every random key after the seed, so that no two uses share a stream; 3 and 4 are those of streams.
@@ -86,6 +88,8 @@ class TextDataConfig:
     copies_fraction: share of training rows in which a stretch of text comes again.
     cache_dir: see `tokenize_corpus`.  heldout_limit: documents of the held-out split of a stream.
     heldout_source: a source that is held out as a whole, instead of a split of `source`.
+    documents: "masked": tokens of a row see their own document alone, with positions from its first token in the row;
+        "packed": a row is one text, whose documents BOS parts.
     """
 
     source: str = DEFAULT_SOURCE
@@ -99,9 +103,12 @@ class TextDataConfig:
     num_workers: int = bounded(0, 0, MOST_WORKERS)
     heldout_source: str | None = None
     heldout_limit: int = bounded(256, 1, 2**24)
+    documents: str = "masked"
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.documents not in DOCUMENTS:
+            raise ValueError(f"documents={self.documents!r}: {nearest(self.documents, DOCUMENTS)}")
         if self.facts_fraction + self.copies_fraction > 1.0:
             shares = f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction}"
             raise ValueError(f"{shares} are shares of the rows: together at most 1")
@@ -223,8 +230,10 @@ class PackedDataset(Dataset):
         seed: int = 0,
         mix: RowMix = RowMix(),
         epochs: int | None = None,
+        documents: str = "masked",
     ) -> None:
         mix.check(context, tokenizer)
+        self.documents = documents
         self.corpus, self.context, self.tokenizer, self.seed, self.mix = corpus, context, tokenizer, seed, mix
         self.lengths = np.diff(corpus.offsets) + 1  # with BOS
         self.epoch_tokens = int(self.lengths.sum())
@@ -243,7 +252,8 @@ class PackedDataset(Dataset):
 
     def identity(self) -> State:
         key = {"kind": "packed", "fingerprint": self.corpus.fingerprint, "seed": self.seed, "context": self.context}
-        return key | {"mix": self.mix.identity(), "shuffle": True}
+        packed = "packed" if self.documents == "packed" else None  # states of version 0.5 name none
+        return key | {"mix": self.mix.identity(), "shuffle": True, "documents": packed}
 
     def padding_row(self) -> Batch:
         """A row of nothing but padding: it adds no target."""
@@ -272,7 +282,7 @@ class PackedDataset(Dataset):
             count = upto - start - filled
             tokens[filled : filled + count] = self.corpus.tokens[first : first + count]
             segments[at - start : upto - start] = segment
-            rank, at, segment = rank + 1, upto, segment + 1
+            rank, at, segment = rank + 1, upto, segment + (self.documents == "masked")
         return row
 
 
@@ -304,9 +314,10 @@ def build_loader(
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split)
     if split == "train":
-        dataset = PackedDataset(corpus, config.context, tokenizer, seed=config.seed, mix=config.row_mix)
+        options: dict[str, Any] = dict(seed=config.seed, mix=config.row_mix, documents=config.documents)
+        dataset = PackedDataset(corpus, config.context, tokenizer, **options)
     else:  # shuffled: the first few batches represent all documents
-        dataset = PackedDataset(corpus, config.context, tokenizer, epochs=1)
+        dataset = PackedDataset(corpus, config.context, tokenizer, epochs=1, documents=config.documents)
     return IndexedLoader(RowBatches(dataset), micro_batch, **share)
 
 

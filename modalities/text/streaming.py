@@ -66,6 +66,7 @@ class _Shard:
         where = np.arange(at, at + config.context + 1)
         document = np.searchsorted(starts, where, side="right")
         segments = np.unique(document, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        segments *= config.documents == "masked"
         row = {"tokens": torch.from_numpy(tokens[where]), "segments": torch.from_numpy(segments)}
         return config.row_mix(row, [config.seed, _MIX, self.shard, index], self.tokenizer)
 
@@ -115,5 +116,7 @@ class TextStream:
 
     def identity(self) -> dict[str, object]:
         config = self.config
-        key = {"kind": "streaming", "source": config.source, "tokenizer": self.tokenizer.fingerprint}
-        return key | {"seed": config.seed, "context": config.context, "mix": config.row_mix.identity()}
+        key: dict[str, object] = {"kind": "streaming", "source": config.source}
+        key |= {"tokenizer": self.tokenizer.fingerprint}
+        key |= {"seed": config.seed, "context": config.context, "mix": config.row_mix.identity()}
+        return key | {"documents": "packed" if config.documents == "packed" else None}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from modalities.starts import check_start
 from zoo.catalog import ModelFamily, load_modality
 from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, did_you_mean
 from zoo.methods import check_grid_position, list_grid_positions
@@ -50,10 +51,11 @@ class VisionConfig:
         per layer, or a shorter one that is repeated, with options by name. The default, with SSMax and {"train_mu": True}, is
         what reads pictures of 16 times the patches best (docs/RESULTS.md).
     ssmax: scale logits by s·ln n, n all tokens of the image, s at the start ssmax_start; scale_prior: the prior's logits too.
-    share_prior: one prior for all layers instead of one each.
+    share_prior: one prior for all layers instead of one each.  attention_bias: biases of attention's projections.
     class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
     global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
     drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
+    weight_init: how linear layers start, of `modalities.starts.STARTS`.
     mean, std: what pixels in 0…1 are normalised with.  activation_checkpointing: recompute blocks in the backward pass.
     lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
     pad, logit_options: of version 0.5; false and empty.
@@ -84,10 +86,13 @@ class VisionConfig:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     activation_checkpointing: bool = False
     lanes: str = "inside"
+    attention_bias: bool = False
+    weight_init: str = "small"
     logit_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_start(self.weight_init)
         for name in ("pad", "logit_options"):
             if value := getattr(self, name):
                 raise ValueError(f"{name}={value!r} went with version 0.6: expected {type(value)()!r}")

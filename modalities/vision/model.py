@@ -19,10 +19,11 @@ from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_po
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from modalities.starts import start_weights
 from modalities.vision.architectures import Options, VisionConfig, not_multiples
 from modalities.vision.images import BadImage, decode_image, preprocess
 from zoo.attention.base import Kernel
-from zoo.layers import Attention, SSMax, init_linear, is_offloaded, loaded, share_prior
+from zoo.layers import Attention, SSMax, is_offloaded, loaded, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
 from zoo.positions import Positions
@@ -42,7 +43,7 @@ class VisionBlock(nn.Module):
             ssmax = SSMax(config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start)
         attention = Attention(
             dim, config.num_heads, prior=position.prior, rotary=position.rotary, ssmax=ssmax, lanes=config.lanes,
-            causal=False, scale_prior=config.scale_prior,
+            causal=False, scale_prior=config.scale_prior, bias=config.attention_bias,
         )  # fmt: skip
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
         self.attention = attention
@@ -98,8 +99,8 @@ class VisionTransformer(ZooModel):
         self._init_weights()
 
     def _init_weights(self) -> None:
-        # Of what enters the residual stream, `init_linear` scales attention's output down with depth, not timm's MLPs.
-        init_linear(self, depth=self.config.num_layers)
+        # Of what enters the residual stream, this scales attention's output down with depth, not timm's MLPs.
+        start_weights(self, self.config.weight_init, depth=self.config.num_layers)
         lecun_normal_(self.patch_embed.proj.weight.flatten(1))  # a view: fan-in counts the patch's pixels
         nn.init.zeros_(cast(Tensor, self.patch_embed.proj.bias))
         if self.prefix_tokens is not None:

@@ -62,6 +62,30 @@ def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr
         assert optim.lr * lr_factor(steps - 1, optim, steps) == pytest.approx(floor_lr)
 
 
+RELEASED = {  # of a recipe: how weights start, documents, GPT-2's layers or attention's biases, and 1/√d of the content
+    "text.goat_c4_goat_125m": ("normal", "packed", True, True),
+    "text.bam_ggd_ssmax_120m": ("torch", "masked", False, True),
+    "text.cable_cable_124m": ("gpt2", "packed", True, False),
+    "text.cable_alibi_124m": ("gpt2", "packed", True, True),
+    "dna.goat_human": ("torch", None, True, True),
+    "vision.goat_imagenet_goat_vits16": ("normal", None, True, True),
+    "text.ggd_ssmax_tiny": ("small", "masked", False, True),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_papers_models_and_rows_are_as_released(name):
+    recipe = find_recipe(name)
+    model = build_on_meta(recipe)
+    attention = model.layers[0].attention
+    biased = attention.query.bias is not None
+    documents = getattr(recipe.data, "documents", None)
+    assert (model.config.weight_init, documents, biased, attention.scale_content) == RELEASED[name]
+    if name == "dna.goat_human":
+        assert (recipe.train.steps, recipe.train.batch, recipe.optim.warmup) == (1000, 8, 100)
+        assert recipe.optim.betas == (0.9, 0.999) and model.layers[0].mlp.up.weight.shape == (2048, 512)
+
+
 def test_warm_up_then_cosine_to_the_floor():
     optim = Optim(lr=1.0, warmup=10, floor=0.1)
     factors = [lr_factor(step, optim, 111) for step in range(111)]

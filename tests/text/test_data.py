@@ -217,6 +217,8 @@ def test_rows_hold_whole_pieces_with_document_ids():
     assert sorted(pieces) == ["abc", "de", "fghij"] and row["segments"].tolist() == [
         n for n, piece in enumerate(pieces) for _ in f"|{piece}"
     ]
+    packed = PackedDataset(corpus("abc", "de", "fghij"), 15, BYTES, epochs=1, documents="packed")[0]
+    assert packed["tokens"][:13].equal(row["tokens"]) and packed["segments"].tolist() == [0] * 13 + [-1] * 3
 
 
 WRONG = {"facts_fraction": 3, "copies_fraction": -1, "facts_weight": 0, "context": 0, "num_workers": -1}
@@ -228,6 +230,8 @@ def test_wrong_values_are_refused():
     for name, value in WRONG.items():
         with pytest.raises(ValueError, match=rf"{name}.{value}"):
             TextDataConfig(**{name: value})
+    with pytest.raises(ValueError, match="documents='pack': did you mean 'packed'"):
+        TextDataConfig(documents="pack")
     with pytest.raises(ValueError, match=r"facts_fraction 0\.7 and copies_fraction 0\.4 .*at most 1"):
         TextDataConfig(facts_fraction=0.7, copies_fraction=0.4)
 
@@ -243,10 +247,14 @@ def test_a_state_of_other_rows_is_refused():
         ({"copies_fraction": 0.1}, r"data state has mix=\{"),
         ({"seed": 1}, "seed="),
         ({"context": 256}, "context="),
+        ({"documents": "packed"}, "documents="),
         ({"source": "sotu-excerpt?split=train"}, "fingerprint"),
     ):
         with pytest.raises(ValueError, match=said):
             build_loader(replace(config, **other), micro_batch=4).load_state_dict(state)
+    packed = build_loader(replace(config, documents="packed"), micro_batch=4).state_dict()
+    with pytest.raises(ValueError, match="documents='packed'"):
+        build_loader(config, micro_batch=4).load_state_dict(packed)
 
 
 def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():

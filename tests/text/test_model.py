@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
 
 from modalities.decoder import causal_lm_loss
+from modalities.starts import STARTS
 from modalities.text import CausalLM, TextConfig
-from zoo import create_model
+from zoo import create_model, create_prior
 from zoo.catalog import register_model
 from zoo.methods import list_positions
 from zoo.priors import Prior
@@ -92,6 +94,29 @@ def test_parameter_counts_are_the_papers() -> None:
             model = create_model(f"text_{name}")
         count = sum(p.numel() for p in model.parameters())
         assert count == pytest.approx(published, rel=0.09 if name.endswith("small") else 0.05), name
+
+
+# Deviations of an embedding, a projection and the output of attention, of 64 columns and 2 layers.
+SMALL, UNIFORM = math.sqrt(2 / 5 / 64), 1 / math.sqrt(3 * 64)
+STARTED = {
+    "small": (SMALL, SMALL, SMALL / 2),
+    "gpt2": (0.02, 0.02, 0.01),
+    "normal": (0.02, 0.02, 0.02),
+    "torch": (1.0, UNIFORM, UNIFORM),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_weights_start_as_named(start: str) -> None:
+    model = create_model("text_goat_tiny", dim=64, num_layers=2, style="gpt2", weight_init=start)
+    attention = model.layers[0].attention
+    weights = model.embedding.weight, attention.query.weight, attention.out.weight
+    assert [weight.std().item() for weight in weights] == pytest.approx(STARTED[start], rel=0.05)
+    assert bool(attention.query.bias.any()) == (start == "torch")
+    fresh = create_prior("goat", num_heads=4, train_context=256).state_dict()
+    assert attention.prior.state_dict()["spectral.beta"].equal(fresh["spectral.beta"])
+    with pytest.raises(ValueError, match="weight_init='gpt': did you mean 'gpt2'"):
+        create_model("text_goat_tiny", weight_init="gpt")
 
 
 @pytest.mark.parametrize("options", [{}, {"tied": False, "activation_checkpointing": True}], ids=str)

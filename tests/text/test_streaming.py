@@ -97,6 +97,12 @@ def test_resume_is_exact(spec, world, workers, stops):
         assert states[400]["states"]["0"]["dataset"]["epoch"] > 0
 
 
+def test_documents_of_packed_rows_see_one_another(spec):
+    masked, packed = (batches(loader(spec, documents=documents), 3) for documents in ("masked", "packed"))
+    for one, other in zip(masked, packed, strict=True):
+        assert one["tokens"].equal(other["tokens"]) and one["segments"].any() and not other["segments"].any()
+
+
 def test_heldout_documents_of_a_stream(spec, texts):
     tokens = load_corpus(config(spec), "heldout")
     assert len(tokens) == len(texts) - len(train_texts(texts)) > 0

@@ -18,11 +18,13 @@ from zoo.layers import Attention, SSMax
 HEADS, LENGTH = 3, 11
 
 
-def attention(prior: str, *, ssmax: bool, groups: int, scale_prior: bool) -> Attention:
+def attention(prior: str, *, ssmax: bool, groups: int, scale_prior: bool, scale_content: bool) -> Attention:
     torch.manual_seed(3)
     options: dict[str, Any] = dict(lanes="beside", scale_prior=scale_prior, num_kv_heads=groups)
     options["ssmax"] = SSMax(HEADS, train_context=16) if ssmax else None
-    return Attention(WIDTH, HEADS, prior=make(prior), **options).double()
+    layer = Attention(WIDTH, HEADS, prior=make(prior), **options).double()
+    layer.scale_content = scale_content
+    return layer
 
 
 def by_definition(layer: Attention, x: Tensor) -> Tensor:
@@ -31,7 +33,7 @@ def by_definition(layer: Attention, x: Tensor) -> Tensor:
     q, k, v = (linear(x).unflatten(2, (-1, width)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))
     k, v = (heads.repeat_interleave(HEADS // heads.shape[1], dim=1) for heads in (k, v))
     log_prior = layer.prior.log_prior(line, line, causal=True, x=x)
-    content = q @ k.mT / math.sqrt(width)
+    content = q @ k.mT / (math.sqrt(width) if layer.scale_content else 1.0)
     rows: float | Tensor = 1.0
     if layer.ssmax is not None:
         rows = layer.ssmax.s[:, None, None] * torch.arange(1, LENGTH + 1).double().log()[:, None]
@@ -41,12 +43,15 @@ def by_definition(layer: Attention, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("prior", "ssmax", "scale_prior", "kernel", "groups"),
-    pairs(["ggd", "goat", "fire"], [True, False], [True, False], ["auto", "sdpa"], [HEADS, 1]),
+    ("prior", "ssmax", "scale_prior", "scale_content", "kernel", "groups"),
+    pairs(["ggd", "goat", "fire"], [True, False], [True, False], [True, False], ["auto", "sdpa"], [HEADS, 1]),
 )
-def test_attention_by_definition(prior: str, ssmax: bool, scale_prior: bool, kernel: str, groups: int) -> None:
+def test_attention_by_definition(
+    prior: str, ssmax: bool, scale_prior: bool, scale_content: bool, kernel: str, groups: int
+) -> None:
     """Outputs and every gradient."""
-    layer, x = attention(prior, ssmax=ssmax, groups=groups, scale_prior=scale_prior), inputs(LENGTH).requires_grad_()
+    scales = {"scale_prior": scale_prior, "scale_content": scale_content}
+    layer, x = attention(prior, ssmax=ssmax, groups=groups, **scales), inputs(LENGTH).requires_grad_()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     outputs = layer(x, Positions.line(LENGTH), kernel=kernel), by_definition(layer, x)
     torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-9)

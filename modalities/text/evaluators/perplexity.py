@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from pathlib import Path
@@ -14,7 +15,18 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
-from modalities.evaluation import Cell, CellValue, LengthSettings, ModelResult, Observed, Row, Score, standard_error
+from modalities.evaluation import (
+    Cell,
+    CellValue,
+    LengthSettings,
+    ModelResult,
+    Observed,
+    Row,
+    Score,
+    check_choice,
+    option,
+    standard_error,
+)
 from modalities.figures import curves, finish, log_if_wide, mark_training, name_panel, panels, styles_of
 from modalities.paired import scores_by_unit
 from modalities.results import LENGTH, compact, mean_of_seeds
@@ -27,12 +39,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+DOCUMENTS = ("whole", "joined", "upto")
 DOCUMENT_TOKENS = 8192  # read of each document by default
+JOINED_TOKENS = 1 << 18  # of documents in a row
 FEWEST = 100  # predictions of an octave of positions that is drawn
 Stretch = dict[str, Any]  # "tokens", "bytes_per_token", "document", "turn"
 
 
-class Perplexity(TextEvaluator[LengthSettings]):
+@dataclass(frozen=True)
+class PerplexitySettings(LengthSettings):
+    """With what becomes of documents."""
+
+    documents: str = option("whole", "whole: each as long as the greatest length; joined: in a row; upto: their starts")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("documents", self.documents, DOCUMENTS)
+
+
+class Perplexity(TextEvaluator[PerplexitySettings]):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
 
     Stretches of text as long as the longest length are cut into windows without overlap that predict L tokens each, from the
@@ -40,7 +65,10 @@ class Perplexity(TextEvaluator[LengthSettings]):
     document that is long enough takes part, by default with one to eight stretches, up to 8,192 tokens. `samples` counts
     stretches: the first ones of all documents, then the second ones, and so on.
 
-    Means are over tokens, standard errors and paired comparisons over documents.
+    With `documents="joined"` (GOAT, CABLE) stretches are cut from all documents in a row, parted by BOS. With "upto" (BAM's
+    table 2) a length L reads the first L tokens of every document, or all of a shorter one.
+
+    Means are over tokens, standard errors and paired comparisons over documents, or stretches of joined ones.
     """
 
     name = "perplexity"
@@ -56,32 +84,41 @@ class Perplexity(TextEvaluator[LengthSettings]):
 
     def identity(self, model: Decoder) -> dict[str, object]:
         text = self.heldout_for(model).fingerprint
-        return {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
+        key = {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
+        return key if self.settings.documents == "whole" else key | {"documents": self.settings.documents}
 
     def samples_line(self, results: list[ModelResult]) -> str:
         row = results[0].rows[-1]
-        return f"{row['tokens']:,} tokens of {row['documents']:,} documents"
+        units = "stretches of joined documents" if self.settings.documents == "joined" else "documents"
+        return f"{row['tokens']:,} tokens of {row['documents']:,} {units}"
 
     def cells(self, model: Decoder) -> list[Cell]:
         lengths, heldout = self.points(model), self.heldout_for(model)
-        bos, longest = load_tokenizer(model.config.tokenizer).bos_id, max(lengths)
-        stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name)
-        self.describe(heldout.items, longest)
-        default = sum(stretch["turn"] < min(8, max(1, DOCUMENT_TOKENS // longest)) for stretch in stretches)
+        bos, longest, kind = load_tokenizer(model.config.tokenizer).bos_id, max(lengths), self.settings.documents
+        stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name, kind)
+        most = JOINED_TOKENS // longest if kind == "joined" else min(8, DOCUMENT_TOKENS // longest)
+        if kind == "whole":
+            self.describe(heldout.items, longest)
+        default = sum(stretch["turn"] < max(1, most) for stretch in stretches)
         stretches = stretches[: self.settings.samples or default]
-        return [
-            Cell(f"length={length}/stretch={k}", cost=longest // length * length, data={"length": length} | stretch)
-            for length in lengths
-            for k, stretch in enumerate(stretches)
-        ]
+        cells = []
+        for length in lengths:
+            for k, stretch in enumerate(stretches):
+                read = stretch["tokens"][: length + 1] if kind == "upto" else stretch["tokens"]
+                data = {"length": length} | stretch | {"tokens": read}
+                cost = len(read) - 1 if kind == "upto" else longest // length * length
+                cells.append(Cell(f"length={length}/stretch={k}", cost=cost, data=data))
+        return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         length, tokens = cell.data["length"], torch.as_tensor(cell.data["tokens"], device=device_of(model))
-        count = (len(tokens) - 1) // length * length
-        inputs, targets = tokens[:count].view(-1, length), tokens[1 : count + 1].view(-1, length)
+        width = min(length, len(tokens) - 1)  # less than the length in a short document
+        count = (len(tokens) - 1) // width * width
+        inputs, targets = tokens[:count].view(-1, width), tokens[1 : count + 1].view(-1, width)
         by_position = torch.zeros(length, dtype=torch.float64)
         for part in slices(len(targets), self.settings.batch_size(length)):
-            by_position += token_nll(model, inputs[part], targets[part], advance=self.advance).sum(0).cpu()
+            nll = token_nll(model, inputs[part], targets[part], advance=self.advance)
+            by_position[:width] += nll.sum(0).cpu()
         bucket = position_buckets(length)
         sums = np.bincount(bucket, weights=by_position.numpy())
         return {
@@ -91,7 +128,7 @@ class Perplexity(TextEvaluator[LengthSettings]):
             "bytes": count * cell.data["bytes_per_token"],
             "nll_sum": float(by_position.sum()),
             "bucket_nll_sum": sums.tolist(),
-            "bucket_tokens": (np.bincount(bucket) * len(targets)).tolist(),
+            "bucket_tokens": (np.bincount(bucket[:width], minlength=len(sums)) * len(targets)).tolist(),
         }
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
@@ -158,21 +195,27 @@ def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
 
 
 @lru_cache(maxsize=8)
-def _stretches(documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str) -> list[Stretch]:
-    """Stretches of `length` tokens and the token before them; all documents' first ones come first."""
-    long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= length]
-    if not long:
-        longest = max((len(d.tokens) for d in documents), default=0)
-        raise ValueError(
-            f"no held-out document of {source} has {length} tokens; the longest has {longest}: choose shorter lengths"
-        )
+def _stretches(
+    documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str, kind: str
+) -> list[Stretch]:
+    """Stretches of `length` tokens and the token before them, or up to as many; all documents' first ones come first."""
+    if kind == "joined":
+        line = np.concatenate([part for document in documents for part in ([bos], document.tokens)])
+        documents = (EncodedDocument("", line[1:], sum(document.bytes for document in documents)),)
+    least = 1 if kind == "upto" else length
+    long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= least]
+    longest = max((len(d.tokens) for d in documents), default=0)
+    if longest < length:
+        has = f"no held-out document of {source} has {length} tokens; the longest has {longest}"
+        has = f"the held-out documents of {source} have {longest} tokens, not {length}" if kind == "joined" else has
+        raise ValueError(f"{has}: choose shorter lengths" + ", or --documents joined" * (kind == "whole"))
     order = np.random.default_rng(seed).permutation(len(long))
     stretches = []
     for number, document in (long[i] for i in order):
         read = np.concatenate([[bos], document.tokens])  # token t is predicted after read[t]
-        for k, start in enumerate(range(0, len(document.tokens) - length + 1, length)):
+        starts = range(0, 1 if kind == "upto" else len(document.tokens) - length + 1, length)
+        for k, start in enumerate(starts):
             stretch = {"tokens": read[start : start + length + 1], "bytes_per_token": document.bytes_per_token}
-            stretches.append(stretch | {"document": number, "turn": k})
-    return sorted(
-        stretches, key=lambda stretch: stretch["turn"]
-    )  # stable: a turn keeps the shuffled order of documents
+            stretches.append(stretch | {"document": k if kind == "joined" else number, "turn": k})
+    # Stable: a turn keeps the shuffled order of documents.
+    return sorted(stretches, key=lambda stretch: stretch["turn"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from modalities.contract import find_modality
 from priorzoo.__main__ import main
 from recipes import list_recipes, train
-from tests.launching import command
+from tests.ranks import forked
 from zoo import list_models
 
 ROOT = Path(__file__).parent.parent
@@ -29,17 +27,6 @@ SHORTER = {  # of the guides, for the test
     "text.alibi_tiny --import logarithm.py --seeds 0,1,2": "--import logarithm.py --seeds 0",
     "--lengths 256,1024,4096": "--lengths 256,512 --samples 2",
 }
-# Command lines of a guide, in one process, which training would end.
-COMMANDS = """
-import json, sys
-from pathlib import Path
-from modalities.contract import find_modality
-from priorzoo.__main__ import main
-from recipes import train
-train.run = train.main
-for program, *words in json.loads(sys.argv[1]):
-    assert Path(words[0]).read_text() if program == "cat" else main(words) == 0, words
-"""
 
 
 def test_the_readme_s_example_runs() -> None:
@@ -120,10 +107,21 @@ def test_options_of_commands_exist(capsys: pytest.CaptureFixture[str], monkeypat
     assert not wrong and len(helps) > 8
 
 
+def run_code(code: str) -> None:
+    exec(compile(code, "guide", "exec"), {"__name__": "__main__"})
+
+
+def run_commands(lines: list[list[str]]) -> None:
+    """Command lines of a guide, in one process, which training would end."""
+    train.run = train.main
+    for program, *words in lines:
+        assert Path(words[0]).read_text() if program == "cat" else main(words) == 0, words
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
-    """Its blocks in order in one folder, but for `sh`: each of Python alone in a new process, commands in one.
+    """Its blocks in order in one folder, but for `sh`: each in a process that imported only libraries and the commands.
 
     A block that begins with a file's name is that file too, from the start.
     """
@@ -137,8 +135,6 @@ def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
         if name := re.match(r"# (\w+\.py)\n", code):
             (tmp_path / name[1]).write_text(code)
     for kind, code in blocks:
-        words = [code]
-        if kind == "bash":
-            words = [COMMANDS, json.dumps([shlex.split(line) for line in code.replace("\\\n", " ").splitlines()])]
-        done = command([sys.executable, "-c", *words], folder=tmp_path, PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()] if kind == "bash" else None
+        failure = forked(run_commands if lines else run_code, lines or code, folder=tmp_path)
+        assert not failure, failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from modalities.contract import find_modality
 from priorzoo.__main__ import main
 from recipes import list_recipes, train
+from tests.launching import command
 from tests.ranks import forked
-from zoo import list_models
+from zoo import list_models, priors
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -29,7 +31,8 @@ SHORTER = {  # of the guides, for the test
 }
 
 
-def test_the_readme_s_example_runs() -> None:
+def test_the_readme_s_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priors.PRIORS, "data", dict(priors.PRIORS.data))  # its registration ends with the test
     for example in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
         exec(compile(example, "README.md", "exec"), {})
 
@@ -45,6 +48,16 @@ def test_links_and_trees_name_what_exists() -> None:
         words = re.findall(r"(?<!\S)[\w/]+(?:/|\.py)(?!\S)", line)
         missing += [word for word in words if not any((place / word).exists() for place in places)]
     assert not missing
+
+
+def test_blocks_of_python_import_what_they_use(tmp_path: Path) -> None:
+    """Each runs in a new process, but for the part of a file that CONTRIBUTING adds."""
+    for page, text in PAGES.items():
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)):
+            if "at its end" not in block.partition("\n")[0]:
+                (tmp_path / f"{page.stem}_{number}.py").write_text(block)
+    done = command([sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "."], folder=tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 def commands() -> list[str]:

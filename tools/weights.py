@@ -63,6 +63,7 @@ class Group:
     data: str
     against: str = ""
     seeds: Sequence[int] = (0, 1, 2)
+    settings: Sequence[str] = ()
 
     @property
     def modality(self) -> str:
@@ -91,7 +92,8 @@ def train(name: Name, methods: Methods = "", jobs: Annotated[int, typer.Option(h
     group = find_group(name)
     names = [group.recipe.format(method) for method in chosen(group, methods)]
     seeds = ",".join(map(str, group.seeds))
-    execute("train-seeds", *names, "--seeds", seeds, "--out", str(RUNS / name), "--jobs", str(jobs))
+    settings = [word for setting in group.settings for word in ("--set", setting)]
+    execute("train-seeds", *names, *settings, "--seeds", seeds, "--out", str(RUNS / name), "--jobs", str(jobs))
 
 
 @app.command()

@@ -51,6 +51,8 @@ def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tm
     name = "vision_goat_ssmax_tiny_patch8.glyphs"
     (out / "resolution.csv").write_text(f"model,size,top1,top5\n{name},48,0.77777,\nother,48,0,0\n")
     weights.measure("vision", methods="goat_ssmax")
+    weights.train("vision", methods="goat_ssmax")
+    assert "vision.goat_ssmax_tiny --set data.source=glyphs --seeds" in asked.pop()
     assert asked[1:] == [f"evaluate {name} {run} resolution --sizes 48,72,96,144,192 --out {out}"]
     entry = json.loads((tmp_path / "weights/manifest.json").read_text())[name]
     assert entry["measured"] == [{"size": 48, "top1": 0.7778}]

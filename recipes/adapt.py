@@ -152,7 +152,8 @@ def adapt_command(
     else:
         if not run.steps:
             model.__dict__[RECORD]["base"]["digest"] = ""  # of any weights
-        model.__dict__[RECORD]["training"] = {key: facts[key] for key in ("trained", "data") if key in facts} | figures
+        training = {key: facts[key] for key in ("trained", "data") if key in facts} | figures
+        model.__dict__[RECORD]["training"] = {"tokens": run.steps * run.batch * context} | training
     zoo.save_adapted(model, out)
     console.print(facts_table("done", figures | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
 

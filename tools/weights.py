@@ -3,6 +3,7 @@
     python tools/weights.py train text              every method and seed, finished runs are kept
     python tools/weights.py measure text            tables and figures in benchmarks/, of published weights and further seeds
     python tools/weights.py publish text            weights in bf16, their entries in the manifest, their cards
+    python tools/weights.py adapter NAME FOLDER     an adapter of a released model
 
 weights.toml is the table of what ships. Models of seed 0 are published; runs of further seeds stay in runs/weights/GROUP and
 are measured where they are.
@@ -14,6 +15,7 @@ import csv
 import hashlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -133,6 +135,28 @@ def publish(name: Name, methods: Methods = "") -> None:
         write_card(group, weights, entries[weights])
     write_manifest(entries)
     typer.echo(f"{len(entries)} models, {sum(entry['bytes'] for entry in entries.values()) / 1e6:.1f} MB")
+
+
+@app.command()
+def adapter(
+    name: Annotated[str, typer.Argument(help="such as smollm2.soft")],
+    folder: Annotated[Path, typer.Argument(help="that `priorzoo adapt` made")],
+    results: Annotated[Path | None, typer.Option(help="recall/….json of `priorzoo evaluate hf:FOLDER recall`")] = None,
+) -> None:
+    """Put an adapter into the package, with its scores. Its base goes by the name of `priorzoo fetch-data`."""
+    from zoo.adapters import ADAPTER
+    from zoo.adapters.released import write_record
+
+    record = json.loads((folder / ADAPTER).read_text())
+    record["base"]["name"] = Path(record["base"]["name"]).name
+    if results is not None:
+        columns = ("length", "documents", "bits_per_byte", "tokens_right", "tokens_right_beyond", "nats")
+        rows = json.loads(results.read_text())["rows"]
+        record["measured"] = [{key: round(row[key], 4) for key in columns if key in row} for row in rows]
+    shutil.copytree(folder, WEIGHTS / name, ignore=shutil.ignore_patterns("checkpoints"), dirs_exist_ok=True)
+    for file in (WEIGHTS / name).iterdir():
+        file.chmod(0o644)
+    write_record(record, WEIGHTS / name)
 
 
 def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:

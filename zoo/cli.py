@@ -25,6 +25,7 @@ from rich.markdown import Markdown
 from rich.table import Column, Table
 from rich.text import Text
 
+from zoo.adapters import adapters_table, list_adapters
 from zoo.attention.dispatch import KERNELS
 from zoo.catalog import WEIGHTS, import_named, list_models, load_model, model_entry, pretrained_tables, weights_entry
 from zoo.errors import from_outside, one_line, printable
@@ -99,17 +100,18 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
 def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="a table of those with weights")] = False,
+    adapters: Annotated[bool, typer.Option("--adapters", help="a table of adapters of released models")] = False,
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Names of models; with --pretrained a table of weights: size, training and scores."""
+    """Names of models; with --pretrained a table of weights, with --adapters of adapters: size, training and scores."""
     import_named(import_)
-    names = list_models(pattern, pretrained=pretrained)
+    names = list_adapters(pattern) if adapters else list_models(pattern, pretrained=pretrained)
     if not names:
-        kind = "models with weights" if pretrained else "models"
+        kind = "adapters" if adapters else "models with weights" if pretrained else "models"
         raise ValueError(f"no {kind} match {pattern!r}; `priorzoo list` prints all {len(list_models())}")
-    if not pretrained:
+    if not pretrained and not adapters:
         return print("\n".join(names))
-    for title, columns, rows in pretrained_tables(names):
+    for title, columns, rows in [adapters_table(names)] if adapters else pretrained_tables(names):
         headings = [Column(name, justify="right" if n else "left", overflow="fold") for n, name in enumerate(columns)]
         table = Table(
             *headings, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from zoo.adapters import ADAPTER, find_folder
 from zoo.errors import did_you_mean, require
 from zoo.files import read_json, read_object, replacing
 
@@ -155,7 +156,8 @@ def _ask_the_hub(name: str) -> None:
     import huggingface_hub
 
     folders = [path.name for path in Path(name).parent.glob("*") if path.is_dir()] if name else []
-    hint = did_you_mean(Path(name).name, folders) or "expected a folder of save_pretrained, or a name of the hub"
+    expected = "a folder of save_pretrained, a name of the hub, or, after `priorzoo fetch-data text smollm2`, smollm2"
+    hint = did_you_mean(Path(name).name, folders) or f"expected {expected}"
     missing = f"hf:{name}: no such folder; {hint.strip()}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ValueError(missing)
@@ -168,19 +170,20 @@ def _ask_the_hub(name: str) -> None:
 
 
 def split_arm(name: str) -> tuple[str, dict[str, str]]:
-    """("FOLDER", {"yarn": "2"}) of FOLDER@yarn=2[,KEY=VALUE…]; a name without settings has none."""
+    """("FOLDER", {"yarn": "2"}) of FOLDER@yarn=2[,KEY=VALUE…]; a name without settings has none. Names that
+    `zoo.adapters.find_folder` knows are folders."""
     match = None if Path(name).exists() else re.fullmatch(r"(.+?)@([\w.]+=.*)", name)
     if match is None:
-        return name, {}
-    return match[1], dict(part.partition("=")[::2] for part in match[2].split(","))
+        return find_folder(name), {}
+    return find_folder(match[1]), dict(part.partition("=")[::2] for part in match[2].split(","))
 
 
 @lru_cache(maxsize=8)
 def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or repository; the same object for the same name. Errors as in `opened`."""
     name = split_arm(name)[0]
-    if (adapter := Path(name) / "adapter.json").is_file():
-        name = read_object(adapter)["base"]["name"]
+    if (adapter := Path(name) / ADAPTER).is_file():
+        name = find_folder(read_object(adapter)["base"]["name"])
     if (file := Path(name) / "tokenizer.json").is_file():
         check_tokenizer_file(file)
     return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(name, trust_remote_code=False))

@@ -97,13 +97,12 @@ def rows_at_once(batch: int, context: int) -> int:
 @torch.inference_mode()
 def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
     """Nats a token."""
-    model.eval()
-    total, count = 0.0, 0
+    decoder, total, count = OutsideDecoder(model, "model"), 0.0, 0
     for part in slices(len(rows), rows_at_once(len(rows), rows.rows.context + 1)):
         batch = default_collate([rows[n] for n in range(part.start, part.stop)])
         tensors = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        targets = int((tensors["labels"][:, 1:] != IGNORED).sum())
-        total, count = total + float(model(**tensors, use_cache=False).loss) * targets, count + targets
+        nats, targets = summed_loss(decoder, tensors)
+        total, count = total + float(nats), count + targets
     return total / count
 
 

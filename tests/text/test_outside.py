@@ -16,10 +16,11 @@ import zoo
 from modalities.analysis import analyse
 from modalities.decoder.generation import generate
 from modalities.decoder.outside import open_causal_lm
-from modalities.decoder.tokenizers import open_tokenizer
+from modalities.decoder.tokenizers import open_tokenizer, split_arm
+from modalities.paired import paired_rows, scores_by_unit
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.hf import wrap
-from modalities.text.prompts import Template, open_haystack
+from modalities.text.prompts import Template, open_haystack, state_facts
 from modalities.text.tokenizers import load_tokenizer
 from recipes.commands import CommandError
 from recipes.evaluate import outside_hash
@@ -269,6 +270,47 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
         assert torch.equal(target.model(tokens), named(tokens)) and target.label.endswith("rope_theta=500.0")
 
 
+@torch.inference_mode()
+def test_recall_is_a_loop_over_transformers_own_model(folders):
+    """Each question after its own whole reading; intervals of a paired comparison are t-intervals over documents."""
+    recall, arms = EVALUATORS["recall"], ("", "@yarn=2")
+    settings = recall.settings_class(lengths=(300, 600), questions=3, samples=3)
+    tokenizer, scores, own = load_tokenizer(f"hf:{folders['llama']}"), [], []
+    for arm in arms:
+        evaluator = recall(settings)
+        model = load(folders["llama"] + arm)
+        cells = {cell.name: cell for cell in evaluator.cells(model)}
+        measured = dict(evaluator.run(model))
+        scores.append(scores_by_unit(one for name in cells for one in evaluator.observed(name, measured[name])))
+        plain = open_released(folders["llama"], split_arm(arm.replace("@", "x@"))[1]).eval()
+        for cell in cells.values():
+            rng = np.random.default_rng([settings.seed, cell.data["document"]])
+            text, _, facts = state_facts(cell.data["text"].tokens, 600, 3, rng, tokenizer)
+            for length in (300, 600):
+                stop, right, nats, exact = length - 600 + len(text), [], [], []
+                for fact in (fact for fact in facts if fact.end <= stop):
+                    ids = np.concatenate([text[:stop], fact.question, fact.answer])
+                    logits = plain(torch.as_tensor(ids)[None]).logits[0, -1 - len(fact.answer) : -1].double()
+                    answer = torch.as_tensor(fact.answer)
+                    nats += torch.nn.functional.cross_entropy(logits, answer, reduction="none").tolist()
+                    right += (logits.argmax(-1) == answer).tolist()
+                    exact.append(all(right[-len(answer) :]))
+                unit = str(cell.data["document"])
+                assert scores[-1][length, "nats"][unit] == pytest.approx(np.mean(nats), abs=1e-4)
+                assert scores[-1][length, "tokens_right"][unit] == np.mean(right)
+                assert scores[-1][length, "exact"][unit] == np.mean(exact)
+                own.append((arm, length, np.mean(nats)))
+    rows = {(row["score"], row["length"]): row for row in paired_rows(scores[1:], scores[:1], "length")}
+    for length in (300, 600):
+        plain, scaled = (np.array([x for a, n, x in own if (a, n) == (arm, length)]) for arm in arms)
+        middle, half = (scaled - plain).mean(), 4.302653 * (scaled - plain).std(ddof=1) / 3**0.5  # t(0.975, 2)
+        row = rows["nats", length]
+        assert row["units"] == 3
+        assert [row[x] for x in ("difference", "low", "high")] == pytest.approx(
+            [middle, middle - half, middle + half], abs=3e-4
+        )
+
+
 def test_dynamic_scaling_reads_each_length_afresh(folders):
     """What a longer text did to the angles is gone."""
     model, recall = load(f"{folders['llama']}@ntk=2"), EVALUATORS["recall"]
@@ -291,10 +333,12 @@ def test_a_limited_reach_in_one_reading_and_in_parts(arm, folders):
     torch.testing.assert_close(whole[:, -1], changed[:, -1], rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path):
+def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path, monkeypatch):
     zoo.save_adapted(open_released(folders["llama"], {"soft": "40", "yarn": "2"}), tmp_path / "adapter")
     tokens = torch.randint(0, 256, (1, 60))
-    by_name, on_base = load(tmp_path / "adapter"), load(f"{folders['llama']}@adapter={tmp_path}/adapter")
-    arm = load(f"{folders['llama']}@soft=40,yarn=2")
-    assert torch.equal(by_name(tokens), arm(tokens)) and torch.equal(on_base(tokens), arm(tokens))
+    wanted = load(f"{folders['llama']}@soft=40,yarn=2")(tokens)
+    monkeypatch.setattr(zoo.adapters, "WEIGHTS", tmp_path)  # as one that ships
+    for adapter in (str(tmp_path / "adapter"), "adapter"):
+        assert torch.equal(load(adapter)(tokens), wanted)
+        assert torch.equal(load(f"{folders['llama']}@adapter={adapter}")(tokens), wanted)
     assert modality_of(f"hf:{tmp_path}/adapter") == "text"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ import typer
 from modalities.contract import find_modality
 from recipes.config import find_recipe
 from tools import weights
+from zoo.adapters import find_folder
 from zoo.catalog import create_model, list_models, manifest
 
 
@@ -74,3 +76,13 @@ def test_published_weights_have_an_entry_like_those_that_ship(asked, tmp_path) -
     equal = {key for key in entry if entry[key] == shipped[key]}
     assert equal >= {"sha256", "bytes", "steps", "position", "tokens", "data"}
     assert (tmp_path / f"weights/{name}.safetensors").stat().st_size == entry["bytes"]
+
+
+def test_an_adapter_goes_into_the_package_with_its_scores(asked, tmp_path) -> None:
+    made, rows = tmp_path / "made", [{"length": 64, "bits_per_byte": 1.23456, "seconds": 2.0}]
+    shutil.copytree(find_folder("smollm2.soft"), made)
+    (tmp_path / "recall.json").write_text(json.dumps({"rows": rows}))
+    weights.adapter("smollm2.mine", made, tmp_path / "recall.json")
+    record = json.loads((tmp_path / "weights/smollm2.mine/adapter.json").read_text())
+    assert record["measured"] == [{"length": 64, "bits_per_byte": 1.2346}] and record["base"]["name"] == "smollm2"
+    assert "| 64 | 1.2346 |" in (tmp_path / "weights/smollm2.mine/README.md").read_text()

@@ -11,7 +11,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import zoo
-from zoo.adapters.released import add_lora, open_released
+from tests.zoo.test_cli import invoke
+from zoo.adapters import adapters_table
+from zoo.adapters.released import add_lora, open_released, write_record
+from zoo.files import read_object
 
 SIZES = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 
@@ -67,7 +70,7 @@ def test_an_adapter_has_all_but_the_base(lora: int, prior: dict | None, base: Pa
                 parameter.add_(0.02 * torch.randn_like(parameter))
     zoo.save_adapted(model, tmp_path / "adapter")
     base.rename(tmp_path / "moved")
-    with pytest.raises((OSError, ValueError), match="base"):
+    with pytest.raises(ValueError, match="give base=FOLDER"):
         zoo.load_adapted(tmp_path / "adapter")
     loaded = zoo.load_adapted(tmp_path / "adapter", base=str(tmp_path / "moved"))
     tokens = torch.randint(3, 40, (1, 24))
@@ -99,3 +102,40 @@ def test_an_adapter_refuses_another_base(base: Path, tmp_path: Path) -> None:
             zoo.load_adapted(tmp_path / name, base=str(tmp_path / other))
     with pytest.raises(ValueError, match="takes no base"):
         zoo.load_adapted(tmp_path / "half", base=str(base))
+
+
+def test_adapters_that_ship() -> None:
+    """Of at most 20 MB, on a base that goes by its name, with a card."""
+    shipped = zoo.adapters.list_adapters()
+    assert "smollm2.soft" in shipped
+    for folder in (zoo.adapters.WEIGHTS / name for name in shipped):
+        record = read_object(folder / "adapter.json")
+        assert sum(file.stat().st_size for file in folder.iterdir()) < 20e6
+        assert "/" not in record["base"]["name"] and "base_model" in (folder / "README.md").read_text()
+
+
+def test_a_name_is_an_adapter_and_its_base(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the base is in the data folder. Without it the error names the command that fetches one."""
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
+    monkeypatch.setattr(zoo.adapters, "WEIGHTS", tmp_path / "weights")
+    model = open_released(str(base), {"soft": "9", "sinks": "2", "yarn": "2"})
+    zoo.save_adapted(model, tmp_path / "weights" / "base.soft")
+    record = read_object(tmp_path / "weights" / "base.soft" / "adapter.json")
+    assert record["base"]["name"] == "base"
+    rows = [{"length": 16, "bits_per_byte": 1.5, "tokens_right": 0.25}, {"length": 32, "bits_per_byte": 1.75}]
+    write_record(record | {"measured": rows}, tmp_path / "weights" / "base.soft")
+    tokens = torch.randint(3, 40, (1, 24))
+    assert torch.equal(zoo.load_adapted("base.soft")(tokens).logits, model.eval()(tokens).logits)
+    assert "| 16 | 1.5 | 0.25 |" in (tmp_path / "weights/base.soft/README.md").read_text()
+    [row] = adapters_table(["base.soft"])[2]
+    assert row == ["base.soft", "base", "yarn=2, soft=9, sinks=2", "16", "32", "0", "0.00", "1.75", "–"]
+    assert "base.soft" in invoke("list", "--adapters").output
+    assert invoke("list", "--adapters", "other*").exit_code == 2
+    base.rename(tmp_path / "moved")
+
+    def missing(*_: object, **__: object) -> None:
+        raise OSError("neither here nor on the hub")
+
+    monkeypatch.setattr("zoo.adapters.released.open_released", missing)  # which tries for half a minute
+    with pytest.raises(ValueError, match=r"adapter of base, .*`priorzoo fetch-data text base`, or base=FOLDER"):
+        zoo.load_adapted("base.soft")

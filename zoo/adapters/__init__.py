@@ -8,9 +8,10 @@ A further library is a file here with `adapt`, `save` and `load`, and a line in 
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +20,20 @@ from typing import Any, TypeVar
 from torch import nn
 
 from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
+from zoo.catalog import WEIGHTS
 from zoo.errors import Options, check_flags, check_whole, nearest
-from zoo.files import read_object
+from zoo.files import data_folder, read_object
 
-__all__ = ["adapt", "is_adapted", "limited_reach", "load_adapted", "save_adapted"]
+__all__ = [
+    "adapt",
+    "adapters_table",
+    "find_folder",
+    "is_adapted",
+    "limited_reach",
+    "list_adapters",
+    "load_adapted",
+    "save_adapted",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 ADAPTER = "adapter.json"  # of an adapter folder
@@ -107,13 +118,47 @@ def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     _library(model).save(model, Path(folder))
 
 
+def list_adapters(pattern: str = "*") -> list[str]:
+    """Names of the adapters of released models that ship, which match a shell pattern."""
+    return fnmatch.filter(sorted(path.parent.name for path in WEIGHTS.glob(f"*/{ADAPTER}")), pattern)
+
+
+def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]]]:
+    """(title, columns, rows) of shipped adapters. Reach is the longest text that was measured; scores are those there."""
+    rows = []
+    for folder in (WEIGHTS / name for name in names):
+        record = read_object(folder / ADAPTER)
+        base, measured = record["base"], record.get("measured") or [{}]
+        parts = [f"{key}={value}" for key, value in (record["settings"] | record["reach"]).items()]
+        if record["priors"] and not record["reach"]:
+            parts.append(record["priors"]["position"])
+        method = ", ".join(parts + [f"LoRA {record['lora']}"] * bool(record["lora"]))
+        size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+        lengths = [f"{n:,}" for n in (base["window"], measured[-1].get("length", base["window"]))]
+        scores = [str(measured[-1].get(score, "–")) for score in ("bits_per_byte", "tokens_right")]
+        tokens = f"{record['training'].get('tokens', 0):,}"
+        rows.append([folder.name, base["name"], method, *lengths, tokens, f"{size:.2f}", *scores])
+    title = (
+        "adapters of released models\nright: share of tokens of recalled facts; it and bits per byte are those at reach"
+    )
+    return title, ["name", "base", "method", "window", "reach", "trained on", "MB", "bits", "right"], rows
+
+
+def find_folder(name: str) -> str:
+    """The folder of a shipped adapter, or of a base that `priorzoo fetch-data` made, by its name; any other path or name."""
+    places = (WEIGHTS / name / ADAPTER, data_folder() / name / "config.json")
+    return next((str(file.parent) for file in places if file.is_file() and not Path(name).is_dir()), name)
+
+
 def load_adapted(folder: str | os.PathLike[str], *, base: str | None = None, merge: bool = False, **kwargs: Any) -> Any:
     """The model that `save_adapted` wrote; kwargs as in the library's loader. ValueError where the folder has none.
 
     Args:
+        folder: or the name of a shipped adapter (`priorzoo list --adapters`).
         base: of an adapter folder, where its base model is; by default where it was.
         merge: add LoRA to the weights; the model is a whole one then.
     """
+    folder = find_folder(os.fspath(folder))
     if (Path(folder) / ADAPTER).is_file():
         load = import_module("zoo.adapters.released").load_adapter
         return load(Path(folder), base=base, merge=merge, **kwargs)

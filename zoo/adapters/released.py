@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from zoo.adapters import ADAPTER, adapt, limited_reach
+from zoo.adapters import ADAPTER, adapt, find_folder, limited_reach
 from zoo.adapters.layer import RECORD, prior_parameters
 from zoo.errors import Options, require
-from zoo.files import read_object, read_tensors, write_json, write_text
+from zoo.files import data_folder, read_object, read_tensors, write_json, write_text
 
 SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # of a rotation, and what transformers calls them
 REACH = ("window", "soft", "sinks")
@@ -30,7 +30,7 @@ CARD = """---
 base_model: {base}
 library_name: priorzoo
 ---
-`zoo.load_adapted("FOLDER", base="{base}")` puts this adapter on its base.
+`zoo.load_adapted("FOLDER", base="{base}")` puts this adapter on its base; of a shipped one FOLDER is its name.
 
 | | |
 |---|---|
@@ -47,7 +47,7 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
 
     Raises ValueError for settings that the model does not have.
     """
-    values = {key: _value(key, text) for key, text in (settings or {}).items()}
+    values, name = {key: _value(key, text) for key, text in (settings or {}).items()}, find_folder(name)
     config = AutoConfig.from_pretrained(name, trust_remote_code=False) if values else None
     for key, value in values.items():
         assert config is not None
@@ -61,10 +61,13 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
             _set_field(config, key, value)
     changed = {} if config is None else {"config": config}
     model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **changed, **kwargs)
-    base = {"name": str(Path(name).absolute()) if Path(name).is_dir() else name}
-    fields = {key: value for key, value in values.items() if key not in REACH}
-    model.__dict__[RECORD] = {"base": base, "settings": fields, "priors": None, "lora": None, "training": {}}
-    if reach := {key: values[key] for key in REACH if key in values}:
+    place = Path(name).absolute()
+    fetched = place.parent == data_folder().absolute()  # goes by its name alone, on any machine
+    base = {"name": place.name if fetched else str(place) if place.is_dir() else name}
+    reach = {key: values.pop(key) for key in REACH if key in values}
+    record = {"base": base, "settings": values, "reach": reach, "priors": None, "lora": None, "training": {}}
+    model.__dict__[RECORD] = record
+    if reach:
         adapt(model, **limited_reach(**reach))
     return model
 
@@ -95,13 +98,22 @@ def merge_lora(model: PreTrainedModel) -> None:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write what a model has besides its base, which `open_released` opened: priors, LoRA, settings."""
     record, tensors = model.__dict__[RECORD] | {"priors": getattr(model.config, RECORD, None)}, _trained(model)
-    record["base"] = _identity(model) | {"digest": weights_digest(model)} | record["base"]
-    facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
-    facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
-    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    record["base"] = _identity(model) | {"digest": weights_digest(model), "window": window} | record["base"]
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / TENSORS)
-    write_text(folder / "README.md", CARD.format(base=facts["base"], rows=rows))
+    write_record(record, folder)
+
+
+def write_record(record: Options, folder: Path) -> None:
+    """Write adapter.json and the card, with `measured`, rows of scores by length, where the record has them."""
+    facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
+    facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
+    rows, measured = "\n".join(f"| {key} | {value} |" for key, value in facts.items()), ""
+    if scores := record.get("measured"):
+        lines = [list(scores[0]), ["---:"] * len(scores[0]), *(row.values() for row in scores)]
+        measured = "\n" + "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+    write_text(folder / "README.md", CARD.format(base=facts["base"], rows=rows) + measured)
     write_json(folder / ADAPTER, record)
 
 
@@ -109,7 +121,12 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
     """As `zoo.load_adapted`. Raises ValueError for a base of other sizes or, where something was trained, other weights."""
     record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
     made_for, name = record["base"], base or record["base"]["name"]
-    model = open_released(name, {key: json.dumps(value) for key, value in record["settings"].items()}, **kwargs)
+    settings = {key: json.dumps(value) for key, value in record["settings"].items()}
+    try:
+        model = open_released(name, settings, **kwargs)
+    except OSError as error:
+        cure = f"`priorzoo fetch-data text {name}`, or base=FOLDER" if Path(name).name == name else "give base=FOLDER"
+        raise ValueError(f"{folder} is an adapter of {name}, which is no folder and not of the hub: {cure}") from error
     own = _identity(model) | {"digest": weights_digest(model) if tensors and made_for["digest"] else made_for["digest"]}
     for key in ("architecture", "sizes", "digest"):
         if own[key] != made_for[key]:
@@ -119,7 +136,7 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
         add_lora(model, record["lora"])
     if record["priors"]:
         adapt(model, **record["priors"])
-    model.__dict__[RECORD]["training"] = record["training"]
+    model.__dict__[RECORD] |= {key: record[key] for key in ("reach", "training") if key in record}
     expected = _trained(model)
     if expected.keys() != tensors.keys():
         odd = sorted(expected.keys() ^ tensors.keys())[0]

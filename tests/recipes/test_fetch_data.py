@@ -18,6 +18,7 @@ import matplotlib
 import numpy as np
 import pytest
 import webdataset
+from huggingface_hub import hf_hub_url
 from PIL import Image
 
 from modalities.vision.objects import window_on
@@ -307,8 +308,10 @@ def test_sets_are_read_as_what_was_drawn(kind: str, photographs, tmp_path: Path,
 
 
 def test_a_released_model_of_the_hub(tmp_path, web):
-    """Verified by the digest that its pointer names; another one leaves nothing."""
+    """Verified by the digest that its pointer names; another one leaves nothing. Addresses are those of huggingface_hub."""
     hub = smollm2.HUB
+    repository = hub.removeprefix("https://huggingface.co/")
+    assert hf_hub_url(repository, smollm2.WEIGHTS) == f"{hub}/resolve/main/{smollm2.WEIGHTS}"
     web |= {f"{hub}/resolve/main/{name}": b"{}" for name in (*smollm2.FILES, smollm2.WEIGHTS)}
     for digest, code in (("0" * 64, 1), (hashlib.sha256(b"{}").hexdigest(), 0)):
         web[f"{hub}/raw/main/{smollm2.WEIGHTS}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()

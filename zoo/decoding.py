@@ -38,7 +38,8 @@ class NextRow:
 
     by_distance, by_key: (H, length), the farthest and the first key first; None: zeros. highest: (H, length) float64, how far K
     at so many tokens or more is below that of the own key at least. level: (H, 1) K of sinks less by_key of the own key.
-    lanes: (1, 1 or H, length, R) of keys, which a cache holds. serves: whether K is such a sum, and finite.
+    lanes: (1, 1 or H, length, R) of keys, which a cache holds. sink: as in `PriorTerms`. serves: whether K is such a sum, and
+    finite.
     """
 
     length: int
@@ -48,6 +49,7 @@ class NextRow:
     level: Tensor
     lanes: Tensor
     serves: bool
+    sink: Tensor | None = None
 
     @staticmethod
     def of(prior: Prior, length: int, dtype: torch.dtype) -> NextRow:
@@ -57,7 +59,7 @@ class NextRow:
         if rows is None or not all(bool(row.isfinite().all()) for row in rows):
             return NextRow(length, None, None, none, none, none, False)
         line, (by_distance, by_key) = Positions.line(length), rows
-        lanes = prior(line.tail(1), line, causal=True).k_lanes
+        terms = prior(line.tail(1), line, causal=True)
         highest = by_distance[:, :1] - by_distance.flip(-1).cummax(-1).values.flip(-1)
         spread = by_key.amax(-1, keepdim=True) - by_key.amin(-1, keepdim=True)
         return NextRow(
@@ -66,8 +68,9 @@ class NextRow:
             by_key.to(dtype) if by_key.any() else None,
             highest - spread,
             _lanes_at_0(prior).to(dtype),
-            none if lanes is None else lanes,
+            none if terms.k_lanes is None else terms.k_lanes,
             True,
+            terms.sink,
         )
 
     def bias(self, heads: slice, stop: int, reach: int, sinks: int, scale: Tensor | None) -> Tensor | None:
@@ -80,11 +83,12 @@ class NextRow:
             bias = keyed if bias is None else bias + keyed
         assert bias is not None
         if sinks:
-            level = (
-                self.level[heads] if self.by_key is None else self.level[heads] + self.by_key[heads, stop - 1 : stop]
-            )
-            bias = torch.cat([level[None].expand(-1, -1, sinks), bias], dim=-1)
+            bias = torch.cat([self.level_at(stop)[None, heads].expand(-1, -1, sinks), bias], dim=-1)
         return bias if scale is None else bias * scale[:, heads]
+
+    def level_at(self, stop: int) -> Tensor:
+        """(H, 1) K of sinks for the last of `stop` tokens."""
+        return self.level if self.by_key is None else self.level + self.by_key[:, stop - 1 : stop]
 
 
 def _lanes_at_0(prior: Prior) -> Tensor:
@@ -202,6 +206,10 @@ class LayerCache:
         if query_scale is not None:
             q, scale = (q * (query_scale[..., None] * scale)).to(q.dtype), 1.0
         q = F.pad(q, (v.shape[-1] - width, 0)).view(*shape, -1) if v.shape[-1] > width else q.reshape(*shape, width)
+        sink = row.sink
+        if sink is not None:  # (1 or B, G, H/G)
+            level = row.level_at(stop) if query_scale is None else row.level_at(stop) * query_scale
+            sink = (sink[:, None] + level).view(-1, *shape[1:])
         parts, start, sinks = [], 0, min(sinks, stop)
         for reach, run in groupby(reaches):
             heads = slice(start, start := start + len(list(run)))
@@ -214,7 +222,8 @@ class LayerCache:
                 parts_of = [
                     torch.cat([x[:, heads, :sinks], y], 2) for x, y in zip((keys, values), parts_of, strict=True)
                 ]
-            parts.append(FUSED(q[:, heads], *parts_of, 0.0, False, attn_mask=bias, scale=scale)[0])
+            part, lse = FUSED(q[:, heads], *parts_of, 0.0, False, attn_mask=bias, scale=scale)
+            parts.append(part if sink is None else part * (lse - sink[:, heads]).sigmoid()[..., None])
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).reshape(len(q), -1, 1, v.shape[-1])
 
     def _reaches(self, row: NextRow, q: Tensor, keys: Tensor, query_scale: Tensor | None) -> list[int]:

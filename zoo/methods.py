@@ -110,7 +110,7 @@ def line_methods() -> dict[str, Method]:
 
 def grid_methods() -> dict[str, Method]:
     """Every method of a grid by name, registered priors included."""
-    methods = {"nope": Method("prior", "uniform")}
+    methods = {"nope": Method("prior", "uniform"), "sink": Method("prior", "sink")}
     for name in PRIORS:
         if on_grid(name):
             names = GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}})

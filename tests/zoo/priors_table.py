@@ -17,6 +17,7 @@ TRAIN_CONTEXT = 16
 # Options a prior cannot be made without. A prior that needs none still has its row, so that none is forgotten.
 OPTIONS: dict[str, dict[str, Any]] = {
     "uniform": {},
+    "sink": {},
     "alibi": {"learnable": True},
     "alibi2d": {"learnable": True},
     "spectral": {"rank": 3, "init": "seeded"},

@@ -116,7 +116,7 @@ def build(
 
 
 def terms_of(leaves: dict[str, Tensor], grid: tuple[int, int, int] | None = None) -> PriorTerms:
-    terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"), bias=leaves.get("bias"))
+    terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"), bias=leaves.get("bias"), sink=leaves.get("sink"))
     if "table" in leaves and grid is not None:
         height, width, prefix = grid
         pos = Positions.grid(height, width, num_prefix=prefix)

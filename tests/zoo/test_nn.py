@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zoo import Positions
 from zoo.methods import ENCODINGS, list_positions
 from zoo.nn import PriorMultiheadAttention
+from zoo.priors.base import Sink
 
 WIDTH, HEADS, CONTEXT = 24, 4, 6
 METHODS = [name for name in list_positions() if name not in ENCODINGS or ENCODINGS[name].part != "embedding"]
@@ -64,7 +65,12 @@ def oracle(
     shown = shown.expand_as(logits) if hidden is None else shown & ~hidden
     if module.ssmax is not None:
         logits = logits * module.ssmax.s[:, None, None] * shown.sum(-1, keepdim=True).clamp(min=1).double().log()
-    p = logits.masked_fill(~shown, -1e300).softmax(-1) * shown
+    logits = logits.masked_fill(~shown, -1e300)
+    if isinstance(module.prior, Sink):
+        sink = module.prior.logit[:, None, None].expand(*logits.shape[:3], 1)
+        p = torch.cat([sink, logits], dim=-1).softmax(-1)[..., 1:] * shown
+    else:
+        p = logits.softmax(-1) * shown
     return module.out_proj((p @ v).transpose(1, 2).flatten(2)), p
 
 

@@ -232,7 +232,7 @@ def test_where_a_prior_is_not_defined_it_says_so() -> None:
     with pytest.raises(ValueError, match="one part of a composed prior"):
         compose(make("cable"), make("cable"))(pos, pos, causal=True, x=inputs(4))
     grid = Positions.grid(2, 2)
-    for name in {*LINE} - {"uniform"}:
+    for name in {*LINE} - {"uniform", "sink"}:
         with pytest.raises(ValueError, match="needs a 2-D prior"):
             make(name)(grid, grid, causal=True, x=inputs(4))
 

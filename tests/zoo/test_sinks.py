@@ -1,4 +1,5 @@
-"""Sinks: the first n tokens of a document are exempt from the prior and the window, in every kernel, cache and model."""
+"""Sinks: the first n tokens of a document are exempt from the prior and the window, in every kernel, cache and model; and the
+learned sink, a logit in the denominator."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.zoo.test_attention import CASES, HEADS, REALISED, build, evaluate, of
 from tests.zoo.test_reach import SKIPPING, WHOLE, decaying
 from zoo import Positions, create_model, create_prior, prior_attention
 from zoo.attention import KERNELS, skipping, triton
-from zoo.attention.base import AttentionCall
+from zoo.attention.base import AttentionCall, visible
 from zoo.attention.triton import TritonKernel
 from zoo.layers import Attention
 from zoo.methods import create_grid_position, create_position
@@ -27,20 +28,25 @@ LINES = [name for name, case in CASES.items() if case.grid is None and name != "
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name", "realised", "sinks"),
+    ("kernel", "name", "realised", "sinks", "learned"),
     [
-        (kernel, name, REALISED[(n + k) % 4], (1, 4, 50)[(n + k) % 3])
+        (kernel, name, REALISED[(n + k) % 4], (1, 4, 50, 0, 0)[(n + k) % 5], (n + k) % 5 > 1)
         for k, kernel in enumerate(("sdpa", "toeplitz"))
         for n, name in enumerate(LINES)
-    ],
+    ]
+    + [("sdpa", name, REALISED[n % 4], 0, True) for n, name in enumerate(CASES) if CASES[name].grid],
 )
-def test_kernel_equals_the_oracle_with_every_gradient(kernel: str, name: str, realised: str, sinks: int) -> None:
+def test_kernel_equals_the_oracle_with_every_gradient(
+    kernel: str, name: str, realised: str, sinks: int, learned: bool
+) -> None:
     case = CASES[name]
     leaves, options = build(case, realised)
     options |= {"sinks": sinks}
-    call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), **options)
+    if learned:
+        leaves["sink"] = torch.randn(HEADS, dtype=torch.float64).requires_grad_()
+    call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves, case.grid), **options)
     attend = of_small_blocks("sdpa" if zoo.attention.KERNELS[kernel].refuses(call) else kernel, case)
-    expected, got = evaluate(leaves, options, "reference"), evaluate(leaves, options, attend)
+    expected, got = (evaluate(leaves, options, x, case.grid) for x in ("reference", attend))
     for key, value in expected.items():
         torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-11, msg=lambda m, key=key: f"{key}: {m}")
 
@@ -68,6 +74,25 @@ def test_the_oracle_is_attention_with_the_prior_taken_out(name: str, realised: s
                 shown[b, 0, i, j] = near and documents[at] == documents[j] and not (case.causal and j > at)
     plain = {"causal": False, "mask": shown.bool()}
     torch.testing.assert_close(got, evaluate(leaves, plain, "reference", terms=PriorTerms(bias=prior))["out"])
+
+
+@pytest.mark.parametrize(("name", "realised"), [("everything", "both"), ("window", "table"), ("grouped", "lanes")])
+def test_the_oracle_of_a_learned_sink_has_one_key_more(name: str, realised: str) -> None:
+    """Of value 0 and with the sink's logit; where K is in lanes, that and K of the row's own key."""
+    case, sink = CASES[name], torch.linspace(-1, 2, HEADS, dtype=torch.float64)
+    leaves, options = build(case, realised)
+    got = evaluate(leaves | {"sink": sink.requires_grad_()}, options, "reference")["out"]
+    terms, k, v = terms_of(leaves), leaves["k"], leaves["v"]
+    lanes = PriorTerms(terms.q_lanes, terms.k_lanes).dense().expand(2, HEADS, case.queries, case.keys)
+    level = lanes[..., case.keys - case.queries :].diagonal(dim1=2, dim2=3)
+    shown = visible(AttentionCall(leaves["q"], k, v, terms, **options)).expand(2, HEADS, -1, -1)
+    scale = leaves.get("query_scale", torch.ones(HEADS, case.queries))
+    scaled = (terms.dense() * scale[..., None]).expand_as(shown)
+    bias = torch.cat([(sink[:, None] + level * scale)[..., None], scaled], dim=-1)
+    q = leaves["q"] * scale[..., None]
+    more = [torch.cat([torch.zeros_like(x[:, :, :1]), x], dim=2) for x in (k, v)]
+    whole = dict(causal=False, mask=torch.nn.functional.pad(shown, (1, 0), value=True))
+    torch.testing.assert_close(got, prior_attention(q, *more, PriorTerms(bias=bias), **whole, kernel="reference"))
 
 
 def test_biases_that_are_made_by_blocks_and_half_precision() -> None:
@@ -124,6 +149,8 @@ def test_the_fused_kernel_equals_the_oracle(name: str, realised: str, small_tile
     leaves, options = build(case, realised)
     low = {key: leaf.detach().to(DEVICE).float().requires_grad_() for key, leaf in leaves.items()}
     exact = {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
+    exact["sink"] = torch.randn(HEADS).double().requires_grad_()
+    low["sink"] = exact["sink"].detach().float().to(DEVICE).requires_grad_()
     truth = evaluate(exact, options | {"sinks": 3}, "reference")
     options = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in options.items()}
     for key, value in evaluate(low, options | {"sinks": 3}, "triton").items():
@@ -155,7 +182,9 @@ def test_the_fused_kernel_leaves_out_and_trains_laws_and_scales(small_tiles: Non
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", ["ggd", "ggd_goat", "local", "cable", ["alibi", "local"]])
+@pytest.mark.parametrize(
+    "position", ["ggd", "ggd_goat", "local", "cable", "key_bias+alibi+sink", ["alibi+sink", "local"]]
+)
 @torch.no_grad()
 def test_a_cache_goes_on_where_the_sinks_were(position: str | list[str]) -> None:
     """Chunks and single tokens of packed and padded rows, on whole texts, whose last rows would differ without sinks."""

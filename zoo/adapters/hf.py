@@ -31,7 +31,7 @@ LOADED_BY = " with priors, which zoo.load_adapted loads"  # behind the model typ
 LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
 # Names of tokens before the patches.
 PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-NOT_SERVED = {"softcap": "capped logits", "s_aux": "learned sinks", "position_bias": "a position bias of its own"}
+NOT_SERVED = {"softcap": "capped logits", "position_bias": "a position bias of its own"}
 
 
 def adapt(model: PreTrainedModel, request: Request) -> None:
@@ -52,7 +52,8 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     if not context:
         raise ValueError(f"{type(config).__name__} names no max_position_embeddings: give train_context in tokens")
     sizes: Options = dict(dim=config.hidden_size, num_heads=config.num_attention_heads, train_context=context)
-    priors = [create_layer(request, causal=x.is_causal, grid=grid, train_grid=train_grid, **sizes) for x in layers]
+    sizes |= {"grid": grid, "train_grid": train_grid}
+    priors = [create_layer(request, causal=x.is_causal, own_sink=hasattr(x, "sinks"), **sizes) for x in layers]
     if not request.keep_rope:
         _remove_positions(model, images=grid is not None)
     for layer, prior in zip(layers, priors, strict=True):
@@ -237,9 +238,8 @@ def _attend(
     if mask is not None:
         _check_gaps(mask, key.shape[2])
     positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
-    out = layer.attend(
-        own, query, key, value, positions, causal=causal, mask=mask, bias=bias, dropout=dropout, scale=scaling
-    )
+    options: Options = dict(mask=mask, bias=bias, dropout=dropout, scale=scaling, sink=kwargs.get("s_aux"))
+    out = layer.attend(own, query, key, value, positions, causal=causal, **options)
     return out.transpose(1, 2).contiguous(), None
 
 

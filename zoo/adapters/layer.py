@@ -83,18 +83,26 @@ class LayerPrior(nn.Module):
     """A layer's log-prior K and, optionally, SSMax's scale; `grid` is None for a line of tokens.
 
     While K is the same for all keys, as with a prior that starts uniform, the layer's own attention gives the output, to the
-    bit; gradients are those of attention with K. With sinks or a grid's prefix tokens, whose K is 0, the table counts less its
-    value at the start (`level`), so that they keep their share of the attention.
+    bit; gradients are those of attention with K. With sinks, a learned sink of the layer's own (`own_sink`) or a grid's prefix
+    tokens, whose K is 0, the table counts less its value at the start (`level`), so that they keep their share of attention.
     """
 
     level: Tensor | None
 
-    def __init__(self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None, sinks: int = 0) -> None:
+    def __init__(
+        self,
+        prior: Prior,
+        *,
+        ssmax: SSMax | None = None,
+        grid: Grid | None = None,
+        sinks: int = 0,
+        own_sink: bool = False,
+    ) -> None:
         super().__init__()
-        self.prior, self.ssmax, self.grid, self.sinks = prior, ssmax, grid, sinks
+        self.prior, self.ssmax, self.grid, self.sinks, self.own_sink = prior, ssmax, grid, sinks, own_sink
         self._moved: object = None  # the parameters' versions at which K was found not to be uniform
         level = None
-        if grid is not None or sinks:  # (H,) the table's value at a token's own place
+        if grid is not None or sinks or own_sink:  # (H,) the table's value at a token's own place
             one = Positions.line(1) if grid is None else Positions.grid(1, 1)
             with torch.no_grad():
                 table = prior(one, one, causal=grid is None).table
@@ -103,7 +111,7 @@ class LayerPrior(nn.Module):
 
     def terms(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
         terms = self.prior(q_pos, k_pos, causal=causal)
-        if self.level is None or terms.table is None or not (k_pos.num_prefix or self.sinks):
+        if self.level is None or terms.table is None or not (k_pos.num_prefix or self.sinks or self.own_sink):
             return terms
         lowered = terms.table.table - self.level.to(terms.table.table.dtype)[:, None]
         # The Jacobian of a table does not change with a constant.
@@ -122,6 +130,7 @@ class LayerPrior(nn.Module):
         bias: Tensor | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
+        sink: Tensor | None = None,
     ) -> Tensor:
         """(B, H, T, D): softmax((scale·⟨q, k⟩ + K + bias)·SSMax's scale) v.
 
@@ -132,11 +141,12 @@ class LayerPrior(nn.Module):
             causal: whether keys after the query are hidden, without a mask.
             mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers added to the logits.
             scale: None for 1/√D.
+            sink: (H,) of the layer's own learned sink, as in `PriorTerms`.
         """
         offloaded = not torch.compiler.is_compiling() and is_offloaded(self)
         with loaded([self]) if offloaded else nullcontext():
             q_pos, k_pos = positions
-            terms = self.terms(q_pos, k_pos, causal)
+            terms = self.terms(q_pos, k_pos, causal) + PriorTerms(sink=sink)
             kernel = "auto" if torch.compiler.is_compiling() else _KERNEL.get()  # a graph has one kind of attention
             uniform = kernel == "auto" and self._is_uniform(terms, k_pos)
             if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
@@ -185,7 +195,7 @@ class LayerPrior(nn.Module):
 
 
 def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
-    """Whether no row of K varies by more than rounding; with prefix tokens or sinks, whether K is 0."""
+    """Whether no row of K varies by more than rounding, without a learned sink; with prefix tokens or sinks, whether K is 0."""
     spread = torch.zeros(())
     with torch.no_grad():
         if terms.q_lanes is not None and terms.k_lanes is not None:
@@ -197,7 +207,7 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
         for values in (terms.table.table if terms.table is not None else None, bias):
             if values is not None:
                 spread = spread + (values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax())
-    return bool(spread <= UNIFORM)
+    return terms.sink is None and bool(spread <= UNIFORM)
 
 
 def zero(owner: nn.Module, table: Tensor) -> None:
@@ -227,6 +237,7 @@ def create_layer(
     causal: bool,
     grid: Grid | None,
     train_grid: tuple[int, int] | None,
+    own_sink: bool = False,
 ) -> LayerPrior:
     """A layer's prior of the requested method. Parts that can start uniform do, unless its options say otherwise."""
     position = request.position
@@ -246,7 +257,7 @@ def create_layer(
                 f"position {position!r} depends on the layer's input; attention backends receive only q, k, v"
             )
         ssmax = SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
-        layer = LayerPrior(parts.prior, ssmax=ssmax, grid=grid, sinks=parts.sinks)
+        layer = LayerPrior(parts.prior, ssmax=ssmax, grid=grid, sinks=parts.sinks, own_sink=own_sink)
     if request.alone and not any(p.requires_grad for p in layer.parameters()):
         raise ValueError(f"train='priors': position {position!r} has no parameters: nothing would be trained")
     return layer

@@ -116,6 +116,14 @@ class AttentionCall:
         return (q_lanes.to(wide) * k_lanes[:, :, self.offset :].to(wide)).sum(-1, keepdim=True)
 
     @property
+    def sink_logits(self) -> Tensor | None:
+        """(1 or B, H, T, 1) b_h of a learned sink in float32 or wider, above K of the row's own key where K is in lanes."""
+        if self.terms.sink is None:
+            return None
+        level = self.level if self.query_scale is None else self.level * self.query_scale[..., None]
+        return self.terms.sink.to(level.dtype)[:, None, None] + level
+
+    @property
     def queries(self) -> Tensor:
         """(B, H, T, R+d_c): queries whose inner product with `keys` is the logit without table and bias.
 
@@ -251,7 +259,7 @@ def single_documents(segments: Tensor) -> Tensor:
 
 def needs_mask(call: AttentionCall) -> bool:
     """Whether torch's attention needs a T × S mask for the call."""
-    parts = (call.table, call.terms.bias, call.mask, call.segments, call.window)
+    parts = (call.table, call.terms.bias, call.mask, call.segments, call.window, call.terms.sink)
     if call.sinks or any(x is not None for x in parts):
         return True
     return call.causal and call.num_queries not in (call.num_keys, 1)
@@ -339,7 +347,8 @@ def check_call(call: AttentionCall) -> None:
     check_whole("sinks", call.sinks, 0)
     if call.sinks and call.table is not None and call.table.origin is None:
         raise ValueError(f"sinks={call.sinks}: they are of a line; prefix tokens of a grid have no prior as it is")
-    if call.sinks and queries > keys:
+    of_lanes = call.terms.sink is not None and call.terms.q_lanes is not None
+    if (call.sinks or of_lanes) and queries > keys:
         raise ValueError(f"sinks need a key for every query, got {queries} queries, {keys} keys")
     if call.mask is not None:
         _check("mask", call.mask, (batch, heads, queries, keys), device, free=2, dtypes=(torch.bool,))
@@ -368,6 +377,8 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
             _check("the prior's key lanes", k_lanes, (batch, heads, keys, *lanes), device, free=2)
     if terms.bias is not None:
         _check("the prior's bias", terms.bias, shape, device, free=2)
+    if terms.sink is not None:
+        _check("the prior's sink", terms.sink, (heads,), device)
     offset = terms.offset
     if terms.table is not None:
         _check_table(call, terms.table, heads)

@@ -76,7 +76,7 @@ class FlashKernel:
             return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
         if why := refuses_mask_and_dropout(call):
             return why
-        if call.sinks:
+        if call.sinks or call.terms.sink is not None:
             return "it has no sinks; use kernel='triton'"
         if not needs_mask(call):
             return None

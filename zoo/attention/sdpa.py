@@ -89,11 +89,14 @@ class SdpaKernel:
         bad: (B, H, S) bool, keys that make the logits of rows that see them NaN, as in `bad_keys`.
         """
         dtype = wide = q.dtype
-        if call.sinks or call.table is not None or call.terms.bias is not None:
+        with_sink = call.terms.sink is not None
+        if call.sinks or with_sink or call.table is not None or call.terms.bias is not None:
             # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
             wide = torch.promote_types(dtype, torch.float32)
+        if with_sink:  # a key and a value of zeros in front, whose logit the mask has
+            k, v = F.pad(k, (0, 0, 1, 0)), F.pad(v, (0, 0, 1, 0))
         values = None if call.table is None else call.table.table
-        tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale)
+        tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale, call.terms.sink)
         space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
@@ -106,7 +109,8 @@ class SdpaKernel:
             for block in slices(q.shape[2], rows):
                 last = block.stop + call.offset if call.causal else call.num_keys
                 make_mask = partial(_mask, call, table, block, group, last, space, bad)
-                inputs = q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], make_mask, call.dropout
+                end = last + with_sink
+                inputs = q[:, group, block].to(wide), kg[:, :, :end], vg[:, :, :end], make_mask, call.dropout
                 # A bias made by blocks is made again in the backward pass, and so are the weights.
                 part = checkpoint(_one_block, *inputs, use_reentrant=False) if remade else _one_block(*inputs)
                 if out is None:
@@ -151,7 +155,8 @@ def _mask(
     space: Workspace | None,
     bad: Tensor | None,
 ) -> Tensor | None:
-    """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias. `table` holds only `heads`."""
+    """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias; with a learned sink's logit in front,
+    one wider. `table` holds only `heads`."""
     shown = visible(call, block.start, block.stop, last)
     if shown is not None and shown.shape[1] > 1:
         shown = shown[:, heads]
@@ -167,7 +172,7 @@ def _mask(
         level = call.level if call.level.shape[1] == 1 else call.level[:, heads]
         rest = torch.zeros_like(level[:, :, block]) if bias is None else bias
         bias = torch.where(call.exempt[:, None, None, :last], level[:, :, block], rest)
-    if bias is None and bad is None:
+    if bias is None and bad is None and call.terms.sink is None:
         return shown
     if bias is not None and call.query_scale is not None:
         scale = call.query_scale[:, heads, block, None]
@@ -176,7 +181,13 @@ def _mask(
     if bad is not None:
         column = torch.zeros_like(bad, dtype=torch.float32).masked_fill(bad, torch.nan)[:, heads, None, :last]
         bias = column if bias is None else bias + column
-    assert bias is not None
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    if bias is None:
+        bias = torch.zeros(1, 1, block.stop - block.start, last, dtype=wide, device=call.q.device)
     if shown is not None:
         bias = bias.masked_fill(~shown, -torch.inf)
-    return bias.to(torch.promote_types(call.q.dtype, torch.float32))
+    if (sink := call.sink_logits) is not None:
+        sink = sink[:, heads, block].to(wide)
+        shape = max(len(bias), len(sink)), *sink.shape[1:3], -1
+        bias = torch.cat([sink.expand(shape), bias.to(wide).expand(shape)], dim=-1)
+    return bias.to(wide)

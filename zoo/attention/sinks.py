@@ -1,4 +1,5 @@
-"""Sinks: the first n tokens of a document, exempt from the prior and the window, for kernels that leave out what those hide.
+"""Sinks for kernels that give the log-sum-exp of their rows: the first n tokens of a document, exempt from the prior and the
+window, which such kernels leave out; and the learned sink, a logit in the denominator.
 
 Attention over the other keys and attention over the sinks are two calls, joined by their log-sum-exp.
 """
@@ -19,13 +20,17 @@ from zoo.priors.tables import BlockedBias
 
 
 def attend_with_sinks(call: AttentionCall, attend: Callable[[AttentionCall], tuple[Tensor, Tensor]]) -> Tensor:
-    """(B, H, T, D) of a call with sinks, whose documents are alone in their rows or causal.
+    """(B, H, T, D) of a call with sinks, whose documents are alone in their rows or causal, or with a learned sink.
 
     attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows, with both gradients.
     """
-    if call.segments is None and call.num_keys <= call.sinks:
+    if call.sinks and call.segments is None and call.num_keys <= call.sinks:
         width = call.q.shape[-1]
-        return attend(replace(call, k=call.k[..., -width:], terms=PriorTerms(), window=None, sinks=0))[0]
+        call = replace(call, k=call.k[..., -width:], terms=PriorTerms(sink=call.terms.sink), window=None, sinks=0)
+    if not call.sinks:
+        out, lse = attend(call)
+        sink = call.sink_logits
+        return out if sink is None else (out * _share(lse, sink)).to(out.dtype)
     near, near_lse = _attend_sinks(call)
     if call.segments is None:
         rows = max(call.sinks - call.offset, 0) if call.causal else 0  # the first rows see sinks alone
@@ -81,7 +86,14 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
         logits = logits * call.query_scale[..., None].to(wide)
     if call.causal:
         logits = logits.masked_fill((place > row).view(-1, 1, *logits.shape[2:]), -math.inf)
-    return _by_group(logits.softmax(-1), v.to(wide)), logits.logsumexp(-1)
+    near, lse = _by_group(logits.softmax(-1), v.to(wide)), logits.logsumexp(-1)
+    sink = call.sink_logits
+    return (near, lse) if sink is None else (near * _share(lse, sink), lse.logaddexp(sink[..., 0]))
+
+
+def _share(lse: Tensor, sink: Tensor) -> Tensor:
+    """(B, H, T, 1) share of keys with the log-sum-exp `lse` in a row's weight, beside a learned sink (1 or B, H, T, 1)."""
+    return (lse[..., None] - sink).sigmoid()
 
 
 def _by_group(rows: Tensor, matrices: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class ToeplitzKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
-        if call.sinks:
+        if call.sinks or call.terms.sink is not None:
             from zoo.attention.sinks import attend_with_sinks
 
             return attend_with_sinks(call, self.attend)

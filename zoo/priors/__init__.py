@@ -44,6 +44,7 @@ RESERVED |= {"rope2d_axial", "rope2d_mixed", "rope2d_normalised"}
 # Where each prior is; its file is imported when the prior is made.
 SHIPPED: dict[str, str] = {
     "uniform": "zoo.priors.base:Uniform",
+    "sink": "zoo.priors.base:Sink",
     "alibi": "zoo.priors.alibi:Alibi",
     "alibi2d": "zoo.priors.alibi:Alibi2d",
     "spectral": "zoo.priors.sums:Spectral",

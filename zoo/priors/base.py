@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import Options, check_whole
+from zoo.errors import Options, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.tables import (
     Bias,
@@ -44,6 +44,8 @@ class PriorTerms:
         bias: (1 or B, 1 or H, T, S) a matrix, or what is made by blocks of rows (FIRE).
         carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
         causal: whether they are for causal attention alone (True) or for bidirectional attention alone (False); None: for both.
+        sink: (H,) b_h of a learned sink, a key without value: each row's denominator is exp b_h + Σ_j exp z_ij. Masks and row
+            scales leave it as it is. Where K is in lanes, z counts from K of the row's own key.
         offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.
     """
 
@@ -54,6 +56,7 @@ class PriorTerms:
     carry: Tensor | None = None
     causal: bool | None = None
     offset: int | None = None
+    sink: Tensor | None = None
 
     def __add__(self, other: PriorTerms) -> PriorTerms:
         def add(a, b):
@@ -69,6 +72,7 @@ class PriorTerms:
             add(self.carry, other.carry),
             _agreed("causal", self.causal, other.causal),
             _agreed("offset", self.offset, other.offset),
+            add(self.sink, other.sink),
         )
 
     def of_heads(self, heads: Sequence[int]) -> PriorTerms:
@@ -80,7 +84,8 @@ class PriorTerms:
         table = None if self.table is None else self.table.of_heads(heads)
         bias = self.bias.of_heads(heads) if isinstance(self.bias, BlockedBias) else cut(self.bias)
         lanes = cut(self.q_lanes), cut(self.k_lanes)
-        return PriorTerms(*lanes, table, bias, cut(self.carry), self.causal, self.offset)
+        sink = None if self.sink is None else self.sink[list(heads)]
+        return PriorTerms(*lanes, table, bias, cut(self.carry), self.causal, self.offset, sink)
 
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""
@@ -365,7 +370,7 @@ class IsotropicPrior(GridPrior):
 class Uniform(Prior):
     """K = 0."""
 
-    by_head = ()
+    by_head: tuple[str, ...] | None = ()
     is_zero = True
     is_relative = True
 
@@ -376,3 +381,24 @@ class Uniform(Prior):
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         return torch.zeros(1, self.num_heads, q_pos.length, k_pos.length, dtype=torch.float64)
+
+
+class Sink(Uniform):
+    """K = 0, and a learned sink: p_ij = exp z_ij / (exp b_h + Σ_j exp z_ij), so that a head may attend to nothing (gpt-oss,
+    arXiv 2508.10925). A part of sums: "rope+sink", "ggd+sink".
+
+    Args:
+        start: b at the start; at 0, a row whose n logits are 0 gives each key the weight 1/(n + 1).
+    """
+
+    by_head = ("logit",)
+
+    def __init__(self, num_heads: int, *, start: float = 0.0) -> None:
+        super().__init__(num_heads)
+        check_number("start", start)
+        self.logit = nn.Parameter(torch.full((num_heads,), float(start)))
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return PriorTerms(sink=self.logit.to(prior_dtype(self)))

@@ -115,7 +115,7 @@ class TritonKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""
-        if call.sinks:
+        if call.sinks or call.terms.sink is not None:
             from zoo.attention.sinks import attend_with_sinks
 
             return attend_with_sinks(call, self.attend)

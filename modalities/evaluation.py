@@ -109,6 +109,17 @@ class LengthSettings(Settings):
 
 
 @dataclass(frozen=True)
+class CutSettings(LengthSettings):
+    """Settings of evaluators that can also read the last part of a text alone."""
+
+    control: str | None = option(None, "cut: read at once only as many of the last units as training had")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("control", self.control, ("cut",))
+
+
+@dataclass(frozen=True)
 class Cell:
     """One unit of work: `name` keys its result, `cost` (the evaluator's units to read) drives the progress bar."""
 
@@ -188,6 +199,11 @@ class Evaluator(ABC, Generic[S, Model]):
             reason = f"is beyond the {most} positions that the model has"
             raise ValueError(f"length {lengths[-1]} {reason}: at most --lengths {most}")
         return tuple(length for length in lengths if length <= most)
+
+    def at_once(self, model: Model, length: int) -> int:
+        """How much of a text of `length` is read: at most the training length under the control `cut` (`CutSettings`)."""
+        control = getattr(self.settings, "control", None)
+        return min(length, self.trained_at(model)) if control == "cut" else length
 
     def identity(self, model: Model) -> Row:
         """What a cell's number depends on besides the model, the key of stored cells: by default the held-out data and all

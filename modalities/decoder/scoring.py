@@ -44,6 +44,16 @@ def nll_of_features(model: Decoder, features: Tensor, targets: Tensor) -> Tensor
     return losses
 
 
+def windows_of(length: int, window: int) -> Iterator[tuple[slice, slice]]:
+    """Of `length` targets, those that each window of at most `window` reads and those that it scores: all of the first
+    window, and what the one before left of the others, which are half a window apart."""
+    stop = min(window, length)
+    yield slice(0, stop), slice(0, stop)
+    while stop < length:
+        scored, stop = stop, min(stop + max(1, window // 2), length)
+        yield slice(stop - window, stop), slice(scored, stop)
+
+
 def position_buckets(length: int) -> np.ndarray:
     """(length,) octave of each target by the tokens n its prediction sees: k holds 2^(k−1) < n ≤ 2^k, 0 holds n = 1."""
     return np.frexp(np.arange(length))[1].astype(np.int64)  # of n − 1; exact, where log2 in floating point is not

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modalities.decoder.model import Decoder
-from modalities.decoder.scoring import device_of, logits_by_slice, nll_of
+from modalities.decoder.scoring import device_of, logits_by_slice, nll_of, windows_of
 from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from zoo.model import ZooModel
 from zoo.positions import slices
@@ -70,31 +70,43 @@ def score_windows(
     strands: str = "one",
     batch_tokens: int = 16384,
     by_base: bool = False,
+    at_once: int | None = None,
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
     strands="both" is the mean over a window and its reverse complement, nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2, by base: bases
-    share the cost of their token evenly and count where they do on both strands. by_base: also for one strand.
+    share the cost of their token evenly and count where they do on both strands. by_base: also for one strand. at_once: bases
+    that are read in a pass where windows are longer, in `windows_of` them, each from BOS on; by base.
     """
     both, length = strands == "both", windows.shape[1]
+    if at_once is not None and at_once < length:
+        parts = list(windows_of(length, at_once))
+        codes = np.concatenate([windows[:, read] for read, _ in parts])
+        cut = score_windows(model, codes, strands=strands, batch_tokens=batch_tokens, by_base=True)
+        skipped = [scored.start - read.start for read, scored in parts]
+        nll, bases, correct = (
+            torch.cat([part[:, n:] for part, n in zip(values.split(len(windows)), skipped, strict=True)], 1)
+            for values in (cut.nll, cut.bases, cut.correct)
+        )
+        return Scores(nll, bases, correct)
 
     def one_strand(part: np.ndarray) -> Scores:
         if isinstance(model, WindowScorer):
             return model.score(part)
         return _score_tokens(cast(Decoder, model), part, by_base or both)
 
-    parts = []
+    scored = []
     for part in slices(len(windows), max(1, batch_tokens // max(1, length))):
         forth = one_strand(windows[part])
         if both:
             forth = _mean_of_strands(forth, one_strand(reverse_complement(windows[part])))
-        parts.append(forth)
-    longest = max(part.nll.shape[1] for part in parts)
+        scored.append(forth)
+    longest = max(part.nll.shape[1] for part in scored)
 
     def rows(name: str) -> Tensor:
-        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in parts])
+        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in scored])
 
-    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in parts))
+    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in scored))
 
 
 def _mean_of_strands(forth: Scores, back: Scores) -> Scores:

@@ -63,6 +63,15 @@ def measure(model, settings, finished=None):
     return evaluator.rows(json.loads(json.dumps(values))), values
 
 
+def test_cut_bits_are_of_the_same_bases(source):
+    """A model of windows of 16 bases; up to that length the control reads as ever."""
+    model, settings = tiny(), {"lengths": (16, 64), "samples": 1, **source}
+    plain, cut = (measure(model, settings | {"control": control})[0] for control in (None, "cut"))
+    assert cut[0] == plain[0] and [row["bases"] for row in cut] == [row["bases"] for row in plain]
+    assert cut[1]["bits_per_base"] != plain[1]["bits_per_base"]
+    assert of(**settings).identity(model) != of(**settings, control="cut").identity(model)
+
+
 def test_every_length_reads_the_same_bases(source):
     seen = {}
     for lengths, context in (((16, 64, 256), 16), ((16,), 16), ((256, 1024), 64), ((2500,), 16)):  # with room for 2048

@@ -163,6 +163,28 @@ def test_recall_is_the_direct_computation(position, control):
         before = stop
 
 
+def test_a_cut_text_is_read_in_windows_of_training():
+    """Up to the training length as ever; beyond it the same tokens, each from the last 16 to 32 before it."""
+    model = tiny(ssmax=True).double()
+    plain, cut = (made(Perplexity, lengths=(16, 32, 100), samples=1, control=c) for c in (None, "cut"))
+    assert plain.identity(model) != cut.identity(model)
+    measured, counted, read = dict(plain.run(model)), dict(cut.run(model)), []
+    assert {name: cell["tokens"] for name, cell in measured.items()} == {n: c["tokens"] for n, c in counted.items()}
+    cut.advance = read.append
+    for cell in cut.cells(model):
+        if cell.data["length"] < 100:
+            assert counted[cell.name] == measured[cell.name]
+            continue
+        assert cut.measure(model, cell) == counted[cell.name] and sum(read) == cell.cost
+        tokens = torch.as_tensor(cell.data["tokens"])
+        total = 0.0
+        for n in range(100):
+            start = 0 if n < 32 else min(16 * (n // 16 - 1), 100 - 32)
+            logits = model(tokens[None, start : n + 1])[0, -1].detach()
+            total -= logits.log_softmax(-1)[tokens[n + 1]].item()
+        assert counted[cell.name]["nll_sum"] == pytest.approx(total)
+
+
 def test_recall_by_default_takes_lengths_that_a_document_serves():
     assert made(Recall).points(tiny(train_context=4096)) == (4096, 8192, 16384, 32768)
     assert made(Recall).points(tiny(train_context=50000)) == (50000,)
@@ -198,7 +220,7 @@ def test_perplexity_of_short_documents(kind, tmp_path):
     texts = ["short", "a longer text " * 5, "some other words " * 2]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     source, model, encode = f"{tmp_path}/a.jsonl?split=heldout", tiny().double(), load_tokenizer("bytes").encode
-    with pytest.raises(ValueError, match="has 100 tokens; the longest has 70: .* or --documents joined"):
+    with pytest.raises(ValueError, match=r"has 100 tokens; the longest has 70: .* or --documents joined"):
         made(Perplexity, lengths=(100,), source=source).cells(model)
     evaluator = made(Perplexity, lengths=(8, 48), documents=kind, source=source)
     values = dict(evaluator.run(model))
@@ -211,7 +233,7 @@ def test_perplexity_of_short_documents(kind, tmp_path):
         else:
             lines = [[bos, *encode(text)][: length + 1] for text in texts]
         losses = [-model(torch.tensor([read[:-1]]))[0].log_softmax(-1) for read in lines]
-        nll = sum(loss[n, t].item() for loss, read in zip(losses, lines) for n, t in enumerate(read[1:]))
+        nll = sum(loss[n, t].item() for loss, read in zip(losses, lines, strict=True) for n, t in enumerate(read[1:]))
         counted = sum(len(read) - 1 for read in lines)
         assert (row["tokens"], row["documents"]) == (counted, {"joined": 2, "upto": 3}[kind])
         assert row["nll"] == pytest.approx(nll / counted, rel=1e-6)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from modalities.decoder.scoring import windows_of
 from modalities.dna.baselines import contexts, kmers
 from modalities.dna.evaluation import (
     BASES_LENGTH,
@@ -23,7 +24,7 @@ from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, Scores, score_windows
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import UNKNOWN, load_tokenizer, reverse_complement
-from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, option
+from modalities.evaluation import Cell, CellValue, CutSettings, ModelResult, Observed, Score, option
 from modalities.results import Row, write_table
 from zoo.model import ZooModel
 from zoo.positions import slices
@@ -38,7 +39,7 @@ LEAST = 24  # bases of a repeat, which is none by chance
 
 
 @dataclass(frozen=True)
-class BitsSettings(DnaLengthSettings, StrandSettings):
+class BitsSettings(DnaLengthSettings, StrandSettings, CutSettings):
     """Lengths of windows, and the bases of the stretches that windows of every length are cut from."""
 
     stretch: int | None = option(None, "bases of a stretch; default: 65,536, or the longest length beyond that")
@@ -55,7 +56,8 @@ class Bits(DnaEvaluator[BitsSettings]):
 
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one. `change` is
     the difference to the next shorter length, and its standard error that of the mean of the stretches' own differences.
-    A tokenizer of more than single bases has no accuracy.
+    A tokenizer of more than single bases has no accuracy. With `control` each base is predicted from at most as many bases
+    before it as training had, at least half as many.
 
     bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: bases in
     "repeats" (24 known bases all of whose words of 16 stand more than once in the file, on either strand), the others, which
@@ -101,6 +103,7 @@ class Bits(DnaEvaluator[BitsSettings]):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "strands": strands_of(model, self.settings),
             **({"repeats": True} if self.settings.repeats else {}),
+            **({"control": self.settings.control} if self.settings.control else {}),
         }
 
     def cells(self, model: ZooModel) -> list[Cell]:
@@ -110,11 +113,12 @@ class Bits(DnaEvaluator[BitsSettings]):
         left_out = len(data.contigs) - len(by_contig)
         cells = []
         for length in self.points(model):
+            read = sum(part.stop - part.start for part, _ in windows_of(length, self.at_once(model, length)))
             for contig, stretches in by_contig.items():
                 for part in slices(len(stretches), max(1, CELL_BASES // size)):
                     name = f"length={length}/{contig}/stretches={part.start}-{part.stop}"
                     facts = {"length": length, "contig": contig, "contigs_left_out": left_out}
-                    cost = sum(map(len, stretches[part]))
+                    cost = sum(map(len, stretches[part])) * read // length
                     cells.append(Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]}))
         return cells
 
@@ -132,7 +136,8 @@ class Bits(DnaEvaluator[BitsSettings]):
         values: CellValue = {name: [] for name in SUMS}
         left_over, parts = 0, []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
-            scores = score_windows(model, windows, strands=strands, batch_tokens=tokens, by_base=parted)
+            once = whole_kmers(model, self.at_once(model, windows.shape[1]))
+            scores = score_windows(model, windows, strands=strands, batch_tokens=tokens, by_base=parted, at_once=once)
             left_over += len(stretch) - windows.size + scores.left_over
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
             for name, value in (("bits", bits), ("bases", scores.bases), ("correct", scores.correct)):

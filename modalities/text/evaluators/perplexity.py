@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from modalities.decoder.model import Decoder
-from modalities.decoder.scoring import device_of, position_buckets, token_nll
+from modalities.decoder.scoring import device_of, position_buckets, token_nll, windows_of
 from modalities.evaluation import (
     Cell,
     CellValue,
-    LengthSettings,
+    CutSettings,
     ModelResult,
     Observed,
     Row,
@@ -47,7 +47,7 @@ Stretch = dict[str, Any]  # "tokens", "bytes_per_token", "document", "turn"
 
 
 @dataclass(frozen=True)
-class PerplexitySettings(LengthSettings):
+class PerplexitySettings(CutSettings):
     """With what becomes of documents."""
 
     documents: str = option("whole", "whole: each as long as the greatest length; joined: in a row; upto: their starts")
@@ -68,6 +68,9 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
     With `documents="joined"` (GOAT, CABLE) stretches are cut from all documents in a row, parted by BOS. With "upto" (BAM's
     table 2) a length L reads the first L tokens of every document, or all of a shorter one.
 
+    With `control` each token is predicted from at most as many tokens before it as training had, at least half as many: windows
+    of the training length, half of it apart.
+
     Means are over tokens, standard errors and paired comparisons over documents, or stretches of joined ones.
     """
 
@@ -85,7 +88,8 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
     def identity(self, model: Decoder) -> dict[str, object]:
         text = self.heldout_for(model).fingerprint
         key = {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
-        return key if self.settings.documents == "whole" else key | {"documents": self.settings.documents}
+        key |= {} if self.settings.documents == "whole" else {"documents": self.settings.documents}
+        return key | ({"control": self.settings.control} if self.settings.control else {})
 
     def samples_line(self, results: list[ModelResult]) -> str:
         row = results[0].rows[-1]
@@ -106,7 +110,9 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
             for k, stretch in enumerate(stretches):
                 read = stretch["tokens"][: length + 1] if kind == "upto" else stretch["tokens"]
                 data = {"length": length} | stretch | {"tokens": read}
-                cost = len(read) - 1 if kind == "upto" else longest // length * length
+                width = min(length, len(read) - 1)
+                parts = windows_of(width, self.at_once(model, width))
+                cost = (len(read) - 1) // width * sum(part.stop - part.start for part, _ in parts)
                 cells.append(Cell(f"length={length}/stretch={k}", cost=cost, data=data))
         return cells
 
@@ -116,9 +122,15 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         count = (len(tokens) - 1) // width * width
         inputs, targets = tokens[:count].view(-1, width), tokens[1 : count + 1].view(-1, width)
         by_position = torch.zeros(length, dtype=torch.float64)
-        for part in slices(len(targets), self.settings.batch_size(length)):
-            nll = token_nll(model, inputs[part], targets[part], advance=self.advance)
-            by_position[:width] += nll.sum(0).cpu()
+        windows = list(windows_of(width, self.at_once(model, width)))
+        most = self.settings.batch_size(windows[0][0].stop)
+        for part in slices(len(targets), most):
+            rows = part.stop - part.start
+            for some in (windows[k] for k in slices(len(windows), max(1, most // rows))):
+                batch = (torch.cat([side[part, read] for read, _ in some]) for side in (inputs, targets))
+                losses = token_nll(model, *batch, advance=self.advance).split(rows)
+                for (read, scored), values in zip(some, losses, strict=True):
+                    by_position[scored] += values[:, scored.start - read.start :].sum(0).cpu()
         bucket = position_buckets(length)
         sums = np.bincount(bucket, weights=by_position.numpy())
         return {

@@ -15,11 +15,10 @@ from modalities.decoder.scoring import device_of, nll_of, nll_of_features, telli
 from modalities.evaluation import (
     Cell,
     CellValue,
-    LengthSettings,
+    CutSettings,
     ModelResult,
     Observed,
     Score,
-    check_choice,
     option,
     standard_error,
 )
@@ -34,17 +33,15 @@ from zoo.decoding import KVCache
 
 
 @dataclass(frozen=True)
-class RecallSettings(LengthSettings):
+class RecallSettings(CutSettings):
     """`samples` counts documents, by default up to 8."""
 
     questions: int = option(40, "facts of a document, at even depths, each asked for at every length that holds it")
-    control: str | None = option(None, "cut: at each length read only as many of the last tokens as training had")
 
     factors = (1, 2, 4, 8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("control", self.control, ("cut",))
         if self.questions < 2:
             raise ValueError(f"recall asks for several facts, got questions={self.questions}; expected 2 or more")
 
@@ -100,7 +97,7 @@ class Recall(TextEvaluator[RecallSettings]):
             raise ValueError(f"no document of {self.text_name} has {lengths[-1]:,} tokens: at most --lengths {longest}")
         order = np.random.default_rng(self.settings.seed).permutation(len(documents))
         long = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]]
-        cost = sum(self._window(model, n) for n in lengths) if self._afresh(model) else lengths[-1]
+        cost = sum(self.at_once(model, n) for n in lengths) if self._afresh(model) else lengths[-1]
         data = {"length": lengths[-1], "lengths": lengths, "questions": self.settings.questions}
         chosen = long[: self.settings.samples or 8]
         tokenizer, rng = load_tokenizer(model.config.tokenizer), np.random.default_rng(0)
@@ -122,10 +119,6 @@ class Recall(TextEvaluator[RecallSettings]):
     def _afresh(self, model: Decoder) -> bool:
         return self.settings.control is not None or getattr(model, "by_length", False)
 
-    def _window(self, model: Decoder, length: int) -> int:
-        """Tokens, question and answer included, that are read of a text of `length` tokens."""
-        return min(length, self.trained_at(model)) if self.settings.control else length
-
     @torch.inference_mode()
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         tokenizer, lengths = load_tokenizer(model.config.tokenizer), cell.data["lengths"]
@@ -139,7 +132,7 @@ class Recall(TextEvaluator[RecallSettings]):
         for length in lengths:
             stop = length - room
             if afresh:
-                cache, read = model.new_cache(length), stop - (self._window(model, length) - room)
+                cache, read = model.new_cache(length), stop - (self.at_once(model, length) - room)
             inputs = tokens[read:stop].clone()
             if read and afresh:
                 inputs[0] = tokenizer.bos_id

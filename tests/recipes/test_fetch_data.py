@@ -24,7 +24,7 @@ from PIL import Image
 from modalities.vision.objects import window_on
 from modalities.vision.sources import BUILTIN, open_images
 from recipes import fetch_data
-from recipes.fetchers import common, scenes, smollm2, text, vision
+from recipes.fetchers import common, scenes, text, vision
 from recipes.fetchers.scenes import crowd, draw_crowd
 from tests.durability.files import Runs
 
@@ -309,12 +309,12 @@ def test_sets_are_read_as_what_was_drawn(kind: str, photographs, tmp_path: Path,
 
 def test_a_released_model_of_the_hub(tmp_path, web):
     """Verified by the digest that its pointer names; another one leaves nothing. Addresses are those of huggingface_hub."""
-    hub = smollm2.HUB
+    hub, weights = text.SMOLLM2, text.SMOLLM2_WEIGHTS
     repository = hub.removeprefix("https://huggingface.co/")
-    assert hf_hub_url(repository, smollm2.WEIGHTS) == f"{hub}/resolve/main/{smollm2.WEIGHTS}"
-    web |= {f"{hub}/resolve/main/{name}": b"{}" for name in (*smollm2.FILES, smollm2.WEIGHTS)}
+    assert hf_hub_url(repository, weights) == f"{hub}/resolve/main/{weights}"
+    web |= {f"{hub}/resolve/main/{name}": b"{}" for name in (*text.SMOLLM2_FILES, weights)}
     for digest, code in (("0" * 64, 1), (hashlib.sha256(b"{}").hexdigest(), 0)):
-        web[f"{hub}/raw/main/{smollm2.WEIGHTS}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()
+        web[f"{hub}/raw/main/{weights}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()
         done = invoke("text", "smollm2", "--data", str(tmp_path))
         assert done.exit_code == code and ("nothing was kept" in " ".join(done.output.split())) == bool(code)
         assert len(files_in(tmp_path)) == (0 if code else 5)

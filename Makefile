@@ -14,7 +14,7 @@ JOBS       ?= 3
 TRITON_OLD := build/triton-3.6.0
 WITH_OLD   := PYTHONPATH=$(TRITON_OLD) $(BIN)/python
 
-.PHONY: setup demo test test-fast lint docs kernels bench gpu weights clean
+.PHONY: setup demo test suite test-fast lint docs kernels bench gpu weights clean
 
 setup: $(VENV)/.ready
 
@@ -27,8 +27,10 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 demo: setup  ## train two methods, measure them beyond the training length, draw the plot
 	$(BIN)/python tools/demo.py
 
-test: setup  ## the whole suite
-	$(MAKE) --jobs $(JOBS) --output-sync=target lint docs
+test: setup  ## everything: style and types, the site, and the suite, side by side
+	$(MAKE) --jobs 3 lint docs suite
+
+suite: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds

@@ -196,7 +196,7 @@ class PriorzooModel(PreTrainedModel):
             hidden_states=cast(tuple[torch.FloatTensor, ...], (*states, features)) if keep else None,
         )
 
-    def save_pretrained(self, save_directory: str | Path, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
+    def save_pretrained(self, save_directory: str | Path, is_main_process: bool = True, **kwargs: Any) -> None:
         """Save also a tokenizer where there is none, and the file for `trust_remote_code`."""
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_main_process:
@@ -252,7 +252,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     def base_model(self) -> PriorzooModel:
         """The same modules without the head, a model of transformers, as TRL's trainers call it."""
         base = copy.copy(self)
-        base.__class__ = PriorzooModel  # type: ignore[assignment]
+        base.__class__ = PriorzooModel
         base.__dict__.pop("forward", None)  # another one, which trainers have put there, is that of the head
         return base
 
@@ -313,12 +313,12 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         )
 
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
-    def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:  # type: ignore[override]
+    def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:
         """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers` hands on to `forward`."""
         served = {name: value for name, value in kwargs.items() if name not in ("tokenizer", "assistant_tokenizer")}
-        return super().prepare_inputs_for_generation(*args, **served)  # type: ignore[misc, arg-type]
+        return super().prepare_inputs_for_generation(*args, **served)
 
-    def _prepare_cache_for_generation(  # type: ignore[override]
+    def _prepare_cache_for_generation(
         self,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, object],
@@ -333,7 +333,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.new_cache(max_cache_length + 1)
         else:
-            super()._prepare_cache_for_generation(  # type: ignore[misc]
+            super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
 
@@ -378,7 +378,7 @@ def _decay_no_prior(self: Trainer, model: nn.Module) -> list[str]:
     return [name for name in _decay_parameter_names(self, model) if name not in exempt]
 
 
-Trainer.get_decay_parameter_names = _decay_no_prior  # type: ignore[method-assign]
+Trainer.get_decay_parameter_names = _decay_no_prior
 
 
 def complete_folder(folder: Path, config: PriorzooConfig) -> None:

@@ -47,7 +47,7 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
             num_attention_heads=config.num_heads,
             num_key_value_heads=config.num_kv_heads or config.num_heads,
             max_position_embeddings=config.train_context,
-            rms_norm_eps=model.norm.eps,  # type: ignore[arg-type]
+            rms_norm_eps=model.norm.eps,
             rope_parameters={"rope_type": "default", "rope_theta": cast(Rotary, rotary).theta},
             tie_word_embeddings=config.tied,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class PriorzooDnaForCausalLM(PriorzooForCausalLM):
 
     def targets(self, labels: Tensor) -> Tensor:
         """Labels (B, T) with −100 for unknown bases, start and padding."""
-        return labels.masked_fill(labels >= self.model.config.num_targets, IGNORED)
+        return labels.masked_fill(labels >= cast(DnaDecoder, self.model).config.num_targets, IGNORED)
 
 
 register(PriorzooDnaConfig, PriorzooDnaModel, PriorzooDnaForCausalLM)

@@ -49,7 +49,7 @@ class Optim:
 
     name: str = "adamw"  # or radam; or muon, of the layers' matrices, beside AdamW for all else
     lr: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = (0.9, 0.95)  # of Adam; Muon's momentum is DeepSpeed's 0.95
     eps: float = bounded(1e-8, 0, 1)
     weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see engine.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
@@ -130,6 +130,8 @@ class Plan:
 @dataclass(frozen=True)
 class RecipeFamily:
     """`<prefix><method>_<size>` for every registered model `<modality>_<method>_<model_size>` that has no recipe so named.
+
+    text.ggd_ssmax_tiny is method ggd_ssmax and size tiny, so `build("ggd_ssmax")`; its model is text_ggd_ssmax_tiny.
 
     build: makes the recipe of a method. model_size: `size` where empty. without: methods that it does not fit.
     listed: methods whose recipes are listed; None: all registered ones.

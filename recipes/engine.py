@@ -390,6 +390,13 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
     `model.prior_parameters()` learn at `optim.prior_lr_scale` times the rate: under Adam a parameter moves by about its rate a
     step, too little for an exponent in a short run. Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the
     rate: its updates have singular values near 1 (https://kellerjordan.github.io/posts/muon/).
+
+    | parameters | rate | weight decay |
+    |---|---|---|
+    | matrices, such as the embedding | lr | weight_decay |
+    | norms, biases and other exempt ones | lr | 0 |
+    | of priors, and SSMax's s | lr · prior_lr_scale | 0 |
+    | the layers' matrices, by Muon | lr · muon_lr_scale | weight_decay / muon_lr_scale |
     """
     exempt = model.no_weight_decay()
     priors = model.prior_parameters() if optim.prior_lr_scale != 1 else set()

@@ -20,7 +20,8 @@ RECIPES = Recipes("text")
 ENDING = ("learned", "local")  # methods that end at their context
 
 # How many times the weights' rate the prior's parameters learn at. After 300 steps 1 is the worst of 1, 5 and 20 for every
-# prior; between 5 and 20 held-out loss after all 4,500 steps decides (benchmarks/text_tiny/sweep.csv). Others take 5.
+# prior; between 5 and 20 held-out loss after all 4,500 steps decides (benchmarks/text_tiny/sweep.csv). Others take 5,
+# ggd_ssmax too: keys are whole names of methods.
 PRIOR_RATES = {"ggd": 20.0, "t5": 20.0}
 
 

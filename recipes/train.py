@@ -339,7 +339,7 @@ def train_command(
     calibrate: Annotated[int, typer.Option(metavar="STEPS", min=0, help="a dry run with so many real steps timed")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log, and show an error's trace")] = False,
 ) -> int:
-    """Train a recipe; see the module's docstring."""
+    """Train a recipe; see the module's docstring. Name → Recipe → Plan → Trainer.setup → fit → take_step."""
     import_named(import_)
     if list_:
         console = Console()

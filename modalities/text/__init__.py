@@ -56,13 +56,15 @@ class CausalLM(Decoder):
 
 
 GPT2: dict[str, object] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
+# Of the models that ship. Columns of a prior, if it has any, stand beside those of the heads: equal room for content.
+WORDS: dict[str, object] = dict(vocab_size=1024, tokenizer="bpe-1k", lanes="beside")
 
-# The sizes of the papers keep their names; small reads bytes. In the models that ship lanes stand beside the heads' columns, so
-# that all methods have the same room for content.
+# The sizes of the papers keep their names; small reads bytes.
 SIZES: dict[str, dict[str, object]] = {
-    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
+    "tiny": WORDS | dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
-    "lm": dict(dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512),
+    "lm": WORDS
+    | dict(dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512, vocab_size=4096, tokenizer="bpe-4k"),
     # GOAT, C4: "a pre-norm GPT"
     "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),
     # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them 44M, 124M and 334M
@@ -74,8 +76,6 @@ SIZES: dict[str, dict[str, object]] = {
     "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),
     "1100m": dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192, train_context=512),
 }
-SIZES["tiny"] |= dict(vocab_size=1024, tokenizer="bpe-1k", lanes="beside")
-SIZES["lm"] |= dict(vocab_size=4096, tokenizer="bpe-4k", lanes="beside")
 for _name in ("120m", "432m", "1100m"):
     SIZES[_name] |= dict(vocab_size=32768, tokenizer="data/mistral-v0.3/tokenizer.json", tied=False)
 

@@ -222,7 +222,7 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
 
 
 def _recipes_of(modality: str) -> Recipes:
-    module = find_modality(modality).recipes
+    module = find_modality(modality).recipes  # a module's name: modalities/text/__init__.py has "recipes.text"
     return importlib.import_module(module).RECIPES if module else Recipes(modality)
 
 

@@ -390,7 +390,7 @@ def train_command(
             own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words) as (run, checkpoint),
         ):
             trainer = Trainer(plan, ranks, run, signals)
-            trainer.setup(checkpoint)
+            trainer.setup(checkpoint)  # None for a new run
             return trainer.fit()
     except TrainingFailure as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine

@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import nn
 
 from modalities.loading import Heldout
 from modalities.results import ModelResult
 from modalities.vision import MODALITY, VisionConfig, VisionDataConfig, VisionTransformer
+from modalities.vision.changes import CHANGES, changed
 from modalities.vision.data import HeldoutImages
-from modalities.vision.evaluation import SizeSettings
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import scenes as module
-from modalities.vision.evaluators.scenes import READINGS
+from modalities.vision.evaluators.scenes import SceneSettings
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.modality import MAP_WEIGHT, loss, weight
 from modalities.vision.objects import check_objects, parse_objects, target_of, window_on
+from modalities.vision.rings import ring_centre
 from tests.vision.image_files import encoded, write_tar
 
 CLASSES = 6
@@ -211,7 +212,7 @@ def opened(monkeypatch):
 
 
 def measured(name, model=None, **settings):
-    evaluator = EVALUATORS[name](SizeSettings(source="squares", **settings))
+    evaluator = EVALUATORS[name](SceneSettings(source="squares", **settings))
     cells = dict(evaluator.run(model or Oracle()))
     return evaluator, cells, evaluator.rows(cells)
 
@@ -227,8 +228,39 @@ def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
         assert row[f"tiled_{main}"] == 1.0 or name != "map"
         assert row[f"chance_{main}"] < 1 and row[f"{main}_standard_error"] == 0
         assert row["size"] == 32 or row[f"reduced_{main}"] < 1
-        best = max(row[f"{reading}_{main}"] for reading in READINGS[1:])
+        best = max(row[f"{reading}_{main}"] for reading in evaluator.readings[1:])
         assert row["gain"] == pytest.approx(row[main] - best)
+
+
+def test_a_crop_round_the_ring_is_a_control(opened):
+    """Two pictures of 96 pixels with half circles; the window of 32 pixels round the closed ring holds the marked square."""
+    items = opened(count=2)
+    for number, (x, y) in enumerate(((30, 60), (70, 25))):
+        image, fields = items.images.pictures[number]
+        draw = ImageDraw.Draw(image)
+        draw.rectangle((0, 0, 95, 95), fill=(130, 130, 130))
+        for at, turn in (((x, y), 360), ((95 - x, 95 - y), 150)):
+            draw.arc((at[0] - 18, at[1] - 18, at[0] + 18, at[1] + 18), 20, 20 + turn, fill=(0, 220, 90), width=3)
+        fields |= {"bbox": [[x - x % 8, y - y % 8, 8, 8]], "category": [3], "marked": [True]}
+        draw.rectangle((x - x % 8, y - y % 8, x - x % 8 + 7, y - y % 8 + 7), fill=(130, 0, 255))
+        assert np.abs(np.subtract(ring_centre(np.asarray(image)), (x, y))).max() <= 1
+    row = measured("find", sizes=(96,))[2][-1]
+    assert row["cropped_top1"] == 1.0 and "cropped_miou" not in measured("map", sizes=(96,))[2][-1]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_picture_has_its_objects_where_they_are(name):
+    """A red square is the one object; where the picture has colours, the box holds the red pixels and little else."""
+    pixels = np.full((120, 120, 3), 130, np.uint8)
+    pixels[50:66, 64:80] = (255, 0, 0)
+    objects = parse_objects({"bbox": [[64, 50, 16, 16]], "category": [2]})
+    image, moved = changed(Image.fromarray(pixels), objects, name)
+    middle = np.array(image)[image.height // 2, 2]
+    marked = (np.abs(np.array(image).astype(int) - middle).sum(2) > 60).nonzero()
+    (box,) = moved.boxes
+    assert np.abs([marked[1].mean() - box[0] - box[2] / 2, marked[0].mean() - box[1] - box[3] / 2]).max() < 1
+    area = {"smaller": 0.85**2, "larger": 1.35**2}.get(name, 1) * 256
+    assert abs(len(marked[0]) / area - 1) < 0.35
 
 
 def test_mean_iou_against_a_confusion_matrix(opened):
@@ -259,11 +291,11 @@ def test_a_model_that_cannot_be_asked_is_refused(opened, stored):
         with pytest.raises(ValueError, match=r"data\.target='"):
             measured(name, model, sizes=(32,))
     trained = {"source": "scenes", "target": "count+map", "num_classes": 27, "augment": "window"}
-    settings = SizeSettings(source="squares", sizes=(32,))
+    settings = SceneSettings(source="squares", sizes=(32,))
     for name, data, target in (("find", trained, "count\\+map"), ("map", {"source": "glyphs"}, "label")):
         with pytest.raises(ValueError, match=rf"{name} asks for .*data\.target='{target}'"):
             EVALUATORS[name](settings, data).cells(Oracle())
     assert EVALUATORS["find"](settings, {"source": "glyphs"}).cells(Oracle())  # letters by label: it names one
     # A run is measured on what its training held out, where that can be asked.
-    assert EVALUATORS["map"](SizeSettings(), trained).source_name == "scenes"
-    assert EVALUATORS["find"](SizeSettings(), trained | {"source": "scenes-count"}).source == "scenes"
+    assert EVALUATORS["map"](SceneSettings(), trained).source_name == "scenes"
+    assert EVALUATORS["find"](SceneSettings(), trained | {"source": "scenes-count"}).source == "scenes"

@@ -63,7 +63,6 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
 
     name = "resolution"
     version = 4
-    readable = (2, 3)
     paired_over = "groups of images"
     summary = "top-1 and top-5 of held-out images against their size, without fine-tuning"
     scores = (

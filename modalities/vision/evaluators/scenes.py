@@ -1,7 +1,7 @@
 """Find and map: pictures in which objects keep their pixels while the canvas grows, with the controls.
 
 A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the marked objects; smaller canvases of
-a picture lie inside the larger ones. Each canvas is read in six ways, with the weights as they are:
+a picture lie inside the larger ones. Each canvas is read in these ways, with the weights as they are:
 
     native       whole, at H × W
     reduced      resized to the training size first (its shorter side): the cheap way to read a large picture
@@ -9,6 +9,7 @@ a picture lie inside the larger ones. Each canvas is read in six ways, with the 
     enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to be seen
     tiled        cut into windows of the training size, each read alone; how they are put together is the task's
     overlapping  the same with windows half a side apart; a place is taken from the window in whose middle it lies most
+    cropped      of `find`: the window of the training size round the ring, which code that learns nothing finds (rings.py)
 
 `gain` is native less the best of the others; EVAL.controls.csv has native less each, with 95% intervals over the groups.
 """
@@ -28,20 +29,33 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from modalities.evaluation import Cell, CellValue, Observed, Score
+from modalities.evaluation import Cell, CellValue, Observed, Score, check_choice, option
 from modalities.loading import Heldout
 from modalities.paired import t_quantile
 from modalities.results import Row
+from modalities.vision.changes import CHANGES, changed
 from modalities.vision.data import HeldoutImages, open_heldout
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
 from modalities.vision.images import BadImage, Shape
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
+from modalities.vision.rings import ring_centre
 from zoo.positions import slices
 
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
 CONTROLS = "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
+
+
+@dataclass(frozen=True)
+class SceneSettings(SizeSettings):
+    """And how pictures are changed before they are read."""
+
+    change: str | None = option(None, f"{', '.join(CHANGES)}: pictures unlike those of training")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("change", self.change, CHANGES)
 
 
 @dataclass(frozen=True)
@@ -68,13 +82,13 @@ class Canvas:
         return Canvas(image, replace(self.objects, boxes=self.objects.boxes * [across, down, across, down]))
 
 
-def scene_scores(main: Score, *others: Score) -> tuple[Score, ...]:
-    readings = (Score(f"{reading}_{main.column}", unit_interval=True) for reading in READINGS[1:])
+def scene_scores(main: Score, *others: Score, readings: Sequence[str] = READINGS) -> tuple[Score, ...]:
+    controls = (Score(f"{reading}_{main.column}", unit_interval=True) for reading in readings[1:])
     chance = Score(f"chance_{main.column}", drawn=False)
-    return (main, *others, *readings, chance, Score("gain", linear=True), Score("skipped", exception=True))
+    return (main, *others, *controls, chance, Score("gain", linear=True), Score("skipped", exception=True))
 
 
-class SceneEvaluator(SizeEvaluator[SizeSettings]):
+class SceneEvaluator(SizeEvaluator[SceneSettings]):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
     `samples` counts pictures, the first of a fixed random order (default: all). Those that cannot be asked for the target, or
@@ -84,13 +98,13 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
     differences, by Student's t.
     """
 
-    version = 3
-    readable = (1, 2)  # 1 has neither overlapping tiles nor intervals, 2 enlarged a canvas of the training's aspect
+    version = 4  # 3 had no crops
     unit = "canvases"
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
+    readings: ClassVar[tuple[str, ...]] = READINGS
 
-    def __init__(self, settings: SizeSettings | None = None, trained_on: Mapping[str, object] | None = None) -> None:
+    def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, object] | None = None) -> None:
         super().__init__(settings, trained_on)
         trained = str(self.trained_on.get("target", "label")) if self.trained_on else ""
         self.answers = self.target in trained.split("+")
@@ -105,7 +119,9 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
 
     def identity(self, model: VisionTransformer) -> dict[str, object]:
         """The sizes too: multi_scale reads them all."""
-        return {"pictures": self.heldout.fingerprint, "shapes": [list(shape) for shape in self.shapes(model)]}
+        change: Row = {"change": self.settings.change} if self.settings.change else {}
+        shapes = [list(shape) for shape in self.shapes(model)]
+        return change | {"pictures": self.heldout.fingerprint, "shapes": shapes}
 
     @abstractmethod
     def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
@@ -154,11 +170,13 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         shape, trained, patch = cell.data["shape"], model.config.train_size, model.config.patch_size
         skipped: Counter[str] = Counter()
         groups: list[str] = []
-        tallies: dict[str, list[list[float]]] = {name: [] for name in (*READINGS, "chance")}
+        tallies: dict[str, list[list[float]]] = {name: [] for name in (*self.readings, "chance")}
         for place in cell.data["places"]:
             try:
                 image, objects = self.heldout.items[place]
                 assert isinstance(objects, Objects)
+                if self.settings.change:
+                    image, objects = changed(image, objects, self.settings.change)
                 check_objects(objects, image.size, self.target, [trained], self._classes(model))
                 at = tuple(np.random.default_rng([place, 0]).random(2).tolist())  # the same for every size
                 corners = [window_on(image.size, objects, size, at)[:2] for size in (shape, trained)]
@@ -182,7 +200,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         shape, patch = canvas.shape, model.config.patch_size
         by_size = [self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in shapes]
         native, grown = by_size[-1], small.resized(shape)
-        return {
+        answers: dict[str, tuple[Tensor, Canvas]] = {
             "native": (native, canvas),
             "reduced": (by_size[0], canvas),
             "multi_scale": (torch.stack(by_size).mean(0), canvas),
@@ -190,6 +208,12 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
             "tiled": (self.merged(*self._tiles(model, canvas, overlapping=False)), canvas),
             "overlapping": (self.merged(*self._tiles(model, canvas, overlapping=True)), canvas),
         }
+        if "cropped" in self.readings:
+            x, y = ring_centre(np.asarray(canvas.image.convert("RGB")))
+            height, width = small.shape
+            left, top = min(max(0, x - width // 2), shape[1] - width), min(max(0, y - height // 2), shape[0] - height)
+            answers["cropped"] = (self._read(model, canvas.window(left, top, small.shape))[0], canvas)
+        return answers
 
     def _tiles(
         self, model: VisionTransformer, canvas: Canvas, *, overlapping: bool
@@ -252,7 +276,7 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
         groups = [group for cell in cells for group in cell["groups"]]
         row = counted(cells, canvases=len(groups), groups=len(set(groups)))
         left_out: dict[str, np.ndarray] = {}  # the main score without each group, by reading
-        for reading in (*READINGS, "chance"):
+        for reading in (*self.readings, "chance"):
             tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
             lead = "" if reading == "native" else f"{reading}_"
             total, without = _by_group(tallies, groups)
@@ -262,9 +286,9 @@ class SceneEvaluator(SizeEvaluator[SizeSettings]):
             if reading != "chance":
                 errors = {name: _jackknife(np.array([one[name] for one in others])) for name in scores}
                 row |= {f"{lead}{name}_standard_error": error for name, error in errors.items()}
-        row["gain"] = row[self.main] - max(row[f"{reading}_{self.main}"] for reading in READINGS[1:])
+        row["gain"] = row[self.main] - max(row[f"{reading}_{self.main}"] for reading in self.readings[1:])
         row["controls"] = []
-        for reading in READINGS[1:]:
+        for reading in self.readings[1:]:
             value, control = row[self.main], row[f"{reading}_{self.main}"]
             error = _jackknife(left_out["native"] - left_out[reading])
             half = t_quantile(0.95, len(left_out["native"]) - 1) * error if error > 0 else math.nan
@@ -288,12 +312,13 @@ def _jackknife(left_out: np.ndarray) -> float:
 
 
 class Find(SceneEvaluator):
-    """Top-1 of the marked object's category. Of tiles the one with the largest probability answers."""
+    """Top-1 of the marked object's category. Of tiles the one with the largest probability answers; models that learned from
+    windows with a mark answer with confidence where there is none, which `cropped` avoids."""
 
     name = "find"
     summary = f"the marked object's category, {CONTROLS}"
-    target = "marked"
-    scores = scene_scores(Score("top1", "top-1 of the marked object", unit_interval=True))
+    target, readings = "marked", (*READINGS, "cropped")
+    scores = scene_scores(Score("top1", "top-1 of the marked object", unit_interval=True), readings=readings)
 
     def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
         return max(answers, key=lambda answer: float(answer.max()))

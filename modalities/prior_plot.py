@@ -28,7 +28,7 @@ RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from
 
 def retrieval_heads(layer: Attention) -> list[bool]:
     """Whether each head looks away from the query. Where SSMax's s is negative the prior is turned round."""
-    turned = None if layer.ssmax is None or not layer.scale_prior else layer.ssmax.s < 0
+    turned = None if layer.ssmax is None or not layer.scale_prior else layer.ssmax.scales() < 0
     return layer.prior.retrieval_heads(turned).tolist()
 
 

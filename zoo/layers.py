@@ -61,6 +61,7 @@ class SSMax(nn.Module):
         train_context: tokens (or patches) seen in training.
         causal: whether n counts i + 1 keys or all of them; a `window` bounds it.
         start: s at the start, 1 in BAM's code; None: 1 / mean(ln n) over the training context: plain attention on average.
+        positive: s is softplus of the parameter `s`, so that no head turns its prior round.
     """
 
     def __init__(
@@ -71,21 +72,28 @@ class SSMax(nn.Module):
         causal: bool = True,
         window: int | None = None,
         start: float | None = None,
+        positive: bool = False,
     ) -> None:
         super().__init__()
         check_whole("num_heads", num_heads, 1)
         check_whole("train_context of SSMax", train_context, 2)
-        check_flags(causal=causal)
+        check_flags(causal=causal, positive=positive)
         if window is not None:
             check_whole("window of SSMax", window, 2 if start is None else 1)
         if start is not None:
             check_number("start of SSMax", start, above=0)
-        self.window = window
+        self.window, self.positive = window, positive
         # By NumPy: on "meta", where models are counted, and in FakeTensorMode torch's tensors have no values.
         seen = np.arange(1 if causal else train_context, train_context + 1)
         seen = seen if window is None else seen.clip(max=self._reach(causal))
         mean = float(np.log(seen.astype(np.float64)).mean())
-        self.s = nn.Parameter(torch.full((num_heads,), 1.0 / mean if start is None else float(start)))
+        first = 1.0 / mean if start is None else float(start)
+        self.s = nn.Parameter(torch.full((num_heads,), math.log(math.expm1(first)) if positive else first))
+
+    def scales(self) -> Tensor:
+        """(H,) s, in float32 or wider."""
+        s = self.s.to(torch.promote_types(self.s.dtype, torch.float32))
+        return F.softplus(s) if self.positive else s
 
     def _reach(self, causal: bool) -> int:
         """Keys inside the window: to the left and itself, or on both sides."""
@@ -96,7 +104,7 @@ class SSMax(nn.Module):
         """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the length; raises ValueError for packed documents."""
         if causal and positions.within is None and positions.length == 1:  # a token after a cache's
             keys = positions.offset + 1 if self.window is None else min(positions.offset + 1, self.window)
-            return self.s.to(torch.promote_types(self.s.dtype, torch.float32))[None, :, None] * math.log(keys)
+            return self.scales()[None, :, None] * math.log(keys)
         if causal:
             seen = positions.index(self.s.device).double() + 1
         elif positions.within is not None:
@@ -109,8 +117,8 @@ class SSMax(nn.Module):
 
     def of_counts(self, seen: Tensor) -> Tensor:
         """(1 or B, H, T) float32: s·ln n of n (1 or B, 1 or H, T) float64, at least 1."""
-        wide = torch.promote_types(self.s.dtype, torch.float32)
-        return self.s.to(wide)[..., None] * seen.log().to(wide)
+        scales = self.scales()
+        return scales[..., None] * seen.log().to(scales.dtype)
 
 
 class Attention(nn.Module):
@@ -128,7 +136,10 @@ class Attention(nn.Module):
         bias: whether the four projections have biases.
         scale_prior: whether `ssmax` scales the prior too (BAM) or the content alone.
 
-    Attribute `scale_content`: False leaves the content's logits without 1/√d_c, as CABLE's code does.
+    Attributes:
+        scale_content: False leaves the content's logits without 1/√d_c, as CABLE's code does.
+        q_norm, k_norm: RMSNorm over the columns of each head before it is turned, or None (`norm_heads`; Qwen 3, Gemma 3).
+        gate: W of out ⊙ sigmoid(W x), before the last projection, or None (`gate_output`; Qwen3-Next, arXiv 2505.06708).
     """
 
     def __init__(
@@ -173,6 +184,17 @@ class Attention(nn.Module):
         self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
         self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
         self.out = nn.Linear(dim, dim, bias=bias)
+        self.q_norm: nn.Module | None = None
+        self.k_norm: nn.Module | None = None
+        self.gate: nn.Module | None = None
+
+    def norm_heads(self, eps: float = 1e-6) -> None:
+        """Give queries and keys their norms."""
+        self.q_norm, self.k_norm = (nn.RMSNorm(self.content_dim, eps=eps) for _ in range(2))
+
+    def gate_output(self) -> None:
+        """Give the output its gate."""
+        self.gate = nn.Linear(self.out.in_features, self.out.in_features, bias=False)
 
     def forward(
         self,
@@ -193,8 +215,10 @@ class Attention(nn.Module):
         k_pos = positions if sequence is None else sequence.part_of(positions)
         x_q, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
         q = self.query(x_q).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        q = q if self.q_norm is None else self.q_norm(q)
         q = q if self.scale_content else q * math.sqrt(self.content_dim)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        k = k if self.k_norm is None else self.k_norm(k)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
@@ -215,7 +239,8 @@ class Attention(nn.Module):
             if not self.causal:
                 raise ValueError("a KV cache serves causal attention only")
             out = cache.attend(self.prior, x, q, k, v, positions, **options)
-        return self.out(out.transpose(1, 2).flatten(2))
+        out = out.transpose(1, 2).flatten(2)
+        return self.out(out if self.gate is None else out * self.gate(x_q).sigmoid())
 
 
 def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object]]) -> None:

@@ -87,6 +87,14 @@ GRID_NAMES: dict[str, dict[str, Options]] = {
     "ggd2d": {"ggd2d": {"form": "isotropic"}, "ggd2d_separable": {"form": "separable"}},
 }
 
+# Lists of methods, one per layer and repeated, with their options. A window is a share of the training context here. RoPE with
+# every fourth layer without (SmolLM3), the same with windows in RoPE's layers (RNoPE-SWA, arXiv 2501.18795; Command A), and
+# windows by turns (gpt-oss, Gemma).
+HYBRIDS: dict[str, tuple[tuple[str, ...], dict[str, Options]]] = {
+    "rnope": (("rope", "rope", "rope", "nope"), {}),
+    "rnope_swa": (("local", "local", "local", "nope"), {"local": {"window": 0.25}}),
+    "swa_rope": (("local", "rope"), {"local": {"window": 0.25}}),
+}
 SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
 # What these parts start with in a sum, where it differs from their defaults and they have the option: the key bias without a
 # slope of its own, since the other parts hold the recency, and a spectral prior small and seeded.
@@ -123,6 +131,11 @@ def list_positions() -> list[str]:
     return _complete(line_methods(), LINE_SUPPLIED)
 
 
+def list_layered_positions() -> list[str]:
+    """Names of models along a line: methods, and hybrids, which have a method for each layer."""
+    return [*list_positions(), *HYBRIDS]
+
+
 def list_grid_positions() -> list[str]:
     """Methods of a grid of patches that need no options."""
     return _complete(grid_methods(), GRID_SUPPLIED)
@@ -140,8 +153,9 @@ def _complete(methods: Mapping[str, Method], supplied: Sequence[str]) -> list[st
 
 
 def check_position(name: str) -> None:
-    """ValueError unless `name` is a method of a line or a sum of them; it names the nearest."""
-    _parts(name, line_methods(), {})
+    """ValueError unless `name` is a method of a line, a sum of them or a hybrid; it names the nearest."""
+    if name not in HYBRIDS:
+        _parts(name, line_methods(), {})
 
 
 def check_grid_position(name: str) -> None:
@@ -153,12 +167,17 @@ def layer_methods(position: str | Sequence[str], options: Options, num_layers: i
     """(method, its options) of each layer.
 
     Args:
-        position: a name; or a list with a name per layer, or a shorter one that is repeated.
+        position: a name; or a list with a name per layer, or a shorter one that is repeated; or one of `HYBRIDS`, whose last
+            repetition may be cut short.
         options: of the one name; for a list, options by name: {"ggd": {"init": "alibi"}}.
     """
-    if isinstance(position, str):
+    if isinstance(position, str) and position not in HYBRIDS:
         return [(position, dict(options))] * num_layers
     names = list(position)
+    if isinstance(position, str):
+        names, start = list(HYBRIDS[position][0]), HYBRIDS[position][1]
+        options = dict(options) | {name: of | dict(options.get(name, {})) for name, of in start.items()}
+        names = (names * num_layers)[:num_layers]
     if not names or num_layers % len(names) or not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"position={position!r}: expected a method, or a list of as many methods as layers or a number of them that "
@@ -185,8 +204,11 @@ def shared_embedding(methods: Sequence[tuple[str, object]], positions: Sequence[
 
 def stored_options(position: str | Sequence[str], positions: Iterable[Position]) -> Options:
     """`position_options` as a saved model has them, from the positions of all layers."""
-    if isinstance(position, str):
+    if isinstance(position, str) and position not in HYBRIDS:
         return next(iter(positions)).options
+    if isinstance(position, str):
+        positions = list(positions)
+        position = [name for name, _ in layer_methods(position, {}, len(positions))]
     # A layer of a repeated list has the same options as the first of its name.
     named = list(zip(position, positions, strict=False))
     return {name: layer.options for name, layer in reversed(named) if layer.options}
@@ -210,7 +232,7 @@ def create_position(
         train_context: tokens seen in training; passed to methods that take it.
         options: the method's options, as its class documents them; of a sum, each part's options under the part's name,
             {"spectral": {"rank": 4}}. Parts of a sum start as they do alone, but for `SUM_OPTIONS`. Beside them every method
-            has the option `sinks`, see `Position`.
+            has the options `sinks` and `window`, see `Position`; a window below 1 is a share of the training context.
         lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a rotation turns follows.
 
     Raises:
@@ -218,15 +240,25 @@ def create_position(
     """
     check_whole("train_context", train_context, 1)
     supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}
-    if not isinstance(options, Mapping) or "sinks" not in options:
+    if name in HYBRIDS:
+        raise ValueError(
+            f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: one layer takes one of these"
+        )
+    if not isinstance(options, Mapping) or not {"sinks", "window"} & options.keys():
         return _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
-    sinks = options["sinks"]
+    own = {key: options[key] for key in ("sinks", "window") if key in options}
+    sinks, window = own.get("sinks", 0), own.get("window")
     check_whole(f"sinks of {name!r}", sinks, 0)
-    others = {key: value for key, value in options.items() if key != "sinks"}
+    others = {key: value for key, value in options.items() if key not in own}
     position = _create(name, line_methods(), {}, supplied, others, lanes, pairs=2)
+    if isinstance(window, float) and 0 < window < 1:
+        window = max(round(window * train_context), 1)
+    if window is not None:
+        check_whole(f"window of {name!r}", window, 1)
+        position = replace(position, window=window)
     if sinks and position.prior.is_zero and position.window is None:
         raise ValueError(f"sinks={sinks}: {name!r} has neither a prior nor a window that they could be exempt from")
-    return replace(position, sinks=sinks, options=position.options | {"sinks": sinks})
+    return replace(position, sinks=sinks, options=position.options | own)
 
 
 def create_grid_position(
@@ -258,6 +290,12 @@ def pinned_context(name: str, train_context: int) -> Options:
 
     A key bias, for one, divides positions by it. ValueError for a method that ends at its context, or whose window that is.
     """
+    if name in HYBRIDS:
+        names, start = HYBRIDS[name]
+        # A share becomes the number of tokens that it was.
+        windows = {part: {"window": round(of["window"] * train_context)} for part, of in start.items()}
+        options = {part: windows.get(part) or pinned_context(part, train_context) for part in names}
+        return {part: of for part, of in options.items() if of}
     parts = _parts(name, line_methods(), {})
     for part, method in parts.items():
         if method.windowed or part == "learned":

@@ -160,7 +160,8 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown, sinks=self.sinks)
         scale = None
         if self.ssmax is not None:  # by the number of keys that a row sees
-            seen = None if shown is None else visible(call)
+            windowed = self.window is not None and not is_causal
+            seen = visible(call) if windowed or shown is not None else None
             if seen is not None:
                 scale = self.ssmax.of_counts(seen.sum(-1).clamp(min=1).double())
             elif is_causal:

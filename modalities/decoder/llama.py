@@ -34,6 +34,8 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
         f"position={config.position!r}": config.position != "rope" or not isinstance(rotary, Rotary),
         f"position_options={config.position_options}": getattr(rotary, "scaling", "none") != "none",
         "ssmax": config.ssmax,
+        "qk_norm": config.qk_norm,
+        "output_gate": config.output_gate,
         "scale_content=False": not config.scale_content,
     }
     if differences := [what for what, wrong in differs.items() if wrong]:

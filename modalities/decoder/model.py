@@ -38,7 +38,7 @@ from zoo.methods import (
     check_position,
     create_position,
     layer_methods,
-    list_positions,
+    list_layered_positions,
     shared_embedding,
     stored_options,
 )
@@ -61,8 +61,9 @@ class DecoderConfig:
     vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the MLP.
     style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).  tied: one matrix at both ends.
     position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of names,
-        one per layer or repeated, with options by name. An embedding enters once, before the layers.
-    ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start, see `SSMax`.
+        one per layer or repeated, or a hybrid, with options by name. An embedding enters once, before the layers.
+    ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start; ssmax_positive: s > 0, see
+        `SSMax`.  qk_norm, output_gate: norms of queries and keys, and a gate of the output, see `Attention`.
     scale_content: divide the content's logits by √d_c.  weight_init: how weights start, of `modalities.starts.STARTS`.
     share_prior: one prior for all layers instead of one each.  train_context: tokens per training row.
     tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
@@ -83,6 +84,9 @@ class DecoderConfig:
     scale_prior: bool = True
     scale_content: bool = True
     ssmax_start: float | None = None
+    ssmax_positive: bool = False
+    qk_norm: bool = False
+    output_gate: bool = False
     share_prior: bool = False
     train_context: int = bounded(128, 1, LONGEST_CONTEXT)
     tied: bool = True
@@ -341,8 +345,8 @@ def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
 def _block(config: DecoderConfig, position: Position) -> Block:
     ssmax = None
     if config.ssmax:
-        context, start = config.train_context, config.ssmax_start
-        ssmax = SSMax(config.num_heads, train_context=context, window=position.reach, start=start)
+        options: dict[str, Any] = dict(start=config.ssmax_start, positive=config.ssmax_positive)
+        ssmax = SSMax(config.num_heads, train_context=config.train_context, window=position.reach, **options)
     attention = Attention(
         config.dim,
         config.num_heads,
@@ -357,6 +361,10 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         sinks=position.sinks,
     )
     attention.scale_content = config.scale_content
+    if config.qk_norm:
+        attention.norm_heads()
+    if config.output_gate:
+        attention.gate_output()
     norm, mlp = STYLES[config.style]
     return Block(config.dim, attention, mlp(config.dim, config.hidden_dim), norm=norm)
 
@@ -369,4 +377,4 @@ def register_decoders(
     def entry(position: str, size: str, ssmax: bool) -> dict[str, Any]:
         return asdict(config(**sizes[size], position=position, ssmax=ssmax))
 
-    register_family(ModelFamily(modality, build, sizes, entry, list_positions, check_position))
+    register_family(ModelFamily(modality, build, sizes, entry, list_layered_positions, check_position))

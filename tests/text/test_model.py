@@ -13,11 +13,11 @@ from modalities.starts import STARTS
 from modalities.text import CausalLM, TextConfig
 from zoo import create_model, create_prior
 from zoo.catalog import register_model
-from zoo.methods import list_positions
+from zoo.methods import list_layered_positions
 from zoo.priors import Prior
 
 # Every method, with and without SSMax by turns.
-VARIANTS = [f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_positions())]
+VARIANTS = [f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_layered_positions())]
 FEW = ["text_ggd_ssmax_tiny", "text_goat_tiny", "text_cable_tiny"]
 
 

@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ggd": {"train_mu": True},
     "ggd2d": {"form": "separable", "train_mu": True},
     "cable": {"d_model": WIDTH},
+    "fox": {"d_model": WIDTH},
     "t5": {},
     "t5_2d": {"train_grid": (3, 4)},
     "kerple": {},
@@ -63,7 +64,7 @@ def positions_for(name: str) -> Positions:
 
 
 def causal_modes(name: str) -> list[bool]:
-    return {"cable": [True]}.get(name, [False] if name in GRID else [True, False])
+    return {"cable": [True], "fox": [True]}.get(name, [False] if name in GRID else [True, False])
 
 
 CASES = [(name, causal) for name in list_priors() for causal in causal_modes(name)]

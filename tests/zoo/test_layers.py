@@ -11,18 +11,25 @@ import torch
 from torch import Tensor
 
 from tests.pairs import pairs
-from tests.zoo.priors_table import WIDTH, inputs, make
+from tests.zoo.priors_table import WIDTH, decoded, inputs, make
 from zoo import Positions, create_model, create_prior, prior_attention
 from zoo.layers import Attention, SSMax
 
 HEADS, LENGTH = 3, 11
 
 
-def attention(prior: str, *, ssmax: bool, groups: int, scale_prior: bool, scale_content: bool) -> Attention:
+def attention(
+    prior: str, *, ssmax: bool, groups: int, extras: bool, scale_prior: bool, scale_content: bool
+) -> Attention:
     torch.manual_seed(3)
     options: dict[str, Any] = dict(lanes="beside", scale_prior=scale_prior, num_kv_heads=groups)
-    options["ssmax"] = SSMax(HEADS, train_context=16) if ssmax else None
-    layer = Attention(WIDTH, HEADS, prior=make(prior), **options).double()
+    options["ssmax"] = SSMax(HEADS, train_context=16, positive=extras) if ssmax else None
+    layer = Attention(WIDTH, HEADS, prior=make(prior), **options)
+    if extras:
+        layer.norm_heads()
+        layer.gate_output()
+        torch.nn.init.normal_(layer.q_norm.weight)
+    layer = layer.double()
     layer.scale_content = scale_content
     return layer
 
@@ -31,27 +38,32 @@ def by_definition(layer: Attention, x: Tensor) -> Tensor:
     """The layer's output from dense logits; lanes beside the heads leave all columns to content."""
     line, width = Positions.line(LENGTH), WIDTH // HEADS
     q, k, v = (linear(x).unflatten(2, (-1, width)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))
+    if layer.q_norm is not None:
+        q, k = (y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() for y in (q, k))
+        q, k = q * layer.q_norm.weight, k * layer.k_norm.weight
     k, v = (heads.repeat_interleave(HEADS // heads.shape[1], dim=1) for heads in (k, v))
     log_prior = layer.prior.log_prior(line, line, causal=True, x=x)
     content = q @ k.mT / (math.sqrt(width) if layer.scale_content else 1.0)
     rows: float | Tensor = 1.0
     if layer.ssmax is not None:
-        rows = layer.ssmax.s[:, None, None] * torch.arange(1, LENGTH + 1).double().log()[:, None]
+        s = layer.ssmax.s.exp().log1p() if layer.ssmax.positive else layer.ssmax.s
+        rows = s[:, None, None] * torch.arange(1, LENGTH + 1).double().log()[:, None]
     logits = (content + log_prior) * rows if layer.scale_prior else content * rows + log_prior
     hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    return layer.out((logits.masked_fill(hidden, -math.inf).softmax(-1) @ v).transpose(1, 2).flatten(2))
+    out = (logits.masked_fill(hidden, -math.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    return layer.out(out if layer.gate is None else out / (1 + (-layer.gate(x)).exp()))
 
 
 @pytest.mark.parametrize(
-    ("prior", "ssmax", "scale_prior", "scale_content", "kernel", "groups"),
-    pairs(["ggd", "goat", "fire"], [True, False], [True, False], [True, False], ["auto", "sdpa"], [HEADS, 1]),
+    ("prior", "ssmax", "extras", "scale_prior", "scale_content", "kernel", "groups"),
+    pairs(["ggd", "goat", "fire"], *[[True, False]] * 4, ["auto", "sdpa"], [HEADS, 1]),
 )
 def test_attention_by_definition(
-    prior: str, ssmax: bool, scale_prior: bool, scale_content: bool, kernel: str, groups: int
+    prior: str, ssmax: bool, extras: bool, scale_prior: bool, scale_content: bool, kernel: str, groups: int
 ) -> None:
     """Outputs and every gradient."""
     scales = {"scale_prior": scale_prior, "scale_content": scale_content}
-    layer, x = attention(prior, ssmax=ssmax, groups=groups, **scales), inputs(LENGTH).requires_grad_()
+    layer, x = attention(prior, ssmax=ssmax, groups=groups, extras=extras, **scales), inputs(LENGTH).requires_grad_()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     outputs = layer(x, Positions.line(LENGTH), kernel=kernel), by_definition(layer, x)
     torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-9)
@@ -67,6 +79,24 @@ def test_one_prior_for_all_layers(name: str) -> None:
     assert not any(".prior." in key and not key.startswith("layers.0.") for key in model.state_dict())
     others = sum(p.numel() for layer in separate.layers[1:] for p in layer.attention.prior.parameters())
     assert sum(p.numel() for p in separate.parameters()) - sum(p.numel() for p in model.parameters()) == others
+
+
+def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_gates() -> None:
+    plain, positive = (SSMax(2, train_context=64, positive=p) for p in (False, True))
+    torch.testing.assert_close(positive.scales(), plain.scales())
+    with torch.no_grad():
+        positive.s.fill_(-9.0)
+    assert (positive.scales() > 0).all()
+    extras = {"qk_norm": True, "output_gate": True, "ssmax_positive": True}
+    model = create_model("text_rope_ssmax_tiny", **extras).eval()
+    layer = model.layers[0].attention
+    assert (
+        layer.ssmax.positive
+        and layer.gate is not None
+        and "layers.0.attention.q_norm.weight" in model.no_weight_decay()
+    )
+    tokens = torch.arange(33)[None]
+    torch.testing.assert_close(decoded(model, tokens), model(tokens), atol=1e-5, rtol=1e-5)
 
 
 def test_bad_options() -> None:

@@ -218,6 +218,27 @@ def test_a_method_in_a_longer_model_is_as_it_was_trained():
             pinned_context(name, 64)
 
 
+@torch.no_grad()
+def test_hybrids_and_windows_per_layer(tmp_path) -> None:
+    options = {"local": {"window": 0.5, "sinks": 2}, "rope": {"theta": 500.0}}
+    model = seeded("text_swa_rope_tiny", train_context=16, position_options=options).eval()
+    layers = [layer.attention for layer in model.layers]
+    assert [(x.window, x.sinks, x.rotary.theta) for x in layers] == [(8, 2, 10000.0), (None, 0, 500.0)] * 2
+    tokens = torch.randint(0, 256, (2, 33))
+    full = model(tokens)
+    torch.testing.assert_close(decoded(model, tokens), full, atol=1e-5, rtol=1e-5)
+    model.save_pretrained(tmp_path)
+    again = load_model(tmp_path).eval()
+    assert again.config == model.config and torch.equal(again(tokens), full)
+    rnope = create_model("text_rnope_tiny", num_layers=6)
+    assert [layer.attention.rotary is None for layer in rnope.layers] == [n == 3 for n in range(6)]
+    assert pinned_context("rnope_swa", 64) == {"local": {"window": 16}}
+    assert create_position("alibi", options={"window": 5}, **LINE).window == 5
+    for name, window, words in [("rnope", 4, "a method for each layer"), ("alibi", 0, "window of 'alibi' must be")]:
+        with pytest.raises(ValueError, match=words):
+            create_position(name, options={"window": window}, **LINE)
+
+
 def test_the_window_of_local_follows_its_option():
     assert create_position("local", **LINE).window == 32
     assert create_position("local+alibi", options={"local": {"train_context": 8}}, **LINE).window == 8

@@ -248,10 +248,9 @@ def create_layer(
             parts = create_grid_position(position, train_grid=train_grid, **shared)
         else:
             parts = create_position(position, train_context=train_context, **shared)
-        if parts.rotary is not None or parts.embedding is not None:
-            raise ValueError(
-                f"position {position!r} has a rotation or an embedding; models of other libraries take priors"
-            )
+        if any(part is not None for part in (parts.rotary, parts.embedding, parts.window)):
+            what = "a rotation, an embedding or a window"
+            raise ValueError(f"position {position!r} has {what}; models of other libraries take priors")
         if parts.prior.depends_on_content:
             raise ValueError(
                 f"position {position!r} depends on the layer's input; attention backends receive only q, k, v"

@@ -15,6 +15,7 @@ from zoo.priors.base import Prior, PriorTerms, bf16_pieces, linear_in, prior_dty
 # K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b of S is of order
 # 2^(−8(a+b)). S grows to about 2^20, so the dropped products (a + b >= 4) stay below 2^-10 logits.
 _PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]
+_UNWEIGHTED = [(0, b) for b in range(4)]  # w = 1 is its first piece
 # The decay's gate: the paper's, its released code's, and forgetting attention's, whose decay is −log sigmoid.
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -37,7 +38,6 @@ class Cable(Prior):
         bias: whether W_c x has b; eq. 2 prints none, the released code has one.
     """
 
-    num_lanes = len(_PIECES) + 1
     depends_on_content = True
     by_head = ()
 
@@ -49,7 +49,8 @@ class Cable(Prior):
         check_flags(weighted=weighted, bias=bias)
         if gate not in GATES:
             raise ValueError(f"unknown gate {gate!r} of cable; {nearest(gate, GATES)}")
-        self.gate = gate
+        self.gate, self.pieces = gate, _PIECES if weighted else _UNWEIGHTED
+        self.num_lanes = len(self.pieces) + 1
         self.decay = nn.Linear(d_model, num_heads, bias=bias)
         self.weight = nn.Linear(d_model, num_heads, bias=False) if weighted else None
 
@@ -86,8 +87,8 @@ class Cable(Prior):
         w, s = (torch.stack(bf16_pieces(x, n, x.dtype), dim=-1) for x, n in ((weight, 3), (total, 4)))
         # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small near the query.
         bulk = -(weight * at_query).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
-        q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
-        k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
+        q_lanes = torch.cat([bulk, w[..., [a for a, _ in self.pieces]]], dim=-1)
+        k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in self.pieces]]], dim=-1)
         dtype, offset = prior_dtype(self), q_pos.offset - k_pos.offset
         return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach(), causal=True, offset=offset)
 
@@ -96,3 +97,16 @@ class Cable(Prior):
         total = decay.cumsum(-1)
         first = k_pos.length - q_pos.length
         return -weight[..., first:, None] * (total[..., first:, None] - total[..., None, :])
+
+
+class Fox(Cable):
+    """K[h,i,j] = Σ_{l = j+1 … i} log sigmoid(w_h·x_l + b_h): forgetting attention (FoX, arXiv 2503.02130); causal only. It is
+    `cable` with gate "logsigmoid" and no weights, in 5 lanes.
+
+    Args:
+        d_model: C, the width of the layer's input.
+        bias: whether there is b.
+    """
+
+    def __init__(self, num_heads: int, *, d_model: int, bias: bool = True) -> None:
+        super().__init__(num_heads, d_model=d_model, weighted=False, gate="logsigmoid", bias=bias)

@@ -235,5 +235,5 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     prior, ssmax = attention.prior, attention.ssmax
     columns: dict[str, Tensor] = {"retrieval": torch.tensor(retrieval_heads(attention))}
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
-    columns |= {} if ssmax is None else {"ssmax.s": ssmax.s}
+    columns |= {} if ssmax is None else {"ssmax.s": ssmax.scales()}
     return {name: column.detach().double().tolist() for name, column in columns.items()}

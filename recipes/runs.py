@@ -312,6 +312,10 @@ def check_same(plan: Plan, folder: Path) -> None:
     except ConfigError as error:
         raise ConfigError(f"cannot resume {folder}: {error}") from None
     new = json.loads(json.dumps(without_nan(plan.to_dict())))  # as recipe.json has it
+    for section in ("model", "data"):  # a setting that the version of the run did not have was at its default
+        defaults = vars(type(getattr(plan.recipe, section)))
+        if isinstance(old.get(section), dict):
+            old[section] = {key: defaults.get(key) for key in new[section]} | old[section]
     keys = ["name", "modality", "train.batch", "train.seed", "optim.name"]
     keys += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
     for key in keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -173,6 +174,18 @@ def test_forbidden_distances_do_not_stop_a_resume(tmp_path):
     check_same(plan, tmp_path)
     recipe.model.options["position_options"] = {"values": [0.0, 1.0]}
     with pytest.raises(ConfigError, match="position_options"):
+        check_same(resolve(recipe, world=1), tmp_path)
+
+
+def test_a_run_of_a_version_with_fewer_settings_is_resumed(tmp_path):
+    recipe = find_recipe("text.ggd_tiny")
+    RunFolder(tmp_path).describe(resolve(recipe, world=1))
+    stored = json.loads((tmp_path / "recipe.json").read_text())
+    del stored["data"]["documents"]
+    (tmp_path / "recipe.json").write_text(json.dumps(stored))
+    check_same(resolve(recipe, world=1), tmp_path)
+    recipe.data = dataclasses.replace(recipe.data, documents="packed")
+    with pytest.raises(ConfigError, match=r"its data\.documents is 'masked', this recipe has 'packed'"):
         check_same(resolve(recipe, world=1), tmp_path)
 
 

@@ -97,7 +97,8 @@ def goat_c4(method: str) -> Recipe:
     packed, weights of deviation 0.02. `priorzoo evaluate RUN perplexity --documents joined` measures as its script does.
 
     Differences: a head of goat has 55 content columns of 64 (released: 59; model.options.lanes=beside: 64). Not every row
-    begins with BOS. Its script's defaults, R = M = 4 and a rate of 1.5e-4, are not the paper's table, which is taken here.
+    begins with BOS. The sink's MLP ends in zeros at the start (released: deviation 1e-3), and the prior's vectors do not decay.
+    Its script's defaults, R = M = 4 and a rate of 1.5e-4, are not the paper's table, which is taken here.
     """
     c4, lanes = "hf:allenai/c4:en", {} if method.removesuffix("_ssmax") == "goat" else BESIDE
     return Recipe(

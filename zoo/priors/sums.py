@@ -1,5 +1,5 @@
-"""Sums of priors, and GOAT, which is one (arXiv 2601.15380): a sink as a function of absolute position (def. 5.2), and a short
-trigonometric series in the distance (eq. 20–24)."""
+"""Sums of priors, and GOAT, which is one (arXiv 2601.15380): a sink as a function of absolute position (eq. 19), and a short
+trigonometric series in the distance (eq. 12–18)."""
 
 from __future__ import annotations
 

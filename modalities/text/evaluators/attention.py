@@ -151,7 +151,7 @@ class Sinks(_Look):
 
 
 class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSettings], _Look):
-    """What each head looks at where a fact of a text is asked for, and its prior's parameters (BAM, fig. 4, 5, 14, 17, 18).
+    """What each head looks at where a fact of a text is asked for, and its prior's parameters (figures of docs/PAPERS.md).
 
     | column | of a head at the text's last token, mean over texts |
     |---|---|

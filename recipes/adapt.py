@@ -3,6 +3,7 @@
     priorzoo adapt MODEL --position ggd --train lora --source rfc --context 12k --steps 30 --out FOLDER
     priorzoo adapt MODEL@window=7000,sinks=4 --steps 0 --out FOLDER     a prior that needs no training
     priorzoo adapt MODEL@yarn=2 --position nope --train lora --out FOLDER       without a prior: the control
+    priorzoo adapt MODEL --position nope --rope drop --out FOLDER       DroPE: recalibrated at the model's own length
     priorzoo evaluate hf:MODEL hf:FOLDER recall                         before and after
 
 MODEL is a folder or hub name, with settings behind "@" as in `priorzoo evaluate`. FOLDER is an adapter of megabytes, which

@@ -21,7 +21,7 @@ ENDING = ("learned", "local")  # methods that end at their context
 
 # How many times the weights' rate the prior's parameters learn at. After 300 steps 1 is the worst of 1, 5 and 20 for every
 # prior; between 5 and 20 held-out loss after all 4,500 steps decides (benchmarks/text_tiny/sweep.csv). Others take 5,
-# ggd_ssmax too: keys are whole names of methods.
+# ggd_ssmax too: keys are whole names of methods. No rate of `sink`, `fox`, hybrids and DroPE is tuned.
 PRIOR_RATES = {"ggd": 20.0, "t5": 20.0}
 
 
@@ -58,6 +58,21 @@ def tiny_extend(method: str) -> Recipe:
     recipe.optim.lr, recipe.optim.schedule, recipe.optim.warmup = 0.1 * recipe.optim.lr, "constant", 16
     recipe.train.steps, recipe.train.batch, recipe.train.save_every = 200, max(1, recipe.train.batch // 4), 0
     recipe.evaluate = Evaluate(every=100, samples=64)
+    return recipe
+
+
+@RECIPES.add
+def drope_tiny() -> Recipe:
+    """DroPE (arXiv 2512.12167): `text.rope_tiny` without its rotation, trained on for a tenth of its steps at the same length.
+
+    deepspeed --num_gpus 1 --module priorzoo.train text.drope_tiny
+
+    Starts from the newest finished run of text.rope_tiny under runs/, or from --set model.init_from=…. Of the paper's method
+    the temperature for longer texts is not here: `text_nope_ssmax_tiny` has a row scale that is trained.
+    """
+    recipe = tiny("nope")
+    recipe.name, recipe.model.init_from = "text.drope_tiny", "newest:text.rope_tiny"
+    recipe.data, recipe.train.steps = replace(recipe.data, seed=1), recipe.train.steps // 10
     return recipe
 
 

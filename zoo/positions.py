@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import check_grid, check_number, check_whole
+from zoo.errors import check_flags, check_grid, check_number, check_whole
 
 
 def document_starts(segments: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def slices(count: int, size: int) -> Iterator[slice]:
 
 
 # As transformers names them, but for "ntk", its "dynamic" with a factor that is given.
-SCALINGS = ("none", "linear", "ntk", "yarn")
+SCALINGS = ("none", "linear", "ntk", "yarn", "proportional")
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
@@ -181,7 +181,11 @@ class Rotary(Rotation):
             "ntk": theta·factor^(D/(D−2)) for theta.
             "yarn" (arXiv 2309.00071): ω/factor for pairs that turn less than once within L, ω for those that turn more than 32
             times, between them a ramp over the pairs' numbers, as all released code has it; q and k times 0.1·ln factor + 1.
+            "proportional": a `partial` rotation keeps the frequencies of the whole head, of which the slow pairs do not turn.
         factor: target length / training length, at least 1.
+        partial: the share of columns that turn, the first of each head; D is their number in all that is said here.
+        attention_factor, mscale, mscale_all_dim, truncate: of "yarn", as in transformers: q and k times attention_factor; or
+            times (0.1·mscale·ln factor + 1) / (0.1·mscale_all_dim·ln factor + 1); False leaves the ramp's ends unrounded.
     """
 
     def __init__(
@@ -192,10 +196,17 @@ class Rotary(Rotation):
         train_context: int | None = None,
         scaling: str = "none",
         factor: float = 1.0,
+        partial: float = 1.0,
+        attention_factor: float | None = None,
+        mscale: float | None = None,
+        mscale_all_dim: float | None = None,
+        truncate: bool = True,
     ) -> None:
         super().__init__()
         check_number("theta", theta, above=1)
         check_number("factor", factor, least=1)
+        check_number("partial", partial, above=0)
+        check_flags(truncate=truncate)
         if train_context is not None:
             check_whole("train_context", train_context, 1)
         if head_dim % 2:
@@ -206,8 +217,23 @@ class Rotary(Rotation):
             raise ValueError(f"RoPE scaling 'none' does not take factor={factor}; known: {', '.join(SCALINGS)}")
         if scaling == "yarn" and train_context is None:
             raise ValueError("RoPE scaling 'yarn' needs train_context, the number of tokens seen in training")
-        self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
-        self.scaling, self.factor = scaling, factor
+        of_yarn = (attention_factor, mscale, mscale_all_dim)
+        if scaling != "yarn" and (not truncate or of_yarn != (None, None, None)):
+            raise ValueError(
+                f"RoPE scaling {scaling!r} takes no attention_factor, mscale, mscale_all_dim or truncate: 'yarn' does"
+            )
+        if (mscale is None) != (mscale_all_dim is None) or (mscale is not None and attention_factor is not None):
+            raise ValueError("'yarn' takes attention_factor, or mscale and mscale_all_dim, or none of them")
+        width = head_dim if scaling == "proportional" else int(head_dim * partial)
+        if partial > 1 or width % 2 or not width:
+            raise ValueError(
+                f"partial={partial}: expected a share of 1 or less, of an even number of {head_dim} columns"
+            )
+        self.head_dim, self.theta, self.train_context = width, theta, train_context
+        self.scaling, self.factor, self.partial, self.truncate = scaling, factor, partial, truncate
+        log = 0.1 * math.log(factor)
+        tempered, divided = (1.0 if mscale is None else mscale) * log + 1, (mscale_all_dim or 0.0) * log + 1
+        self.temperature = tempered / divided if attention_factor is None else attention_factor
 
     def frequencies(self, device: torch.device | str | None = None) -> Tensor:
         """(D/2,) float64, after scaling."""
@@ -216,7 +242,9 @@ class Rotary(Rotation):
         if self.scaling == "ntk":
             theta *= self.factor ** (self.head_dim / max(self.head_dim - 2, 1))
         omega = theta**-pairs
-        if self.scaling == "linear":
+        if self.scaling == "proportional":
+            omega[int(self.partial * self.head_dim // 2) :] = 0
+        if self.scaling in ("linear", "proportional"):
             return omega / self.factor
         if self.scaling == "yarn":
 
@@ -224,7 +252,10 @@ class Rotary(Rotation):
                 context = self.train_context or 1
                 return self.head_dim * math.log(context / (2 * math.pi * turns)) / (2 * math.log(self.theta))
 
-            first, last = max(math.floor(column(32)), 0), min(math.ceil(column(1)), self.head_dim - 1)
+            first, last = column(32), column(1)
+            if self.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, self.head_dim - 1)
             steps = torch.arange(len(omega), dtype=omega.dtype, device=omega.device)
             whole = 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)  # the share that is not divided
             return omega * whole + omega / self.factor * (1 - whole)
@@ -233,7 +264,11 @@ class Rotary(Rotation):
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x (B, H, T, D), rotated by the positions of its T tokens."""
         turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device))
-        return turned * (0.1 * math.log(self.factor) + 1) if self.scaling == "yarn" else turned
+        if self.scaling != "yarn":
+            return turned
+        if self.partial == 1:
+            return turned * self.temperature
+        return torch.cat([turned[..., : self.head_dim] * self.temperature, turned[..., self.head_dim :]], dim=-1)
 
 
 class Rotary2d(Rotation):

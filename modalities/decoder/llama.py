@@ -32,7 +32,8 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
     differs = {
         f"style={config.style!r}": config.style != "llama",
         f"position={config.position!r}": config.position != "rope" or not isinstance(rotary, Rotary),
-        f"position_options={config.position_options}": getattr(rotary, "scaling", "none") != "none",
+        f"position_options={config.position_options}": getattr(rotary, "scaling", "none") != "none"
+        or getattr(rotary, "partial", 1.0) != 1,
         "ssmax": config.ssmax,
         "qk_norm": config.qk_norm,
         "output_gate": config.output_gate,

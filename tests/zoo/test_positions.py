@@ -29,8 +29,19 @@ def test_parts_of_a_line_keep_their_places() -> None:
         Positions.grid(2, 3).slice(0, 2)
 
 
-@pytest.mark.parametrize(("scaling", "theta"), [("linear", 1e4), ("yarn", 1e4), ("yarn", 5e5)])
-def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float) -> None:
+@pytest.mark.parametrize(
+    ("scaling", "theta", "partial", "more"),
+    [
+        ("linear", 1e4, 1.0, {}),
+        ("linear", 1e4, 0.25, {}),
+        ("yarn", 1e4, 1.0, {}),
+        ("yarn", 5e5, 0.5, {"truncate": False}),
+        ("yarn", 5e5, 1.0, {"mscale": 0.7, "mscale_all_dim": 1.2}),
+        ("yarn", 1e4, 1.0, {"attention_factor": 1.3}),
+        ("proportional", 1e4, 0.3, {}),
+    ],
+)
+def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, partial: float, more: dict) -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -38,14 +49,17 @@ def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float) -
         hidden_size=128,
         num_attention_heads=2,
         max_position_embeddings=2048,
-        rope_parameters=dict(rope_type=scaling, rope_theta=theta, factor=8.0, original_max_position_embeddings=2048),
+        rope_parameters=dict(rope_type=scaling, rope_theta=theta, factor=8.0, original_max_position_embeddings=2048)
+        | {"partial_rotary_factor": partial}
+        | more,
     )
     theirs, lengthened = ROPE_INIT_FUNCTIONS[scaling](config, "cpu")
-    ours = Rotary(64, theta=theta, train_context=2048, scaling=scaling, factor=8.0)
+    ours = Rotary(64, theta=theta, train_context=2048, scaling=scaling, factor=8.0, partial=partial, **more)
     torch.testing.assert_close(ours.frequencies().float(), theirs, rtol=2e-6, atol=0)
     x = torch.randn(1, 1, 3, 64)
-    norms = [v.norm(dim=-1) for v in (ours(x, Positions.line(3)), lengthened * x)]
-    torch.testing.assert_close(*norms)
+    turned, width = ours(x, Positions.line(3)), 2 * len(theirs)
+    torch.testing.assert_close(turned[..., :width].norm(dim=-1), (lengthened * x)[..., :width].norm(dim=-1))
+    assert torch.equal(turned[..., width:], x[..., width:])
 
 
 def test_embeddings() -> None:
@@ -60,9 +74,12 @@ def test_embeddings() -> None:
 
 def test_bad_rotary_options() -> None:
     for options, message in [
-        ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, yarn"),
+        ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, yarn, proportional"),
         ({"scaling": "linear", "factor": 0.5}, "factor must be a finite number of 1 or more, got 0.5"),
         ({"scaling": "yarn", "factor": 2.0}, "'yarn' needs train_context"),
+        ({"partial": 0.2}, r"partial=0.2: expected a share of 1 or less, of an even number of 16"),
+        ({"mscale": 1.0}, "'yarn' does"),
+        ({"scaling": "yarn", "factor": 2.0, "train_context": 9, "mscale": 1.0}, "mscale and mscale_all_dim"),
     ]:
         with pytest.raises(ValueError, match=message):
             Rotary(16, **options)

@@ -214,32 +214,28 @@ def test_every_document_takes_part_and_is_a_unit():
     assert score == pytest.approx({str(n): np.mean(of) / math.log(2) for n, of in by_document.items()})
 
 
-@pytest.mark.parametrize("kind", ["joined", "upto"])
-def test_perplexity_of_short_documents(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "units"), [("joined", 2), ("upto", 3)])
+def test_perplexity_of_short_documents(kind, units, tmp_path):
     """Against losses of the lines that are read, token by token; bytes are tokens."""
-    texts = ["short", "a longer text " * 5, "some other words " * 2]
+    texts, tokenizer, model = ["short", "a longer text " * 5, "some other words " * 2], load_tokenizer("bytes"), tiny()
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    source, model, encode = f"{tmp_path}/a.jsonl?split=heldout", tiny().double(), load_tokenizer("bytes").encode
+    settings = {"source": f"{tmp_path}/a.jsonl?split=heldout"}
     with pytest.raises(ValueError, match=r"has 100 tokens; the longest has 70: .* or --documents joined"):
-        made(Perplexity, lengths=(100,), source=source).cells(model)
-    evaluator = made(Perplexity, lengths=(8, 48), documents=kind, source=source)
-    values = dict(evaluator.run(model))
-    bos = load_tokenizer("bytes").bos_id
-    line = [token for text in texts for token in [bos, *encode(text)]]
-    for row in evaluator.rows(values):
+        made(Perplexity, lengths=(100,), **settings).cells(model)
+    evaluator, read = made(Perplexity, lengths=(8, 48), documents=kind, **settings), model.double()
+    line = [token for text in texts for token in [tokenizer.bos_id, *tokenizer.encode(text)]]
+    for row in evaluator.rows(dict(evaluator.run(read))):
         length = row["length"]
-        if kind == "joined":  # two stretches of 48 tokens, in windows of a length
-            lines = [line[n : n + length + 1] for n in range(0, 96, length)]
-        else:
-            lines = [[bos, *encode(text)][: length + 1] for text in texts]
-        losses = [-model(torch.tensor([read[:-1]]))[0].log_softmax(-1) for read in lines]
-        nll = sum(loss[n, t].item() for loss, read in zip(losses, lines, strict=True) for n, t in enumerate(read[1:]))
-        counted = sum(len(read) - 1 for read in lines)
-        assert (row["tokens"], row["documents"]) == (counted, {"joined": 2, "upto": 3}[kind])
-        assert row["nll"] == pytest.approx(nll / counted, rel=1e-6)
+        lines = [line[n : n + length + 1] for n in range(0, 96, length)]  # two stretches of 48, in windows of a length
+        if kind == "upto":
+            lines = [[tokenizer.bos_id, *tokenizer.encode(text)][: length + 1] for text in texts]
+        losses = [-model(torch.tensor([part[:-1]]))[0].log_softmax(-1) for part in lines]
+        nll = sum(loss[n, t].item() for loss, part in zip(losses, lines, strict=True) for n, t in enumerate(part[1:]))
+        counted = sum(len(part) - 1 for part in lines)
         share = sum(map(len, texts)) / (len(line) - 1) if kind == "joined" else 1.0  # BOS has no bytes
+        assert (row["tokens"], row["documents"]) == (counted, units) and np.isfinite(row["position_nll"]).all()
+        assert row["nll"] == pytest.approx(nll / counted, rel=1e-6)
         assert row["bits_per_byte"] == pytest.approx(row["nll"] / math.log(2) / share)
-        assert np.isfinite(row["position_nll"]).all()
 
 
 @pytest.mark.parametrize("kind", [Passkey, NeedleGrid])

@@ -166,8 +166,9 @@ class LayerCache:
         if terms.bias is not None:
             k_pos = k_pos if segments is None else Positions.documents(segments)
             bias = prior.beside_lanes(queries, k_pos, causal=True).bias
+        gain = None if terms.gain is None else prior.beside_lanes(queries, Positions.line(k.shape[2]), causal=True).gain
         # The offset was relative to the new keys.
-        terms = replace(terms, k_lanes=None, table=table, bias=bias, offset=None)
+        terms = replace(terms, k_lanes=None, table=table, bias=bias, gain=gain, offset=None)
         return prior_attention(q, k, v, terms, causal=True, segments=segments, **options)
 
     def _attend_next(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import AttentionCall, Kernel, visible
+from zoo.attention.base import AttentionCall, Kernel, spread_gain, visible
 from zoo.attention.dispatch import prior_attention
 from zoo.attention.reference import attend
 from zoo.errors import Options, check_flags, check_whole
@@ -158,6 +158,7 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
         call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown, sinks=self.sinks)
+        call = spread_gain(call)
         scale = None
         if self.ssmax is not None:  # by the number of keys that a row sees
             windowed = self.window is not None and not is_causal
@@ -174,6 +175,6 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             weights = weights.to(q.dtype).mean(1) if average_attn_weights else weights.to(q.dtype)
         else:
             options: Options = dict(causal=is_causal, window=self.window, mask=shown, sinks=self.sinks, kernel=kernel)
-            heads = prior_attention(q, k, v, terms, query_scale=scale, dropout=dropout, **options)
+            heads = prior_attention(q, k, v, call.terms, query_scale=scale, dropout=dropout, **options)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
         return out if self.batch_first else out.transpose(0, 1), weights

@@ -33,6 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "t5": {},
     "t5_2d": {"train_grid": (3, 4)},
     "kerple": {},
+    "scale_invariant": {"tau": 3.0},
     "kerple2d": {},
     "lookhere2d": {"depth": (1, 4)},
     "fire": {"train_context": 6},

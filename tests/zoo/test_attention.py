@@ -14,7 +14,7 @@ from tests.zoo.priors_table import CASES as PRIOR_CASES
 from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, create_prior
 from zoo.attention import KERNELS, prior_attention
-from zoo.attention.base import AttentionCall, Kernel
+from zoo.attention.base import AttentionCall, Kernel, spread_gain
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -224,7 +224,7 @@ def test_every_prior(kernel, name, causal):
     x = torch.randn(2, pos.length, WIDTH, dtype=torch.float64)
     scale = torch.linspace(0.5, 2, HEADS * pos.length, dtype=torch.float64).view(HEADS, -1)
     terms = prior(pos, pos, causal=causal, x=x)
-    if KERNELS[kernel].refuses(AttentionCall(q, k, v, terms, causal)):
+    if KERNELS[kernel].refuses(spread_gain(AttentionCall(q, k, v, terms, causal))):
         kernel = "sdpa"
     leaves = [q, k, v, *(p for p in prior.parameters() if p.requires_grad)]
     results = []

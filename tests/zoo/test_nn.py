@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zoo import Positions
 from zoo.methods import ENCODINGS, list_positions
 from zoo.nn import PriorMultiheadAttention
+from zoo.priors.alibi import ScaleInvariant
 from zoo.priors.base import Sink
 
 WIDTH, HEADS, CONTEXT = 24, 4, 6
@@ -56,6 +57,9 @@ def oracle(
     if module.rotary is not None:
         q, k = module.rotary(q, q_pos), module.rotary(k, k_pos)
     logits = q @ k.transpose(-1, -2) / math.sqrt(module.head_dim)
+    if isinstance(module.prior, ScaleInvariant):
+        apart = (q_pos.row_index()[:, None] - k_pos.row_index()).abs()
+        logits = logits * (1 + 2 * (1 + apart.double() / 10).log()).sqrt()
     logits = logits + module.prior.log_prior(q_pos, k_pos, causal=causal, x=key)
     logits = logits if added is None else logits + added
     distance = torch.arange(first, first + queries)[:, None] - torch.arange(keys)

@@ -207,7 +207,7 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
         for values in (terms.table.table if terms.table is not None else None, bias):
             if values is not None:
                 spread = spread + (values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax())
-    return terms.sink is None and bool(spread <= UNIFORM)
+    return terms.sink is None and terms.gain is None and bool(spread <= UNIFORM)
 
 
 def zero(owner: nn.Module, table: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from zoo.errors import check_whole
 from zoo.positions import Positions
-from zoo.priors.base import PriorTerms, RelativeTable
+from zoo.priors.base import PriorTerms, RelativeTable, without_autocast
 from zoo.priors.tables import BlockedBias
 
 P = ParamSpec("P")
@@ -226,6 +226,18 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
     """Pad columns with zeros to the widest, rounded up to a multiple of 8, as fused kernels require."""
     width = -(-max(h.shape[-1] for h in heads) // 8) * 8
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
+
+
+def spread_gain(call: AttentionCall) -> AttentionCall:
+    """The call with what `gain` adds to the content's logits as a dense bias, which takes T × S memory for each head."""
+    if call.terms.gain is None:
+        return call
+    keys, width = repeat_heads(call.k, call.q.shape[1]), call.q.shape[-1]
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    with without_autocast(call.q):
+        content = call.q.to(wide) @ keys[..., -width:].to(wide).transpose(-1, -2) / math.sqrt(width)
+        added = PriorTerms(bias=(call.terms.gain.dense().to(wide) - 1) * content)
+    return replace(call, terms=replace(call.terms, gain=None) + added)
 
 
 def needs_grad(*tensors: Tensor | BlockedBias | None) -> bool:

@@ -18,6 +18,7 @@ from zoo.attention.base import (
     has_values,
     needs_mask,
     single_documents,
+    spread_gain,
     traced_as_constant,
 )
 from zoo.attention.reach import SKIPS, TALLY, Tally
@@ -214,6 +215,7 @@ def prior_attention(
     terms = PriorTerms() if terms is None else terms
     call = AttentionCall(q, k, v, terms, causal, query_scale, segments, window, mask, dropout, sinks)
     check_call(call)
+    call = spread_gain(call)
     if segments is not None and _hides_nothing(segments):
         call = replace(call, segments=None)
     if sinks and terms == PriorTerms() and window is None:

@@ -64,6 +64,7 @@ SHIPPED: dict[str, str] = {
     "t5_2d": "zoo.priors.t5:T52d",
     "kerple": "zoo.priors.alibi:Kerple",
     "kerple2d": "zoo.priors.alibi:Kerple2d",
+    "scale_invariant": "zoo.priors.alibi:ScaleInvariant",
     "lookhere2d": "zoo.priors.alibi:Lookhere2d",
     "fire": "zoo.priors.fire:Fire",
     "fire2d": "zoo.priors.fire:Fire2d",

@@ -1,10 +1,11 @@
 """Penalties on distance: ALiBi's linear one (arXiv 2108.12409), whose slopes seed other priors, Kerple's logarithmic kernel
-(arXiv 2205.09921), and LookHere's heads that look in one direction each (arXiv 2405.13985)."""
+(arXiv 2205.09921), scale-invariant attention, and LookHere's heads that look in one direction each (arXiv 2405.13985)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -192,3 +193,35 @@ class Lookhere2d(GridPrior):
         fields = ((dy, dx), (-dy, dx), (dx, dy), (-dx, dy))  # up, down, left, right: the key is at query − (dy, dx)
         hidden = torch.stack([fields[head % 4][0] < fields[head % 4][1].abs() for head in range(self.looking)])
         return torch.cat([logits[: self.looking].masked_fill(hidden, HIDDEN), logits[self.looking :]])
+
+
+class ScaleInvariant(TablePrior):
+    """Scale-invariant attention (arXiv 2505.17083): logits a(d)·⟨q, k⟩/√d_c + m(d), a(d)² = 1 + 2·ln(1 + d/τ),
+    K = m(d) = 1 − a(d)², d = abs(i − j). Of Gaussian logits tokens 10 to 100 back weigh in all what those 100 to 1000 back do.
+
+    The factor makes a T × S matrix for each head. The paper adds it to a partial rotation: "rope+scale_invariant".
+
+    Args:
+        tau: τ, in tokens.
+    """
+
+    by_head = ()
+    tau: Tensor
+
+    def __init__(self, num_heads: int, *, tau: float = 10.0) -> None:
+        super().__init__(num_heads)
+        check_number("tau", tau, above=0)
+        self.register_buffer("tau", torch.tensor(float(tau)), persistent=False)
+
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        return (-2 * torch.log1p(distance.abs() / self.tau.to(distance.dtype))).expand(self.num_heads, *distance.shape)
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        terms = super().forward(q_pos, k_pos, causal=causal, x=x)
+        assert terms.table is not None
+        return replace(terms, gain=replace(terms.table, table=(1 - terms.table.table).sqrt()))
+
+    def next_row(self, length: int) -> None:
+        return None

@@ -46,6 +46,7 @@ class PriorTerms:
         causal: whether they are for causal attention alone (True) or for bidirectional attention alone (False); None: for both.
         sink: (H,) b_h of a learned sink, a key without value: each row's denominator is exp b_h + Σ_j exp z_ij. Masks and row
             scales leave it as it is. Where K is in lanes, z counts from K of the row's own key.
+        gain: a relative table of factors of the content's logits, ⟨q, k⟩/√d_c.
         offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.
     """
 
@@ -57,6 +58,7 @@ class PriorTerms:
     causal: bool | None = None
     offset: int | None = None
     sink: Tensor | None = None
+    gain: RelativeTable | None = None
 
     def __add__(self, other: PriorTerms) -> PriorTerms:
         def add(a, b):
@@ -64,6 +66,8 @@ class PriorTerms:
 
         if self.carry is not None and other.carry is not None:
             raise ValueError("only one part of a composed prior may carry state from chunk to chunk")
+        if self.gain is not None and other.gain is not None:
+            raise ValueError("only one part of a composed prior may multiply logits")
         return PriorTerms(
             _join(self.q_lanes, other.q_lanes),
             _join(self.k_lanes, other.k_lanes),
@@ -73,6 +77,7 @@ class PriorTerms:
             _agreed("causal", self.causal, other.causal),
             _agreed("offset", self.offset, other.offset),
             add(self.sink, other.sink),
+            add(self.gain, other.gain),
         )
 
     def of_heads(self, heads: Sequence[int]) -> PriorTerms:
@@ -85,7 +90,8 @@ class PriorTerms:
         bias = self.bias.of_heads(heads) if isinstance(self.bias, BlockedBias) else cut(self.bias)
         lanes = cut(self.q_lanes), cut(self.k_lanes)
         sink = None if self.sink is None else self.sink[list(heads)]
-        return PriorTerms(*lanes, table, bias, cut(self.carry), self.causal, self.offset, sink)
+        gain = None if self.gain is None else self.gain.of_heads(heads)
+        return PriorTerms(*lanes, table, bias, cut(self.carry), self.causal, self.offset, sink, gain)
 
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""

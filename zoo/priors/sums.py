@@ -42,7 +42,7 @@ class Compose(Prior):
 
     def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
         parts = (part.beside_lanes(q_pos, k_pos, causal=causal) for part in self.parts())
-        return sum((PriorTerms(table=terms.table, bias=terms.bias) for terms in parts), PriorTerms())
+        return sum((PriorTerms(table=x.table, bias=x.bias, gain=x.gain) for x in parts), PriorTerms())
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         # A part without parameters, such as ALiBi of fixed slopes, is not told the device of the others'.

@@ -101,14 +101,11 @@ def test_scores_are_those_of_the_logits(tokenizer, bpe):
 @pytest.mark.parametrize("strands", ["one", "both"])
 def test_cut_windows_score_the_same_bases(strands):
     """16 bases at once, 8 apart; the last of 50 begin 16 before the end."""
-    model, codes = tiny(), sequence(5, 50)
-    cut, whole = (score_windows(model, codes, strands=strands, by_base=True, at_once=n) for n in (16, 50))
+    model, codes, options = tiny(), sequence(5, 50), {"strands": strands, "by_base": True}
+    cut, whole = (score_windows(model, codes, **options, at_once=n) for n in (16, 50))
     assert cut.bases.equal(whole.bases) and cut.nll.shape == whole.nll.shape
-    places = {0: (0, 16), 8: (8, 16), 16: (8, 16), 24: (8, 16), 32: (8, 16), 34: (14, 16)}
-    parts = [
-        score_windows(model, codes[:, n : n + 16], strands=strands, by_base=True).nll[:, a:b]
-        for n, (a, b) in places.items()
-    ]
+    starts = {0: 0, 8: 8, 16: 8, 24: 8, 32: 8, 34: 14}
+    parts = [score_windows(model, codes[:, n : n + 16], **options).nll[:, k:] for n, k in starts.items()]
     torch.testing.assert_close(cut.nll, torch.cat(parts, 1))
 
 

@@ -176,12 +176,10 @@ def test_a_cut_text_is_read_in_windows_of_training():
             assert counted[cell.name] == measured[cell.name]
             continue
         assert cut.measure(model, cell) == counted[cell.name] and sum(read) == cell.cost
-        tokens = torch.as_tensor(cell.data["tokens"])
-        total = 0.0
+        tokens, total = torch.as_tensor(cell.data["tokens"]), 0.0
         for n in range(100):
             start = 0 if n < 32 else min(16 * (n // 16 - 1), 100 - 32)
-            logits = model(tokens[None, start : n + 1])[0, -1].detach()
-            total -= logits.log_softmax(-1)[tokens[n + 1]].item()
+            total -= model(tokens[None, start : n + 1])[0, -1].log_softmax(-1)[tokens[n + 1]].item()
         assert counted[cell.name]["nll_sum"] == pytest.approx(total)
 
 

@@ -1,16 +1,37 @@
-"""Commands of the project in processes of their own, for tests."""
+"""Commands of the project for tests, in this process and in processes of their own."""
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what training in this process sets
+
+
+class Done(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def call(main: Callable[[list[str]], int], *words: object) -> Done:
+    """Run a command's function in this process."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main([str(word) for word in words])
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def free_port() -> str:
@@ -39,8 +60,3 @@ def command(
 def deepspeed_launcher(ranks: int = 2) -> list[str]:
     program = str(Path(sys.executable).with_name("deepspeed"))
     return [program, "--num_gpus", str(ranks), "--master_port", free_port()]
-
-
-def torchrun_launcher(ranks: int = 2) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    return [*launcher, "--master-port", free_port()]

@@ -13,11 +13,10 @@ import pytest
 from modalities.contract import find_modality
 from priorzoo.__main__ import main
 from recipes import list_recipes, train
-from tests.launching import command
+from tests.launching import ROOT, command
 from tests.ranks import forked
 from zoo import list_models, priors
 
-ROOT = Path(__file__).parent.parent
 OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES = {page: page.read_text() for page in [*OUTSIDE, *(ROOT / "docs").rglob("*.md")]}
 README, CONTRIBUTING = (PAGES[page] for page in OUTSIDE)

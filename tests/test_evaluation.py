@@ -1,4 +1,4 @@
-"""What evaluators share: settings, cells to rows, means over seeds, paired differences, figures, memory."""
+"""What evaluators share: settings, cells to rows, means over seeds, paired differences."""
 
 from __future__ import annotations
 
@@ -166,6 +166,3 @@ def test_groups_are_compared_with_a_label():
     assert Paired().paired(results, "a-s1")[0]["difference"] == pytest.approx(-1.5)  # its seeds are one model
     with pytest.raises(ValueError, match="'c'"):
         Paired().paired(results, "c")
-
-
-# ------------------------------------------------------------------------------------------------ figures

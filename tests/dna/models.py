@@ -58,17 +58,20 @@ def bpe_tokenizer(folder: Path) -> str:
     return f"hf:{folder}"
 
 
+def write_fasta(folder: Path, **contigs: str) -> str:
+    """g.fa with contigs by name, whose headers have words behind the names; returns its path."""
+    (folder / "g.fa").write_text("".join(f">{name} described\n{text}\n" for name, text in contigs.items()))
+    return str(folder / "g.fa")
+
+
 def split_source(folder: Path, train: str, /, **contigs: str) -> dict[str, str]:
     """Settings of a FASTA of contigs, split by a BED file: the one called `train` for training, the others held out."""
-    (folder / "g.fa").write_text("".join(f">{name}\n{text}\n" for name, text in contigs.items()))
     rows = (f"{n}\t0\t{len(text)}\t{'train' if n == train else 'heldout'}\n" for n, text in contigs.items())
     (folder / "g.bed").write_text("".join(rows))
-    return {"source": str(folder / "g.fa"), "split": str(folder / "g.bed")}
+    return {"source": write_fasta(folder, **contigs), "split": str(folder / "g.bed")}
 
 
 def genome_of(**sequences: str) -> Genome:
     """A genome of contigs by name."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "g.fa"
-        path.write_text("".join(f">{name}\n{text}\n" for name, text in sequences.items()))
-        return open_genome(find_source(str(path)))
+        return open_genome(find_source(write_fasta(Path(folder), **sequences)))

@@ -14,7 +14,7 @@ from modalities.dna import data as data_module
 from modalities.dna.data import DnaDataConfig, WindowDataset, build_loader
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import UNKNOWN, decode, load_tokenizer, reverse_complement
-from tests.dna.models import bpe_tokenizer, genome_of
+from tests.dna.models import bpe_tokenizer, genome_of, write_fasta
 
 BASES = load_tokenizer("bases")
 
@@ -135,19 +135,14 @@ def test_bpe_windows_are_cut_and_padded(tmp_path):
     assert cut and padded
 
 
-def take(iterable, count):
-    return list(itertools.islice(iterable, count))
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Two contigs, one with N; the second is held out in two stretches by a BED."""
     folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(1)
     one, two = ("".join(rng.choice(list("ACGTacgt"), count)) for count in (5000, 1500))
     one = one[:2000] + "N" * 300 + one[2300:]
-    (folder / "g.fa").write_text(f">one\n{one}\n>two\n{two}\n")
     (folder / "g.bed").write_text("one\t0\t5000\ttrain\ntwo\t0\t700\theldout\ntwo\t750\t1500\ttest\n")
-    return DnaDataConfig(source=str(folder / "g.fa"), split=str(folder / "g.bed"), context=64, seed=3)
+    return DnaDataConfig(source=write_fasta(folder, one=one, two=two), split=str(folder / "g.bed"), context=64, seed=3)
 
 
 def global_batches(config, world=1, micro_batch=4, steps=12, start=None):
@@ -155,7 +150,7 @@ def global_batches(config, world=1, micro_batch=4, steps=12, start=None):
     loaders = [build_loader(config, rank=r, world=world, micro_batch=micro_batch) for r in range(world)]
     for loader in loaders if start else ():
         loader.load_state_dict(json.loads(json.dumps(start)))
-    parts = [take(loader, steps) for loader in loaders]
+    parts = [list(itertools.islice(loader, steps)) for loader in loaders]
     return {
         name: torch.cat([torch.stack([b[name] for b in step], 1).flatten(0, 1) for step in zip(*parts, strict=True)])
         for name in parts[0][0]
@@ -184,7 +179,7 @@ def test_order_and_resume(config):
     loader = build_loader(workers, micro_batch=4)
     assert {where.contig for where in loader.source.rows.samples(whole["sample"])} == {"one"}  # the training split
     assert {where.strand for where in loader.source.rows.samples(whole["sample"])} == {"+", "-"}
-    take(loader, 7)
+    list(itertools.islice(loader, 7))
     state, rest = loader.state_dict(), {name: rows[28:] for name, rows in whole.items()}
     assert state["next_sample"] == 28 and state["kind"] == "windows"
     assert same(rest, global_batches(config, world=2, micro_batch=2, steps=5, start=state))

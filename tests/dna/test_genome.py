@@ -20,15 +20,15 @@ from modalities.dna.genome import Contig, open_genome
 from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.splits import Region, joined, load_regions, open_heldout, read_bed, split_contigs
 from modalities.dna.tokenizers import decode
-from tests.dna.models import genome_of
+from tests.dna.models import genome_of, letters, write_fasta
 
 MIXED = {"chr1": "ACGTNNacgtnnTTGCA" * 20, "chr2": "N" + "gattaca" * 9 + "CATN" + "N" * 70, "chr3": "NA"}
 
 
 def fasta(sequences, width=13, end="\n"):
     lines = []
-    for name, letters in sequences.items():
-        lines += [f">{name} some words", *(letters[i : i + width] for i in range(0, len(letters), width))]
+    for name, text in sequences.items():
+        lines += [f">{name} some words", *(text[i : i + width] for i in range(0, len(text), width))]
     return end.join(lines) + end
 
 
@@ -191,9 +191,8 @@ def test_files_that_change(tmp_path, monkeypatch):
 def write(folder, contigs, rows=""):
     """A FASTA and a BED in `folder`, as a source."""
     folder.mkdir(exist_ok=True)
-    (folder / "g.fa").write_text("".join(f">{name}\n{letters}\n" for name, letters in contigs.items()))
     (folder / "g.bed").write_text(rows)
-    return find_source(str(folder / "g.fa"), folder / "g.bed")
+    return find_source(write_fasta(folder, **contigs), folder / "g.bed")
 
 
 @pytest.fixture
@@ -266,10 +265,6 @@ def test_split_by_rule():
 
 
 SPLIT = "a 0 1000 train\na 1000 3000 heldout\na 3100 4000 test\nb 0 900 heldout\n"
-
-
-def letters(count, seed):
-    return decode(np.random.default_rng(seed).integers(0, 4, count).astype(np.uint8))
 
 
 @pytest.fixture

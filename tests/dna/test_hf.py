@@ -13,21 +13,12 @@ pytest.importorskip("transformers")
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
 
-from modalities.dna.evaluators.bits import Bits, BitsSettings
 from modalities.dna.hf import OutsideDnaDecoder, PriorzooDnaForCausalLM, fast_tokenizer, wrap
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from recipes.targets import find_outside, find_targets, modality_of
-from tests.text.outside_models import character_tokenizer, close
-from zoo import create_model
-
-
-def small(name="dna_goat_ssmax_tiny", tokenizer="bases", **options):
-    torch.manual_seed(0)
-    spec = load_tokenizer(tokenizer)
-    vocabulary = dict(tokenizer=tokenizer, vocab_size=spec.vocab_size, num_targets=spec.num_targets)
-    sizes = dict(dim=32, num_layers=2, num_heads=2, hidden_dim=32)
-    return create_model(name, **sizes, **vocabulary, **options).eval()
+from tests.dna.models import tiny
+from tests.text.outside_models import character_tokenizer
 
 
 def kmer_tokenizer(k):
@@ -42,14 +33,6 @@ def kmer_tokenizer(k):
 
 def load(name):
     return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
-
-
-def test_our_own_format_is_the_zoo_s_model(tmp_path):
-    model = small("dna_rope_tiny", "kmer:3", train_context=64)
-    wrap(model).save_pretrained(tmp_path)
-    assert modality_of(f"hf:{tmp_path}") == "dna"
-    evaluator = Bits(BitsSettings(samples=2, lengths=(16, 64)))
-    close(*(evaluator.rows(dict(evaluator.run(model))) for model in (model, load(tmp_path))))
 
 
 def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
@@ -113,11 +96,13 @@ def test_tokenizers_give_our_ids():
 
 
 @torch.no_grad()
-def test_a_folder_writes_the_bases_that_our_model_writes(tmp_path):
-    model = small(tokenizer="kmer:3")
+def test_a_folder_scores_and_writes_bases_as_our_model_does(tmp_path):
+    model = tiny("kmer:3", position="goat", ssmax=True, num_layers=2)
     wrap(model).save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert isinstance(again, PriorzooDnaForCausalLM)
+    assert isinstance(again, PriorzooDnaForCausalLM) and modality_of(f"hf:{tmp_path}") == "dna"
+    window = encode("ACGTTGCAACGNTTGACCAGTACGGTAC")[None]
+    assert torch.equal(*(score_windows(m, window).nll for m in (load(tmp_path), model)))
     ids = torch.randint(0, model.config.num_targets, (2, 9))
     assert torch.equal(again(ids).logits, model(ids))
     write = pipeline("text-generation", str(tmp_path), device="cpu")
@@ -126,7 +111,7 @@ def test_a_folder_writes_the_bases_that_our_model_writes(tmp_path):
 
 
 def test_what_cannot_be_predicted_is_ignored_as_a_label():
-    wrapped = wrap(small())
+    wrapped = wrap(tiny(position="goat", ssmax=True))
     tokens = torch.tensor([[5, 0, 1, 4, 2, 3, 6]])
     out = wrapped(tokens, labels=tokens)
     targets = torch.tensor([0, 1, -100, 2, 3, -100])

@@ -13,7 +13,7 @@ from modalities.dna.evaluators.regions import RegionSettings, Score, Track
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, reverse_complement
 from modalities.evaluation import ModelResult
-from tests.dna.models import Composed, letters, tiny
+from tests.dna.models import Composed, letters, tiny, write_fasta
 
 CONTIGS = {"b": letters(100), "a": letters(37, 1)[:20] + "NNN" + letters(14, 2), "tiny": "ACG"}
 
@@ -21,18 +21,6 @@ CONTIGS = {"b": letters(100), "a": letters(37, 1)[:20] + "NNN" + letters(14, 2),
 @pytest.fixture(scope="module")
 def model():
     return tiny(train_context=8)
-
-
-@pytest.fixture
-def fasta(tmp_path):
-    """Records by name, in an order that is not sorted, to a FASTA."""
-
-    def write(**sequences):
-        path = tmp_path / "g.fa"
-        path.write_text("".join(f">{name} described\n{text}\n" for name, text in sequences.items()))
-        return str(path)
-
-    return write
 
 
 def bed(tmp_path, text):
@@ -60,10 +48,12 @@ def expected(model, text, window, both):
 
 
 @pytest.mark.parametrize("strands", ["one", "both"])
-def test_tracks_hold_every_base(tmp_path, fasta, model, strands, monkeypatch):
+def test_tracks_hold_every_base(tmp_path, model, strands, monkeypatch):
     """Places count from 0, half-open, as BED does."""
     monkeypatch.setattr(regions, "CELL_BASES", 50)
-    evaluator = Track(RegionSettings(fasta=fasta(**CONTIGS), window=16, strands=strands, batch_tokens=40))
+    evaluator = Track(
+        RegionSettings(fasta=write_fasta(tmp_path, **CONTIGS), window=16, strands=strands, batch_tokens=40)
+    )
     assert len(evaluator.cells(model)) > 3
     cells = json.loads(json.dumps(dict(evaluator.run(model))))
     result = ModelResult("m (a)", 8, evaluator.rows(cells), cells)
@@ -82,8 +72,8 @@ def test_tracks_hold_every_base(tmp_path, fasta, model, strands, monkeypatch):
     assert evaluator.measured([result]).startswith("track: 137 of the 140 bases of 3 records of")
 
 
-def test_a_base_costs_the_same_in_every_region(tmp_path, fasta, model):
-    options = dict(fasta=fasta(**CONTIGS), window=16)
+def test_a_base_costs_the_same_in_every_region(tmp_path, model):
+    options = dict(fasta=write_fasta(tmp_path, **CONTIGS), window=16)
     rows = bed(tmp_path, "#r\nb\t3\t9\tg1\nb 40 77\nb\t5\t9\tg1\t0\t+\na\t0\t37\nb\t60\t61\n")
     whole, part = Track(RegionSettings(**options)), Track(RegionSettings(**options, regions=rows))
     bits = {name: expected(model, text, 16, False) for name, text in CONTIGS.items()}
@@ -102,25 +92,25 @@ def test_a_base_costs_the_same_in_every_region(tmp_path, fasta, model):
     assert part.identity(model) != whole.identity(model)
 
 
-def test_unknown_bases_are_listed_and_not_counted(fasta):
+def test_unknown_bases_are_listed_and_not_counted(tmp_path):
     sequences = {"n": "NNNN", "some": "ACNNRGT", "tail": "ACGTNN", "short": "AC"}
-    rows = score(Composed(), fasta=fasta(**sequences))
+    rows = score(Composed(), fasta=write_fasta(tmp_path, **sequences))
     assert list(rows) == list(sequences)
     assert [rows[name]["unknown"] for name in sequences] == [4, 3, 2, 0]
     assert [rows[name]["bases"] for name in sequences] == [0, 4, 4, 2]
     for column in ("gc", "log_likelihood", "nats_per_base", "bits_per_base"):
         assert math.isnan(rows["n"][column])
     assert rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15) and rows["some"]["gc"] == 0.5
-    kmers = score(tiny("kmer:3"), fasta=fasta(**sequences))
+    kmers = score(tiny("kmer:3"), fasta=write_fasta(tmp_path, **sequences))
     assert [kmers[name]["bases"] for name in sequences] == [0, 0, 3, 0]  # no k-mer of "ACN NRG" is known
 
 
-def test_a_region_of_the_other_strand_is_read_there(fasta, tmp_path):
+def test_a_region_of_the_other_strand_is_read_there(tmp_path):
     model, text = tiny("kmer:3"), letters(200)
     rows = bed(tmp_path, "a\t40\t110\tthe gene\t0\t-\na\t0\t70\tstart\t0\t-\na\t40\t110\tplus\t0\t+\n")
-    ours = score(model, fasta=fasta(a=text), regions=rows, window=36)
+    ours = score(model, fasta=write_fasta(tmp_path, a=text), regions=rows, window=36)
     assert {name: row["strand"] for name, row in ours.items()} == {"the gene": "-", "start": "-", "plus": "+"}
-    turned = fasta(a=decode(reverse_complement(encode(text))))
+    turned = write_fasta(tmp_path, a=decode(reverse_complement(encode(text))))
     other = score(model, fasta=turned, regions=bed(tmp_path, "a\t90\t160\tthe gene\na\t130\t200\tstart\n"), window=36)
     for name, row in other.items():
         for column in ("log_likelihood", "bases", "gc"):
@@ -128,13 +118,13 @@ def test_a_region_of_the_other_strand_is_read_there(fasta, tmp_path):
     assert ours["the gene"]["log_likelihood"] != pytest.approx(ours["plus"]["log_likelihood"])
 
 
-def test_requests_that_cannot_be_served(fasta, tmp_path):
+def test_requests_that_cannot_be_served(tmp_path):
     kmers = tiny("kmer:3")
     with pytest.raises(ValueError, match="--fasta"):
         Score(RegionSettings()).cells(kmers)
     with pytest.raises(ValueError, match=r"window 5: .*'kmer:3' needs at least 6"):
-        Score(RegionSettings(fasta=fasta(r="ACGT"), window=5)).cells(kmers)
+        Score(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), window=5)).cells(kmers)
     with pytest.raises(FileNotFoundError, match=r"no BED file none\.bed"):
-        Track(RegionSettings(fasta=fasta(r="ACGT"), regions="none.bed")).cells(kmers)
+        Track(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), regions="none.bed")).cells(kmers)
     windows = [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)]
     assert windows == [18, 16 * 16 * 3]

@@ -27,7 +27,7 @@ from modalities.dna.evaluators.variants import (
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import decode, load_tokenizer, reverse_complement
-from tests.dna.models import Composed, genome_of, letters, tiny
+from tests.dna.models import Composed, genome_of, letters, tiny, write_fasta
 
 TEXT = """##fileformat=VCFv4.3
 ##contig=<ID=c,length=900>
@@ -110,9 +110,8 @@ def files(tmp_path):
     """Writes a reference and a file of variants, and makes settings of them."""
 
     def write(contigs, text, **options):
-        (tmp_path / "ref.fa").write_text("".join(f">{name}\n{letters}\n" for name, letters in contigs.items()))
         (tmp_path / "v.vcf").write_text(text)
-        return VariantSettings(fasta=str(tmp_path / "ref.fa"), variants=str(tmp_path / "v.vcf"), **options)
+        return VariantSettings(fasta=write_fasta(tmp_path, **contigs), variants=str(tmp_path / "v.vcf"), **options)
 
     return write
 

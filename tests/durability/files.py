@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
-import tarfile
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from modalities.text import CausalLM, TextConfig
+from tests.vision.image_files import encoded, solid, tar
 
 # What happens to a file on its way.
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -29,24 +27,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 RECORDS = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n" + "".join(
     f"c\t{n}\tr\tA\tC,G\t.\t.\t.\n" for n in range(1, 30)
 )
-
-
-def png(number: int = 0, side: int = 12) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", (side, side), (number, 40, 90)).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def tar(samples: Iterable[Mapping[str, bytes]]) -> bytes:
-    """A WebDataset shard: members 0.png, 0.cls, 1.png …"""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number, sample in enumerate(samples):
-            for ending, content in sample.items():
-                entry = tarfile.TarInfo(f"{number}.{ending}")
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()
 
 
 def save_model(folder: Path) -> CausalLM:
@@ -64,8 +44,8 @@ def whole_files() -> dict[str, bytes]:
         "a.txt": "Some words, ünd\n".encode() * 30,
         "a.jsonl": b"".join(json.dumps({"text": f"röw {n}"}).encode() + b"\n" for n in range(20)),
         "a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 999, mtime=0),
-        "a.png": png(1, 40),
-        "a.tar": tar({"png": png(n), "cls": b"0"} for n in range(3)),
+        "a.png": encoded(solid(1, (40, 40))),
+        "a.tar": tar((str(n), {"png": encoded(solid(n)), "cls": b"0"}) for n in range(3)),
         "a.fa": b">a\nACGTNNACGT\n>b x\nacgtac\n",
         "a.fa.gz": gzip.compress(b">a\n" + b"ACGTTGAC" * 999, mtime=0),
         "a.vcf": RECORDS.encode(),

@@ -24,7 +24,8 @@ from modalities.text.sources import Document, open_source
 from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
 from modalities.vision.images import decode_image
 from modalities.vision.sources import open_images
-from tests.durability.files import DAMAGE, Peak, Runs, png, save_model, tar, whole_files
+from tests.durability.files import DAMAGE, Peak, Runs, save_model, whole_files
+from tests.vision.image_files import encoded, solid, tar
 from zoo.catalog import load_model
 from zoo.files import parse_json, read_json, seal
 
@@ -90,9 +91,10 @@ def test_members_of_a_tar_are_bytes(mark: Path, tmp_path: Path) -> None:
     npy = io.BytesIO()
     np.save(npy, np.array([Runs(mark)], dtype=object), allow_pickle=True)
     endings = dict.fromkeys(("pyd", "pickle", "pkl", "pth", "pt", "ten", "mp"), trap)
-    (tmp_path / "a.tar").write_bytes(tar([{"png": png(), "cls": b"0", **endings, "npy": npy.getvalue()}] * 2))
+    sample = {"png": encoded(solid(0)), "cls": b"0", **endings, "npy": npy.getvalue()}
+    (tmp_path / "a.tar").write_bytes(tar((n, sample) for n in "01"))
     assert open_images(f"wds:{tmp_path / 'a.tar'}", "all").read(1)[1] == 0
-    (tmp_path / "b.tar").write_bytes(tar([{"png": trap, "cls": trap}]))
+    (tmp_path / "b.tar").write_bytes(tar([("0", {"png": trap, "cls": trap})]))
     with pytest.raises(ValueError, match="label"):
         open_images(f"wds:{tmp_path / 'b.tar'}", "all").read(0)
     with pytest.raises(ValueError, match="unknown format"):
@@ -157,8 +159,8 @@ def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 2**24, "dim": 2**15}))  # 2 TiB
     with pytest.raises(ValueError, match=r"do not fit its config\.json: 'embedding\.weight' has shape \(264, 8\)"):
         load_model(tmp_path / "model")
-    for content in ("[]", "{", '{"modality": 3}', "\0"):
-        config.write_text(content)
+    for content in (b"[]", b"{", b'{"modality": 3}', b"\0", b'{"a": "\xff"}', b'{"a": ' + b"[" * 10**5):
+        config.write_bytes(content)
         with pytest.raises(ValueError, match=r"config\.json|holds a model of 3"):
             CausalLM.from_pretrained(tmp_path / "model")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import io
@@ -14,7 +13,6 @@ import re
 import resource
 import signal
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ import torch
 from PIL import Image
 
 from modalities.text import CausalLM, TextConfig
-from modalities.text.evaluators import EVALUATORS
 from modalities.text.evaluators.passkey import Passkey
 from modalities.vision import VisionConfig, VisionTransformer
 from modalities.vision.evaluators.resolution import Resolution
@@ -31,6 +28,7 @@ from recipes import find_recipe, report
 from recipes.commands import Console, facts_table
 from recipes.evaluate import CellStore, outside_hash, weights_hash
 from recipes.targets import find_targets, override, parse_overrides, seed_groups
+from tests.launching import Done, call
 from zoo import create_model
 from zoo.catalog import manifest
 
@@ -55,17 +53,8 @@ def vision_run(folder: Path, source: str, seed: int = 0, **config) -> str:
     return saved_run(folder, seed, data={"source": source, "num_classes": 2}, model=model)
 
 
-class Done(NamedTuple):
-    exit_code: int
-    output: str
-    stderr: str
-
-
 def invoke(*words) -> Done:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = command.main([str(word) for word in words])
-    return Done(code, out.getvalue(), err.getvalue())
+    return call(command.main, *words)
 
 
 def contents(out: Path, evaluator: str) -> dict:
@@ -79,33 +68,10 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.fixture
-def runs(tmp_path):
-    return [saved_run(tmp_path / "run_a"), saved_run(tmp_path / "run_b", position="rope", ssmax=True)]
-
-
-@pytest.mark.slow
-def test_two_models_give_one_set_of_files(tmp_path, runs):
-    out = tmp_path / "out"
-    code, printed, errors = invoke(*runs, "passkey,perplexity", "--lengths", "96,192", "--samples", 1, "--out", out)
-    assert code == 0 and "free_generation" in printed and "bits_per_byte" in printed, errors
-    for name in ("passkey", "perplexity"):
-        models, rows, score = contents(out, name), table(out / f"{name}.csv"), EVALUATORS[name].overview.column
-        assert [model["method"] for model in models.values()] == ["ggd", "rope_ssmax"]
-        for model in models.values():
-            facts = (model["evaluator"], model["version"], model["train_context"], model["settings"]["lengths"])
-            assert facts == (name, EVALUATORS[name].version, 96, [96, 192])
-        assert [(r["model"], r["length"]) for r in rows] == [(label, n) for label in models for n in ("96", "192")]
-        assert [float(row[score]) for row in rows[:2]] == [row[score] for row in models["text.test (run_a)"]["rows"]]
-        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "overview.png").exists() and (out / "passkey_depth.png").exists()
-    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
-
-
-def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
+def test_a_stopped_run_continues(tmp_path, monkeypatch):
     """What it stored before it was interrupted is not measured again; the files are those of a whole run."""
     monkeypatch.setattr(command, "print_plan", lambda *_, **__: None)  # which times two cells
-    request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out")
+    request = (saved_run(tmp_path / "run"), "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
     measured, measure, failures = [], Passkey.measure, [KeyboardInterrupt(), RuntimeError("can't allocate memory")]
 
@@ -136,12 +102,18 @@ def test_a_stopped_run_continues(tmp_path, runs, monkeypatch):
 
 def test_seeds_are_compared_by_their_mean(tmp_path):
     """--against adds a model; differences are over the documents that both read, seeds are averaged."""
-    runs = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", 1), saved_run(tmp_path / "c", position="rope")]
+    runs = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", 1)]
+    runs.append(saved_run(tmp_path / "c", position="rope", ssmax=True))
     out = tmp_path / "out"
     options = ("perplexity", "--lengths", "16,32", "--samples", 13, "--out", out, "--against")
     code, printed, errors = invoke(*runs[:2], *options, f"{runs[2]}/")
     assert code == 0 and "95% interval" in printed and "documents" in printed and "2, 1" in printed, errors
     rows, models = table(out / "perplexity.paired.csv"), contents(out, "perplexity")
+    facts = [(m["method"], m["evaluator"], m["train_context"], m["settings"]["lengths"]) for m in models.values()]
+    assert facts == [(method, "perplexity", 96, [16, 32]) for method in ("ggd", "ggd", "rope_ssmax")]
+    written = [(r["model"], int(r["length"]), float(r["bits_per_byte"])) for r in table(out / "perplexity.csv")]
+    assert written == [(label, r["length"], r["bits_per_byte"]) for label, m in models.items() for r in m["rows"]]
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
     assert [(row["length"], row["score"], row["units"]) for row in rows] == [
         (n, "bits_per_byte", "13") for n in ("16", "32")
     ]
@@ -394,9 +366,11 @@ def test_the_time_is_said_before_it_is_spent(tmp_path):
 
 
 def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
-    words = [saved_run(tmp_path / "run"), "perplexity", "--lengths", "32,64", "--samples", 2, "--out", tmp_path]
+    words = [saved_run(tmp_path / "run"), "perplexity,passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path]
     assert invoke(*words, "--format", "pdf,svg", "--width", 3.25).exit_code == 0
-    assert (tmp_path / "perplexity.pdf").read_bytes().startswith(b"%PDF") and not (tmp_path / "perplexity.png").exists()
+    names = {"perplexity", "passkey", "passkey_depth", "overview"}
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == names and not list(tmp_path.glob("*.png"))
+    assert (tmp_path / "perplexity.pdf").read_bytes().startswith(b"%PDF")
     assert f'width="{3.25 * 72:g}pt"' in (tmp_path / "perplexity.svg").read_text()
     assert "'pdf'" in invoke(*words, "--format", "pfd").stderr
 

@@ -13,7 +13,7 @@ from modalities.dna import baselines
 from modalities.dna.data import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder
 from recipes.targets import find_baselines, find_targets
-from tests.recipes.test_evaluate import invoke, table
+from tests.recipes.test_evaluate import invoke, saved_run, table
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=64)
 
@@ -21,10 +21,8 @@ SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=64)
 @pytest.fixture
 def run(tmp_path) -> str:
     torch.manual_seed(0)
-    DnaDecoder(DnaConfig(**SMALL)).save_pretrained(tmp_path / "run" / "model")
     data = dataclasses.asdict(DnaDataConfig(context=64))
-    (tmp_path / "run" / "recipe.json").write_text(json.dumps({"name": "dna.test", "modality": "dna", "data": data}))
-    return str(tmp_path / "run")
+    return saved_run(tmp_path / "run", data=data, model=DnaDecoder(DnaConfig(**SMALL)))
 
 
 def test_baselines_go_by_name_and_pattern(run) -> None:

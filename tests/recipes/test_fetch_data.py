@@ -9,9 +9,7 @@ import pickle
 import sys
 import tarfile
 import zipfile
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 from urllib.error import HTTPError
 
 import matplotlib
@@ -27,6 +25,7 @@ from recipes import fetch_data
 from recipes.fetchers import common, scenes, text, vision
 from recipes.fetchers.scenes import crowd, draw_crowd
 from tests.durability.files import Runs
+from tests.launching import Done, call
 
 TTF = Path(matplotlib.get_data_path()) / "fonts/ttf"
 FONTS = {
@@ -44,17 +43,11 @@ class Answer(io.BytesIO):
         self.length = len(content) if length is None else length
 
 
-class Done(NamedTuple):
-    exit_code: int
-    output: str
-
-
 def invoke(*words: str, **environment: str) -> Done:
-    output = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in {"COLUMNS": "200", **environment}.items():
             patch.setenv(name, value)
-        return Done(fetch_data.main(list(words)), output.getvalue())
+        return call(fetch_data.main, *words)
 
 
 def files_in(folder: Path) -> list[str]:

@@ -1,45 +1,17 @@
-"""Recipes and priors in files of one's own, through the real commands."""
+"""Recipes in the user's files, and options inside options. Priors in files: CONTRIBUTING's and the guides' examples."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from recipes import evaluate, find_recipe
+from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, open_recipe, resolve
-from tests.launching import command
 from zoo import create_model
 
-OWN = '''
-import torch
-from torch import nn
-
-import zoo
-from modalities.text.data import TextDataConfig
-from recipes.config import Evaluate, Model, Optim, Recipe, Train
-
-class Fading(zoo.priors.TablePrior):
-    def __init__(self, num_heads):
-        super().__init__(num_heads)
-        self.rate = nn.Parameter(torch.ones(num_heads))
-
-    def curve(self, distance, *, causal):
-        return -self.rate.to(distance.dtype).view(-1, *[1] * distance.ndim) * distance.abs().sqrt()
-
-zoo.register_prior("fading", Fading)
-SHAPE = {"dim": 32, "num_layers": 1, "num_heads": 2, "hidden_dim": 32}
-
-def mine() -> Recipe:
-    """Four steps."""
-    model, data = Model("text_fading+spectral_tiny", options=dict(SHAPE)), TextDataConfig(context=32)
-    train, evaluate = Train(steps=4, batch=2, save_every=2), Evaluate(every=0)
-    return Recipe("text.mine", "text", model, data, Optim(schedule="constant"), train, evaluate)
-'''
 GIVEN = """
 import torch
 
@@ -60,36 +32,15 @@ def unknown():
 
 RECIPES = {"summed": summed, "unknown": unknown}
 """
-ALL = """
-import sys
-from recipes import evaluate, train
-own, folder = sys.argv[1:]
-for name, *words in (("whole",), ("parts", "--set", "train.steps=2"), ("parts", "--resume", "auto")):
-    assert train.main([own, "--run-dir", f"{folder}/{name}", *words]) == 0
-words = ["perplexity", "--lengths", "32", "--samples", "1", "--out", f"{folder}/out", "--import", own]
-assert evaluate.main([f"{folder}/whole", *words]) == 0
-"""
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
-    (folder / "own.py").write_text(OWN)
     (folder / "given.py").write_text(GIVEN)
     (folder / "wrong.py").write_text("import nowhere_to_be_found")
     (folder / "returns.py").write_text("from recipes.config import Recipe\ndef f() -> Recipe: return 3")
     return folder
-
-
-@pytest.mark.slow
-def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp_path, capsys) -> None:
-    done = command([sys.executable, "-c", ALL, str(files / "own.py"), str(tmp_path)])
-    assert done.returncode == 0 and (tmp_path / "out" / "perplexity.csv").exists(), done.stderr
-    whole, parts = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
-    assert evaluate.main([str(tmp_path / "whole"), "perplexity", "--out", str(tmp_path / "no")]) == 2
-    errors = capsys.readouterr().err
-    assert "unknown part 'fading'" in errors and "--import FILE.py" in errors
 
 
 def test_options_that_are_no_json_become_numbers(files) -> None:

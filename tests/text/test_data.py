@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 from dataclasses import replace
 
@@ -38,10 +37,6 @@ def random_texts(count, seed=0, longest=90):
 def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
-
-
-def take(iterable, count):
-    return list(itertools.islice(iterable, count))
 
 
 # ---- the shipped excerpt and the split ----

@@ -124,9 +124,6 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
     assert 2 < sum(0 < answers < stated for stated, answers in counts) < 15  # mostly all of them are asked for
 
 
-# ---- copies ----
-
-
 # ---- the mix ----
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from modalities.text import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from tests.launching import ROOT, command
-from zoo import create_model
+from tests.text.test_model import small as small_model
 from zoo.priors import Prior
 
 transformers = pytest.importorskip("transformers")
@@ -24,16 +24,9 @@ BOS, PAD = 256, 258
 
 
 def small(method: str = "goat", **options) -> CausalLM:
-    """A two-layer model whose priors are moved off their inits."""
-    torch.manual_seed(0)
-    sizes = dict(vocab_size=264, tokenizer="bytes", num_layers=2, dim=64, num_heads=2, hidden_dim=64, train_context=40)
-    options = sizes | dict(ssmax=True) | options
-    model = create_model(f"text_{method}_tiny", **options)
-    with torch.no_grad():
-        for prior in (m for m in model.modules() if isinstance(m, Prior)):
-            for parameter in prior.parameters():
-                parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.eval()
+    """A two-layer model of bytes in float32 whose priors are moved off their inits."""
+    options = dict(vocab_size=264, tokenizer="bytes", ssmax=True) | options
+    return small_model(f"text_{method}_tiny", torch.float32, **options)
 
 
 @pytest.fixture(scope="module")

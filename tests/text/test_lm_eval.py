@@ -31,27 +31,15 @@ QUESTIONS = [
     # Longer than the model was trained at.
     {"text": "It is é. " * 20 + "It", "choices": [" is é.", " was"], "answer": 0},
 ]
+WORDS, MEAN = {"doc_to_text": "{{text}}"}, {"aggregation": "mean", "higher_is_better": True}
+UNTIL = {"until": ["e"], "max_gen_toks": 12, "do_sample": False}
+CHOICE = {"doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}", "metric_list": [{"metric": "acc", **MEAN}]}
+WRITTEN = {"doc_to_target": "{{choices[0]}}", "metric_list": [{"metric": "exact_match", **MEAN}]}
+ROLLING = {"doc_to_text": "", "doc_to_target": "{{text}}", "metric_list": [{"metric": "bits_per_byte"}]}
 TASKS = {
-    "choice": """
-output_type: multiple_choice
-doc_to_text: "{{text}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: "{{answer}}"
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-""",
-    "written": """
-output_type: generate_until
-doc_to_text: "{{text}}"
-doc_to_target: "{{choices[0]}}"
-generation_kwargs: {until: ["e"], max_gen_toks: 12, do_sample: false}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
-""",
-    "rolling": """
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{text}}"
-metric_list: [{metric: bits_per_byte}]
-""",
+    "choice": {"output_type": "multiple_choice"} | WORDS | CHOICE,
+    "written": {"output_type": "generate_until", "generation_kwargs": UNTIL} | WORDS | WRITTEN,
+    "rolling": {"output_type": "loglikelihood_rolling"} | ROLLING,
 }
 
 
@@ -61,9 +49,9 @@ def tasks(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
     files = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
-    for name, text in TASKS.items():
-        head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {json.dumps(files)}\ntest_split: test\n"
-        (folder / f"{name}.yaml").write_text(head + text.strip() + "\n")
+    for name, task in TASKS.items():
+        head = {"task": name, "dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
+        (folder / f"{name}.yaml").write_text(json.dumps(head | task))  # which is YAML
     return folder
 
 

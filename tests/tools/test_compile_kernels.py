@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.launching import ROOT
+
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).resolve().parents[2]
 EVERY_LENGTH = """
 import torch
 from tools.compile_kernels import VARIANTS, compile_only, launches

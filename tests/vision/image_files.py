@@ -37,14 +37,20 @@ def encoded(image, form="PNG", **options):
     return stream.getvalue()
 
 
-def write_tar(path, samples):
-    """samples: (key, {extension: bytes})."""
-    with tarfile.open(path, "w") as tar:
+def tar(samples):
+    """The bytes of a WebDataset shard of samples (key, {extension: bytes})."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
         for key, members in samples:
             for extension, data in members.items():
                 info = tarfile.TarInfo(f"{key}.{extension}")
                 info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+                archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def write_tar(path, samples):
+    Path(path).write_bytes(tar(samples))
     return path
 
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
 
+from tests import launching
 from zoo import create_model
 from zoo.__main__ import app
 from zoo.cli import call
 
 
-def invoke(*arguments: object, app: typer.Typer = app) -> SimpleNamespace:
+def invoke(*arguments: object, app: typer.Typer = app) -> launching.Done:
     """Run a command as `python -m zoo` does, which says on one line what cannot be carried out."""
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        code = call(app, [str(a) for a in arguments], prog="python -m zoo")
-    stdout, stderr = out.getvalue(), err.getvalue()
-    return SimpleNamespace(exit_code=code, stdout=stdout, stderr=stderr, output=stdout + stderr)
+    return launching.call(partial(call, app, prog="python -m zoo"), *arguments)
 
 
 def test_list_takes_a_pattern() -> None:

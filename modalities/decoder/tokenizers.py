@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from zoo.adapters import ADAPTER, find_folder
+from zoo.adapters import ADAPTER, find_folder, hub_name
 from zoo.errors import did_you_mean, require
 from zoo.files import read_json, read_object, replacing
 
@@ -131,7 +131,9 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     require("transformers", f"hf:{name}", "hf")
     import transformers
 
-    if not name or not Path(name).is_dir():
+    if name.endswith(".gguf") and Path(name).is_file():
+        require("gguf", f"hf:{name}", "hf")
+    elif not name or not Path(name).is_dir():
         _ask_the_hub(name)
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -155,8 +157,10 @@ def _ask_the_hub(name: str) -> None:
     """One request, where transformers would try for minutes. ValueError for a name that is neither a folder nor the hub's."""
     import huggingface_hub
 
-    folders = [path.name for path in Path(name).parent.glob("*") if path.is_dir()] if name else []
-    expected = "a folder of save_pretrained, a name of the hub, or, after `priorzoo fetch-data text smollm2`, smollm2"
+    folders = (
+        [path.name for path in Path(name).parent.glob("*") if path.is_dir() or path.suffix == ".gguf"] if name else []
+    )
+    expected = "a folder of save_pretrained, a GGUF file, a name of the hub, or what `priorzoo fetch-data text` fetches"
     hint = did_you_mean(Path(name).name, folders) or f"expected {expected}"
     missing = f"hf:{name}: no such folder; {hint.strip()}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
@@ -186,7 +190,8 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
         name = find_folder(read_object(adapter)["base"]["name"])
     if (file := Path(name) / "tokenizer.json").is_file():
         check_tokenizer_file(file)
-    return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
+    source, gguf = hub_name(name)
+    return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **gguf))
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:

@@ -123,21 +123,23 @@ def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[
 
 
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
-    """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two short rows."""
+    """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two rows of up to 1,024 tokens."""
     decoder = OutsideDecoder(model, "model")
     model.train()
     if context >= CHECKPOINTED:
         model.gradient_checkpointing_enable(dict(AGAIN))
     points = []
-    for length in (16, *sorted({min(context, 256), min(context, 512)})):  # the first warms up
+    # The first warms up; the others have more than one slice of logits each, as `context` does.
+    for length in (16, *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)})):
         tokens, meter = torch.ones(1, length, dtype=torch.int64, device=model.device), Meter(model.device)
         with meter:
             summed_loss(decoder, {"input_ids": tokens, "labels": tokens})[0].backward()
         model.zero_grad()
-        points.append((length, meter.seconds / length, (meter.peak_bytes or 0) / length))
-    (least, rate, _), (most, slower, room) = points[1], points[-1]
-    slope = max(0.0, (slower - rate) / (most - least)) if most > least else 0.0
-    return rows * context * (slower + slope * (context - most)), rows * context * room
+        points.append((length, meter.seconds / length, meter.peak_bytes or 0))
+    (least, rate, room), (most, slower, peak) = points[1], points[-1]
+    between = max(1, most - least)
+    slope, of_token = max(0.0, (slower - rate) / between), max(0.0, (peak - room) / between)
+    return rows * context * (slower + slope * (context - most)), peak + of_token * (rows * context - most)
 
 
 class _Trainer(Trainer):

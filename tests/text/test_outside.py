@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import zoo
 from modalities.analysis import analyse
 from modalities.decoder.generation import generate
+from modalities.decoder.llama import as_llama
 from modalities.decoder.outside import open_causal_lm
 from modalities.decoder.tokenizers import open_tokenizer, split_arm
 from modalities.paired import paired_rows, scores_by_unit
@@ -342,3 +343,46 @@ def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path,
         assert torch.equal(load(adapter)(tokens), wanted)
         assert torch.equal(load(f"{folders['llama']}@adapter={adapter}")(tokens), wanted)
     assert modality_of(f"hf:{tmp_path}/adapter") == "text"
+
+
+def test_a_gguf_file_is_a_base(tmp_path, zoo_model):
+    """Opened by its name it is the model that was written; adapted, saved whole and generated from."""
+    gguf = pytest.importorskip("gguf")
+    llama, file = as_llama(zoo_model), str(tmp_path / "tiny.gguf")
+    config, writer = llama.config, gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    letters = [*map(chr, range(33, 127)), "Ġ", "Ċ", "ab"]
+    letters += [f"<{n}>" for n in range(len(letters), config.vocab_size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(letters)
+    writer.add_token_types([1] * len(letters))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(config.vocab_size - 1)
+    writer.add_eos_token_id(config.vocab_size - 1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, value in llama.state_dict().items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp pairs columns in another order
+            value = (
+                value.view(config.num_attention_heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(value.shape)
+            )
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), value.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tokens = torch.randint(0, 256, (1, 60))
+    torch.testing.assert_close(load(file)(tokens), llama(tokens).logits.detach(), rtol=1e-4, atol=1e-4)
+    adapted = open_released(file, {"soft": "40", "yarn": "2"})
+    zoo.save_adapted(adapted, tmp_path / "adapter")
+    assert torch.equal(load(tmp_path / "adapter")(tokens), load(f"{file}@soft=40,yarn=2")(tokens))
+    open_released(file).save_pretrained(tmp_path / "whole")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert torch.equal(whole(tokens).logits, open_released(file)(tokens).logits)

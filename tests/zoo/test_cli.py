@@ -1,4 +1,4 @@
-"""python -m zoo: list, show, and what it imports."""
+"""priorzoo list, show, doctor, and what `zoo.cli` imports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import typer
 
 from tests import launching
 from zoo import create_model
-from zoo.__main__ import app
-from zoo.cli import call
+from zoo.cli import app, call
 
 
 def invoke(*arguments: object, app: typer.Typer = app) -> launching.Done:
-    """Run a command as `python -m zoo` does, which says on one line what cannot be carried out."""
-    return launching.call(partial(call, app, prog="python -m zoo"), *arguments)
+    """Run a command as the console does, which says on one line what cannot be carried out."""
+    return launching.call(partial(call, app, prog="priorzoo"), *arguments)
 
 
 def test_list_takes_a_pattern() -> None:

@@ -106,8 +106,7 @@ def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
     A model that `priorzoo adapt` or `load_adapted` put on a base is written as an adapter folder, without the base.
 
-    Raises:
-        ValueError: for a model in which PEFT has put adapters: its `save_pretrained` writes these alone, without priors.
+    ValueError for a model in which PEFT has put adapters: its `save_pretrained` writes these alone, without priors.
     """
     record = model.__dict__.get(RECORD)
     if isinstance(record, dict) and "base" in record:
@@ -138,9 +137,7 @@ def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]
         scores = [str(measured[-1].get(score, "–")) for score in ("bits_per_byte", "tokens_right")]
         tokens = f"{record['training'].get('tokens', 0):,}"
         rows.append([folder.name, base["name"], method, *lengths, tokens, f"{size:.2f}", *scores])
-    title = (
-        "adapters of released models\nright: share of tokens of recalled facts; it and bits per byte are those at reach"
-    )
+    title = "adapters of released models\nright: share of tokens of recalled facts; bits: per byte; both at reach"
     return title, ["name", "base", "method", "window", "reach", "trained on", "MB", "bits", "right"], rows
 
 
@@ -148,6 +145,11 @@ def find_folder(name: str) -> str:
     """The folder of a shipped adapter, or of a base that `priorzoo fetch-data` made, by its name; any other path or name."""
     places = (WEIGHTS / name / ADAPTER, data_folder() / name / "config.json")
     return next((str(file.parent) for file in places if file.is_file() and not Path(name).is_dir()), name)
+
+
+def hub_name(name: str) -> tuple[str, Options]:
+    """What transformers takes for a model: its folder or name of the hub; of a file NAME.gguf its folder and `gguf_file`."""
+    return (str(Path(name).parent), {"gguf_file": Path(name).name}) if name.endswith(".gguf") else (name, {})
 
 
 def load_adapted(folder: str | os.PathLike[str], *, base: str | None = None, merge: bool = False, **kwargs: Any) -> Any:

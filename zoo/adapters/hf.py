@@ -290,8 +290,8 @@ def _positions(
         if window is not None and queries < keys and keys >= window:
             what = "sinks depend" if layer.sinks else f"{type(layer.prior).__name__} depends"
             raise ValueError(
-                f"a cache of the last {window} keys does not tell their positions, on which {what}: set sliding_window=None in "
-                "the config before adapting, or use a prior of distance, such as ggd, without sinks"
+                f"a cache of the last {window} keys does not tell their positions, on which {what}: use a prior of distance, "
+                "such as ggd, without sinks; if all layers have this window, sliding_window=None in the config will do too"
             )
         if mask is not None:
             k_pos = Positions(keys, within=_within(mask, queries, keys, window if causal else None))

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from zoo.adapters import ADAPTER, adapt, find_folder, limited_reach
+from zoo.adapters import ADAPTER, adapt, find_folder, hub_name, limited_reach
 from zoo.adapters.layer import RECORD, prior_parameters
 from zoo.errors import Options, require
 from zoo.files import data_folder, read_object, read_tensors, write_json, write_text
@@ -39,16 +39,15 @@ library_name: priorzoo
 
 
 def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs: Any) -> PreTrainedModel:
-    """A causal LM of a folder or the hub under `settings`, on which a prior or LoRA may be put.
+    """A causal LM of a folder, a GGUF file or the hub under `settings`, on which a prior or LoRA may be put.
 
     settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft` with `sinks`, as in
         `limited_reach`, a prior; any other key is a field of its configuration, such as rope_parameters.rope_theta.
-    kwargs: of transformers' from_pretrained.
-
-    Raises ValueError for settings that the model does not have.
+    kwargs: of transformers' from_pretrained. Raises ValueError for settings that the model does not have.
     """
     values, name = {key: _value(key, text) for key, text in (settings or {}).items()}, find_folder(name)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False) if values else None
+    source, file = hub_name(name)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False, **file) if values else None
     for key, value in values.items():
         assert config is not None
         if key in SCALINGS:
@@ -60,10 +59,18 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
         elif key not in REACH:
             _set_field(config, key, value)
     changed = {} if config is None else {"config": config}
-    model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, **changed, **kwargs)
+    options = ({"dtype": torch.float32} if file else {}) | file | changed | kwargs
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model, info = load(source, trust_remote_code=False, output_loading_info=True, **options)
+    if file:
+        if missing := info["missing_keys"]:  # transformers makes them at random
+            raise ValueError(f"{name} lacks {min(missing)!r}: transformers reads no whole model from it")
+        # Its weights are in `dtype` now, and can be saved.
+        model.__dict__ |= {"hf_quantizer": None, "is_quantized": False}
+        model.config.__dict__.pop("quantization_config", None)
     place = Path(name).absolute()
     fetched = place.parent == data_folder().absolute()  # goes by its name alone, on any machine
-    base = {"name": place.name if fetched else str(place) if place.is_dir() else name}
+    base = {"name": place.name if fetched else str(place) if place.exists() else name}
     reach = {key: values.pop(key) for key in REACH if key in values}
     record = {"base": base, "settings": values, "reach": reach, "priors": None, "lora": None, "training": {}}
     model.__dict__[RECORD] = record

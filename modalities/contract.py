@@ -10,6 +10,7 @@ Those that ship are found without installation too (`zoo.catalog.SHIPPED`). CONT
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,7 +94,9 @@ class Cost:
 
     units: int  # tokens or images
     flops: float  # forward and backward
-    activation_bytes: float  # alive between forward and backward
+    activation_bytes: float  # alive between forward and backward, without logits
+    logit_bytes: float = 0.0  # float32 logits
+    most_logit_bytes: float = math.inf  # of a whole micro-batch, made at a time
 
 
 @dataclass(frozen=True)

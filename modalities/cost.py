@@ -1,12 +1,14 @@
-"""Wall time and peak memory of a block of code."""
+"""Wall time and peak memory of a block of code; numbers of a device, read later."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 import time
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Meter:
@@ -68,3 +70,35 @@ def _trim() -> None:
     """Give free pages back to the system, so that what is reused counts as much as what is new. glibc only."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
+
+
+class Readout:
+    """Numbers of a device that the host reads later, and the time from `Readout(device)` to them.
+
+    On CUDA the copy is pinned and the times are events, so that `read` waits for these numbers and for nothing queued later.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self.begun = self._now()
+
+    def _now(self) -> Any:
+        if not self.on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def send(self, numbers: Tensor) -> None:
+        """Start the copy of (n,) numbers to the host."""
+        self.numbers = numbers
+        if self.on_cuda:
+            self.numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+        self.ended = self._now()
+
+    def read(self) -> tuple[list[float], float]:
+        """(the numbers, seconds)"""
+        if not self.on_cuda:
+            return self.numbers.tolist(), self.ended - self.begun
+        self.ended.synchronize()
+        return self.numbers.tolist(), self.begun.elapsed_time(self.ended) / 1e3

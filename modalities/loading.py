@@ -270,10 +270,12 @@ class RowBatches(Dataset):
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """The batch where its model is. Of rows "packed" says whether any has several documents, or one and padding: a loss would
-    have to wait for the device to read it off the segments there."""
+    """The batch where its model is; to CUDA from pinned memory, which nothing waits for. Of rows "packed" says whether any has
+    several documents, or one and padding: a loss would have to wait for the device to read it off the segments there."""
     packed = {"packed": not bool(single_documents(batch["segments"]).all())} if "segments" in batch else {}
-    return cast(Batch, {name: tensor.to(device) for name, tensor in batch.items()} | packed)
+    if torch.device(device).type == "cuda":
+        batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
+    return cast(Batch, {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()} | packed)
 
 
 def collate(rows: list[Batch]) -> Batch:

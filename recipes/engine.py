@@ -205,9 +205,10 @@ class Engine:
         """Add this micro-batch's gradients; averaged over micro-batches and ranks when the last one is in."""
         self._deepspeed.backward(loss)
 
-    def step(self) -> float | None:
-        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping; 0 for a step that
-        DeepSpeed leaves out since float16 overflowed.
+    def step(self) -> Tensor:
+        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping, on the device.
+
+        0 after the others, and for a step that DeepSpeed leaves out since float16 overflowed; NaN where it is not finite.
         """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = None
@@ -216,15 +217,16 @@ class Engine:
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         self._deepspeed.step()
         if not last:
-            return None
+            return self._number(0.0)
         if self.average is not None:
             self.average.update(self.model)
         if self.settings.precision == "fp16" and self._deepspeed.optimizer.overflow:
-            return 0.0
+            return self._number(0.0)
         if norm is None:
             norm = self._deepspeed.get_global_grad_norm()
         # DeepSpeed's sign of a norm that is not finite is −1.
-        return float("nan") if norm is None or norm < 0 else float(norm)
+        norm = self._number(-1.0 if norm is None else norm)
+        return norm.masked_fill(norm < 0, math.nan)
 
     @property
     def knows_gradients(self) -> bool:
@@ -244,12 +246,19 @@ class Engine:
 
     # ---- between ranks ------------------------------------------------------------------------------------------
 
-    def sum(self, *values: float | Tensor) -> list[float]:
-        """Each value summed over the ranks, in float64."""
-        total = torch.stack([torch.as_tensor(v, device=self.ranks.device).detach().double() for v in values])
+    def sum(self, *values: float | Tensor) -> Tensor:
+        """Each value summed over the ranks, (n,) float64 on the device, which nothing waits for."""
+        total = torch.stack([self._number(value) for value in values])
         if self.ranks.world > 1:
             torch.distributed.all_reduce(total)
-        return total.tolist()
+        return total
+
+    def _number(self, value: float | Tensor) -> Tensor:
+        """() float64 on the device. A number is filled in there: copying one from the host would wait for the device."""
+        device = self.ranks.device
+        if isinstance(value, Tensor):
+            return value.detach().to(device, torch.float64)
+        return torch.full((), value, dtype=torch.float64, device=device)
 
     def gather(self, value: T) -> list[T]:
         """Each rank's value, in rank order; one value where all are equal."""
@@ -257,6 +266,12 @@ class Engine:
         if self.ranks.world > 1:
             torch.distributed.all_gather_object(values, value)
         return values[:1] if all(v == values[0] for v in values) else values
+
+    def held_bytes(self) -> int:
+        """Bytes of the weights and of the optimiser's own copies of them."""
+        copies = (p for group in self._deepspeed.optimizer.param_groups for p in group["params"])
+        storages = (p.untyped_storage() for p in (*self.model.parameters(), *copies))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     # ---- checkpoints --------------------------------------------------------------------------------------------
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
 
-from modalities.contract import find_modality
+from modalities.contract import Cost, find_modality
 from modalities.cost import Meter
 from modalities.evaluation import scheduled_evaluators
 from recipes.commands import ConfigError, Console, clock, facts_table, short
@@ -45,20 +44,21 @@ def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None 
 def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
     """Figures of so many real steps of a trainer before its `setup`. Every rank must call.
 
+    Memory is what `memory_per_rank` estimates: weights, the optimiser's copies of them, and what steps add at their peak. Code
+    of libraries is not counted: on the CPU that is several hundred MiB of a process.
     Raises ConfigError where the device has not the memory.
     """
     device, settings = trainer.ranks.device, trainer.settings
     seconds: list[float] = []
     targets = 0.0
     try:
+        trainer.setup(None)
+        trainer.engine.train()
+        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else trainer.engine.held_bytes()
         with Meter(device) as meter:
-            trainer.setup(None)
-            trainer.engine.train()
             for _ in range(WARM_UP + steps):
-                begun = time.perf_counter()
-                targets = trainer.take_step().targets  # a number: the device has finished
-                trainer.steps_done += 1
-                seconds.append(time.perf_counter() - begun)
+                (_, _, targets, _), spent = trainer.read(trainer.launch())
+                seconds.append(spent)
     except (RuntimeError, MemoryError) as error:
         if not ran_out_of_memory(error):
             raise
@@ -66,7 +66,7 @@ def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
             f"a step of train.micro_batch={settings.micro_batch} does not fit on {device}: expected a smaller one, more "
             "train.zero_stage, or model.options.activation_checkpointing=true"
         ) from error
-    peaks = [peak for peak in trainer.engine.gather(meter.peak_bytes) if peak is not None]
+    peaks = [held + peak for peak in trainer.engine.gather(meter.peak_bytes) if peak is not None]
     timed = seconds[WARM_UP:]
     each = statistics.median(timed)
     return {
@@ -91,7 +91,7 @@ def describe(plan: Plan) -> dict[str, str]:
     parameters = sum(p.numel() for p in model.parameters())
     cost = modality.cost(model, recipe.data, 4 if train.precision == "fp32" else 2)
     samples = train.batch * train.steps
-    memory = memory_per_rank(parameters, plan, cost.activation_bytes)
+    memory = memory_per_rank(parameters, plan, cost)
     lines = f"{shared} ranks share a line: {cost.units // shared:,} of {cost.units:,} {modality.unit} each"
     return {
         "model": f"{recipe.model.name}, {parameters:,} parameters ({short(parameters)})",
@@ -107,19 +107,21 @@ def describe(plan: Plan) -> dict[str, str]:
     }
 
 
-def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:
+def memory_per_rank(parameters: int, plan: Plan, cost: Cost) -> dict[str, float]:
     """Bytes by use. fp32: 4 weights + 4 gradients + 8 Adam moments a parameter. bf16, fp16: 2 + 2 + 12 (fp32 copy, moments).
 
     ZeRO divides by the ranks: from stage 1 the optimiser's, from 2 the gradients, from 3 the weights. Ranks that share lines
-    divide the activations. What a DeepSpeed file offloads to the CPU is not deducted.
+    divide the activations. Logits stand three times at the peak. What a DeepSpeed file offloads to the CPU is not deducted.
     """
     train, world = plan.recipe.train, plan.world
+    rows = (train.micro_batch or 1) / train.sequence_parallel
     weights, gradients, optimizer = (4, 4, 8) if train.precision == "fp32" else (2, 2, 12)
     memory = {
         "weights": weights * parameters / (world if train.zero_stage >= 3 else 1),
         "gradients": gradients * parameters / (world if train.zero_stage >= 2 else 1),
         "optimiser": optimizer * parameters / (world if train.zero_stage >= 1 else 1),
-        "activations": activation_bytes * (train.micro_batch or 1) / train.sequence_parallel,
+        "activations": cost.activation_bytes * rows,
+        "logits": 3 * min(cost.logit_bytes * rows, cost.most_logit_bytes),
     }
     return memory | ({"average": 4 * parameters} if train.ema else {})
 

@@ -27,7 +27,8 @@ def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = [])
     try:
         from lm_eval.__main__ import cli_evaluate
 
-        from modalities.text import lm_eval  # noqa: F401  registers the model
+        if not {"-h", "--help"} & set(words):
+            from modalities.text import lm_eval  # noqa: F401  registers the model
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}: pip install 'priorzoo[lm-eval]'") from error
     torch.set_flush_denormal(True)  # as in recipes/commands.py

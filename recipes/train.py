@@ -38,6 +38,7 @@ import typer
 from rich.padding import Padding
 
 from modalities.contract import find_modality
+from modalities.cost import Readout
 from modalities.loading import State, to_device
 from recipes.commands import ConfigError, Console, call, clock, facts_table, lasting_output, short
 from recipes.config import Json, Plan, apply_overrides, installed_recipes, open_recipe, resolve
@@ -56,17 +57,13 @@ class TrainingFailure(RuntimeError):
     """The loss or the gradient is not a finite number."""
 
 
-class Step(NamedTuple):
-    """Results of a step, the same on every rank.
+class Ahead(NamedTuple):
+    """A step under way, its number and the learning rate of its first parameter group; `readout` gets loss, norm, targets and
+    signals."""
 
-    loss: mean over the targets of the whole batch. norm: of the gradient, before clipping. lr: of the first parameter group.
-    """
-
-    loss: float
-    norm: float | None
+    number: int
     lr: float
-    targets: float
-    stop: bool  # a rank has a signal
+    readout: Readout
 
 
 class Trainer:
@@ -78,6 +75,8 @@ class Trainer:
         self.modality = find_modality(self.recipe.modality)
         self.steps_done, self.targets_seen = 0, 0
         self.saved_step: int | None = None
+        self.loss: float | None = None  # of the last step read
+        self.ahead: Ahead | None = None  # the step whose numbers are not read yet
         self.figures: dict[str, float] = {}  # the latest held-out and evaluators' numbers
 
     def setup(self, checkpoint: Path | None) -> None:
@@ -113,18 +112,17 @@ class Trainer:
 
     def fit(self) -> int:
         """Train to the last step, or until a signal stops all ranks; returns the exit code."""
-        settings, every, step = self.settings, self.recipe.evaluate.every, None
+        settings, every = self.settings, self.recipe.evaluate.every
         self.begun, self.first_step = time.perf_counter(), self.steps_done
         self.announce()
         self.engine.train()
         while self.steps_done < settings.steps:
-            step = self.step()
-            is_last = self.steps_done == settings.steps
-            figures = self.heldout_loss() if self.heldout and (is_last or self.steps_done % every == 0) else {}
-            self.report(figures | self.run_evaluators(is_last))
-            if is_last or step.stop or (settings.save_every and self.steps_done % settings.save_every == 0):
+            stops = self.step()
+            figures = self.heldout_loss() if self.heldout and self.is_due(every) else {}
+            self.report(figures | self.run_evaluators())
+            if stops or self.is_due(settings.save_every):
                 self.save()
-            if step.stop and not is_last:
+            if stops and self.steps_done < settings.steps:
                 number, place = next(iter(self.signals), signal.SIGTERM), self.run.checkpoint(self.steps_done)
                 self.print(
                     f"stopped by signal {number} after step {self.steps_done}, saved as {place}. "
@@ -135,35 +133,35 @@ class Trainer:
             self.save()
         self.engine.export_final(self.run.path / "model")
         if self.ranks.lead:
-            self.summarise(step)
+            self.summarise()
         return 0
 
-    def step(self) -> Step:
-        """Take one step of the optimiser and record it."""
-        begun, step = time.perf_counter(), self.take_step()
-        self.steps_done, self.targets_seen = self.steps_done + 1, self.targets_seen + round(step.targets)
-        now, unit = time.perf_counter(), self.modality.unit
-        values: dict[str, float] = {"loss": step.loss, "lr": step.lr, unit: self.targets_seen}
-        if self.engine.knows_gradients and step.norm is not None:
-            values["grad_norm"] = step.norm
-        rate = step.targets / (now - begun)
-        values |= {f"{unit}_per_s": rate, "seconds": round(now - self.begun, 3)}
-        self.record(values)
-        if self.steps_done % self.settings.log_every == 0 or self.steps_done == self.settings.steps:
-            left = (now - self.begun) / (self.steps_done - self.first_step) * (self.settings.steps - self.steps_done)
-            norm = f"grad {step.norm:.3g}  " if "grad_norm" in values else ""
-            self.print(
-                f"step {self.steps_done}/{self.settings.steps}  loss {step.loss:.4f}  lr {step.lr:.2e}  {norm}"
-                f"{short(rate)} {unit}/s  left {clock(left)}"
-            )
-        return step
+    def is_due(self, every: int) -> bool:
+        """Whether what happens every so many steps (0: never), and after the last one, happens now."""
+        return self.steps_done == self.settings.steps or (every > 0 and self.steps_done % every == 0)
 
-    def take_step(self) -> Step:
-        """Raises TrainingFailure for the first loss or gradient that is not a number, before it reaches a checkpoint."""
+    def step(self) -> bool:
+        """Take one step of the optimiser, and record the step before it, whose numbers have come; whether to stop.
+
+        Where the model is about to be evaluated or saved the step itself is recorded too: no state is saved whose loss or
+        gradient is not finite. Else the device always has the next step queued.
+        """
+        before, self.ahead = self.ahead, self.launch()
+        stops = self.finish(before) if before else False
+        # One rank alone sees its signals at once; several agree on them by numbers of the device.
+        interrupted = bool(self.signals) if self.ranks.world == 1 else stops
+        pauses = [self.recipe.evaluate.every, self.settings.save_every, *(every for every, _ in self.evaluators)]
+        if interrupted or any(map(self.is_due, pauses)):
+            stops, self.ahead = self.finish(self.ahead), None
+        return stops
+
+    def launch(self) -> Ahead:
+        """Queue a step on the device. Nothing here waits for it."""
         ranks, settings, engine, signals = self.ranks, self.settings, self.engine, self.signals
         # A seed per step and rank, so that dropout resumes exactly with no stored random state.
         torch.manual_seed((settings.seed * 1_000_003 + self.steps_done) * ranks.world + ranks.rank)
         accumulation = settings.accumulation or 1
+        readout = Readout(ranks.device)
         micro = [next(self.batches) for _ in range(accumulation)]
         # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
         # the gradient, the mean over the whole batch's targets, however the batch is cut.
@@ -173,23 +171,46 @@ class Trainer:
         summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
         for batch, weight in zip(micro, weights, strict=True):
             loss, _ = self.modality.loss(engine, batch)
-            engine.backward(loss * (weight / total * ranks.world * accumulation))
+            engine.backward(loss * (weight / total * ranks.world * accumulation).to(loss.dtype))
             summed += loss.detach().double() * weight
             if batch is micro[-1]:
                 mean, stop = engine.sum(summed / total, float(signals[0] if signals else 0))
-                self.check_finite("loss", mean)
             lr = engine.lr
             norm = engine.step()
-        self.check_finite("gradient norm", norm)
-        return Step(mean, norm, lr, count, bool(stop))
+        readout.send(torch.stack([mean, norm, count, stop]))
+        self.steps_done += 1
+        return Ahead(self.steps_done, lr, readout)
 
-    def check_finite(self, name: str, value: float | None) -> None:
-        if value is not None and not math.isfinite(value):
-            good = self.run.checkpoints()
-            raise TrainingFailure(
-                f"{name} is {value} at step {self.steps_done + 1}; last good checkpoint: {good[-1] if good else 'none yet'}. "
-                "A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
+    def finish(self, ahead: Ahead) -> bool:
+        """Read and record the numbers of a step under way; whether a rank has a signal."""
+        (loss, norm, targets, stop), seconds = self.read(ahead)
+        self.targets_seen += round(targets)
+        spent, unit, rate = time.perf_counter() - self.begun, self.modality.unit, targets / seconds
+        values: dict[str, float] = {"loss": loss, "lr": ahead.lr, unit: self.targets_seen}
+        if self.engine.knows_gradients:
+            values["grad_norm"] = norm
+        self.record(values | {f"{unit}_per_s": rate, "seconds": round(spent, 3)}, ahead.number)
+        if ahead.number % self.settings.log_every == 0 or ahead.number == self.settings.steps:
+            left = spent / (self.steps_done - self.first_step) * (self.settings.steps - self.steps_done)
+            gradient = f"grad {norm:.3g}  " if "grad_norm" in values else ""
+            self.print(
+                f"step {ahead.number}/{self.settings.steps}  loss {loss:.4f}  lr {ahead.lr:.2e}  {gradient}"
+                f"{short(rate)} {unit}/s  left {clock(left)}"
             )
+        self.loss = loss
+        return bool(stop)
+
+    def read(self, ahead: Ahead) -> tuple[list[float], float]:
+        """(Loss, norm, targets and signals of a step; seconds). TrainingFailure for one that is not finite."""
+        numbers, seconds = ahead.readout.read()
+        for name, value in zip(("loss", "gradient norm"), numbers[:2], strict=True):
+            if not math.isfinite(value):
+                good = self.run.checkpoints()
+                raise TrainingFailure(
+                    f"{name} is {value} at step {ahead.number}; last good checkpoint: {good[-1] if good else 'none yet'}. "
+                    "A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
+                )
+        return numbers, seconds
 
     def heldout_loss(self) -> dict[str, float]:
         """Held-out loss and the modality's further metrics, means over all targets."""
@@ -206,13 +227,13 @@ class Trainer:
                 weight += count
         engine.train()
         # Every rank of a group has the weight of all its samples, and a share of their losses.
-        *sums, weight = engine.sum(*totals, weight / self.ranks.shared)
+        *sums, weight = engine.sum(*totals, weight / self.ranks.shared).tolist()
         means = [value / weight if weight else math.nan for value in sums]
         return {f"heldout_{name}": mean for name, mean in zip(names, means, strict=True)}
 
-    def run_evaluators(self, is_last: bool) -> dict[str, float]:
+    def run_evaluators(self) -> dict[str, float]:
         """Scores of the evaluators in `evaluate.during` that are due, by rank 0, of what would be exported now."""
-        due = [evaluator for every, evaluator in self.evaluators if self.steps_done % every == 0 or is_last]
+        due = [evaluator for every, evaluator in self.evaluators if self.is_due(every)]
         figures: dict[str, float] = {}
         if due:
             if model := self.engine.exported_model():
@@ -234,16 +255,16 @@ class Trainer:
 
     # ---- what is written and printed, by the lead rank --------------------------------------------------------
 
-    def record(self, values: dict[str, float]) -> None:
+    def record(self, values: dict[str, float], step: int) -> None:
         """Write numbers of a step to metrics.jsonl, and to the monitors of a DeepSpeed file."""
         if self.ranks.lead:
-            self.run.log({"step": self.steps_done, **values})
-            self.engine.monitor(values, self.steps_done)
+            self.run.log({"step": step, **values})
+            self.engine.monitor(values, step)
 
     def report(self, figures: dict[str, float]) -> None:
         if figures:
             self.figures |= figures
-            self.record(figures)
+            self.record(figures, self.steps_done)
             numbers = ", ".join(f"{display_name(name)} {value:.4f}" for name, value in figures.items())
             self.print(f"step {self.steps_done}: {numbers}")
 
@@ -265,12 +286,12 @@ class Trainer:
         if self.checkpoint:
             self.print(f"resuming after step {self.steps_done} from {self.checkpoint}")
 
-    def summarise(self, step: Step | None) -> None:
+    def summarise(self) -> None:
         """Draw the loss curve and print the run's figures."""
         rows = {
             "steps": f"{self.steps_done:,}",
             self.modality.unit: f"{self.targets_seen:,}",
-            "training loss": f"{step.loss:.4f}" if step else "(nothing left to train)",
+            "training loss": f"{self.loss:.4f}" if self.loss is not None else "(nothing left to train)",
             **{display_name(name): f"{value:.4f}" for name, value in self.figures.items()},
             "time": clock(time.perf_counter() - self.begun),
             "weights": str(self.run.path / "model"),

@@ -322,18 +322,17 @@ class RowData(Protocol):
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
     """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer.
 
-    Activations in numbers a token: per layer 10·C + 4·hidden, or 2·C where blocks are recomputed, and then those of one block;
-    at the head three float32 copies of the logits, or of a chunk of them.
+    Activations in numbers a token: per layer 10·C + 4·hidden (2·hidden in GPT-2's layers), or 2·C where blocks are recomputed,
+    and then those of one block. In float32, the CPU's, 16·C: norms are not fused there, and heads are copied.
     """
     config, length = model.config, data.context
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
     matrices += config.vocab_size * config.dim if config.tied else 0  # tied: the embedding is the head's matrix
     flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
-    block = 10 * config.dim + 4 * config.hidden_dim
+    block = (16 if width == 4 else 10) * config.dim + (4 if config.style == "llama" else 2) * config.hidden_dim
     recomputed = config.activation_checkpointing
     layers = config.num_layers * 2 * config.dim + block if recomputed else config.num_layers * block
-    logits = min(4.0 * config.vocab_size * length, LOGIT_BYTES)
-    return Cost(length, flops, length * width * layers + 3 * logits)
+    return Cost(length, flops, length * width * layers, 4.0 * config.vocab_size * length, LOGIT_BYTES)
 
 
 def check_tokenizer(options: Mapping[str, object], spec: str) -> None:

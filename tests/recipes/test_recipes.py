@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from modalities.contract import find_modality
@@ -12,7 +13,7 @@ from modalities.text.data import RowMix
 from recipes import find_recipe, list_recipes
 from recipes.config import ConfigError, Model, Optim, resolve
 from recipes.engine import lr_factor, parameter_groups
-from recipes.estimate import build_on_meta, describe
+from recipes.estimate import build_on_meta, describe, memory_per_rank
 from zoo import create_model, list_models
 from zoo.layers import SSMax
 from zoo.priors import Prior
@@ -31,6 +32,30 @@ def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
     for (modality, _), plan in families.items():
         wanted = {"model", "batch", find_modality(modality).unit, "estimated FLOPs", "estimated memory per rank"}
         assert set(describe(plan)) >= wanted
+
+
+@pytest.mark.parametrize("name", ["text.ggd_ssmax_tiny", "text.rope_tiny"])
+def test_estimated_activations_are_those_kept(name):
+    """Within a quarter: what autograd keeps of a forward, the weights aside."""
+    recipe = find_recipe(name)
+    modality, rows = find_modality(recipe.modality), 2
+    model = modality.build(recipe.model.name, recipe.model.options, recipe.data).train()
+    weights, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def pack(x):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    tokens = torch.randint(0, 256, (rows, recipe.data.context + 1))
+    segments = (torch.arange(tokens.shape[1]) > 100).long().expand_as(tokens)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        value = modality.loss(model, {"tokens": tokens, "segments": segments})  # noqa: F841  keeps the graph
+    train = replace(recipe.train, batch=rows, precision="fp32")
+    cost = modality.cost(model, recipe.data, 4)
+    memory = memory_per_rank(0, resolve(replace(recipe, train=train), world=1), cost)
+    assert memory["activations"] + memory["logits"] == pytest.approx(sum(kept.values()), rel=0.25)
 
 
 def test_every_model_of_a_size_has_a_recipe():

@@ -6,15 +6,17 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modalities.text import MODALITY, CausalLM
 from recipes.runs import RunFolder, load_run, newest_model
-from recipes.train import main
+from recipes.train import Trainer, main
 from tests.launching import ROOT, command, deepspeed_launcher
 from tests.ranks import Ranks
 from zoo import catalog
@@ -119,6 +121,57 @@ def test_a_signal_saves_and_resume_is_exact(number, name, whole, tmp_path, chang
     assert [path.name for path in RunFolder(folder).checkpoints()] == ["step_00000003"]
     assert run(folder, "evaluate.every=0", resume="auto") == 0
     assert curve(folder)[::2] == curve(whole)[::2]
+
+
+class Reads(TorchDispatchMode):
+    """Notes where the host reads a tensor: the innermost function of recipes/ that asks."""
+
+    READS = frozenset({"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default"})
+    # On the host, before the batch is copied; and what is asked on the CPU alone.
+    ALLOWED = frozenset({"target_weight", "<listcomp>", "bad_keys"})  # batches are made in list comprehensions
+
+    def __init__(self):
+        super().__init__()
+        self.places = []
+
+    def note(self):
+        frames = traceback.extract_stack()
+        if not self.ALLOWED & {frame.name for frame in frames}:
+            self.places.append([f.name for f in frames if f.filename.startswith(str(ROOT / "recipes"))][-1])
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if str(function) in self.READS:
+            self.note()
+        return function(*args, **kwargs or {})
+
+
+def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkeypatch):
+    """`finish` alone reads: of steps 1 and 2 after 2 and 3 are queued, and of the last two at the end."""
+    events, launch, finish, tolist = [], Trainer.launch, Trainer.finish, torch.Tensor.tolist
+
+    def launched(trainer):
+        with reads:
+            ahead = launch(trainer)
+        events.append(f"launch {ahead.number}")
+        return ahead
+
+    def listed(tensor):  # on the CPU no dispatcher sees it
+        reads.note()
+        return tolist(tensor)
+
+    def finished(trainer, ahead):
+        events.append(f"finish {ahead.number}")
+        return finish(trainer, ahead)
+
+    reads = Reads()
+    monkeypatch.setattr(Trainer, "launch", launched)
+    monkeypatch.setattr(Trainer, "finish", finished)
+    monkeypatch.setattr(torch.Tensor, "tolist", listed)
+    assert run(tmp_path / "run", "train.save_every=0", "evaluate.every=0") == 0
+    assert events == [
+        *("launch 1", "launch 2", "finish 1", "launch 3", "finish 2", "launch 4", "finish 3", "finish 4"),
+    ]
+    assert set(reads.places) == {"read"}
 
 
 @pytest.mark.slow
@@ -310,7 +363,7 @@ def test_files_that_a_training_enters(tmp_path):
     """Files of the project that two steps of a text recipe import."""
     script = f"""
 import sys
-from recipes.train import main
+from recipes.train import Trainer, main
 code = main({[*SMALL, "--set", "train.steps=2", "--set", "evaluate.every=0", "--run-dir", str(tmp_path / "run")]})
 files = {{str(getattr(module, "__file__", "")) for module in sys.modules.values()}}
 files = [f for f in files if f.startswith({str(ROOT)!r}) and "site-packages" not in f]

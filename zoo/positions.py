@@ -217,11 +217,12 @@ class Rotary(Rotation):
             raise ValueError(f"RoPE scaling 'none' does not take factor={factor}; known: {', '.join(SCALINGS)}")
         if scaling == "yarn" and train_context is None:
             raise ValueError("RoPE scaling 'yarn' needs train_context, the number of tokens seen in training")
-        of_yarn = (attention_factor, mscale, mscale_all_dim)
-        if scaling != "yarn" and (not truncate or of_yarn != (None, None, None)):
-            raise ValueError(
-                f"RoPE scaling {scaling!r} takes no attention_factor, mscale, mscale_all_dim or truncate: 'yarn' does"
-            )
+        of_yarn = dict(attention_factor=attention_factor, mscale=mscale, mscale_all_dim=mscale_all_dim)
+        for name, value in of_yarn.items():
+            if value is not None:
+                check_number(name, value, least=0)
+        if scaling != "yarn" and (not truncate or any(value is not None for value in of_yarn.values())):
+            raise ValueError(f"RoPE scaling {scaling!r} takes no {', '.join(of_yarn)} or truncate: 'yarn' does")
         if (mscale is None) != (mscale_all_dim is None) or (mscale is not None and attention_factor is not None):
             raise ValueError("'yarn' takes attention_factor, or mscale and mscale_all_dim, or none of them")
         width = head_dim if scaling == "proportional" else int(head_dim * partial)

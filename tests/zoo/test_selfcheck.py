@@ -64,10 +64,10 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     from zoo import cli
 
     right = {name: KERNELS[name] for name in ("reference", "sdpa", "toeplitz")}
-    monkeypatch.setattr("zoo.attention.dispatch.KERNELS", {"toeplitz": KERNELS["toeplitz"], "other": Broken("NaN")})
+    monkeypatch.setattr("zoo.cli.KERNELS", {"toeplitz": KERNELS["toeplitz"], "other": Broken("NaN")})
     assert cli.call(cli.app, ["doctor"], prog="zoo") == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "cpu, other, float32: content: output is off by inf" in out and "wrong: cpu, toeplitz" not in out
-    monkeypatch.setattr("zoo.attention.dispatch.KERNELS", right)
+    monkeypatch.setattr("zoo.cli.KERNELS", right)
     assert cli.call(cli.app, ["doctor"], prog="zoo") == 0
     assert "can be trusted" in capsys.readouterr().out

@@ -34,7 +34,7 @@ suite: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: setup  ## style and types
 	$(BIN)/ruff check .

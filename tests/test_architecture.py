@@ -62,6 +62,7 @@ def why_not(file: str, module: str, at_load: bool) -> str:
     return "the core is light" if layer == "zoo" and at_load and target not in allowed else ""
 
 
+@pytest.mark.slow
 def test_imports_point_down() -> None:
     offenders = [
         f"{file}:{line} imports {module}: {wrong}"

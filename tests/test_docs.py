@@ -30,6 +30,7 @@ SHORTER = {  # of the guides, for the test
 }
 
 
+@pytest.mark.slow
 def test_the_readme_s_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priors.PRIORS, "data", dict(priors.PRIORS.data))  # its registration ends with the test
     for example in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):

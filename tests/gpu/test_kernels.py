@@ -152,6 +152,7 @@ def nan_filled() -> Iterator[None]:
         matmul.allow_tf32 = settings[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dtype"), FORMATS, ids=lambda x: str(x).removeprefix("torch."))
 @pytest.mark.parametrize("name", CASES if CUDA else some(QUICK, 3))
 def test_a_case_is_as_exact_as_rounding_allows(

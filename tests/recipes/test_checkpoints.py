@@ -134,6 +134,7 @@ def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path):
     script = "import sys, time; from pathlib import Path; from recipes.runs import RunLock\n"
     script += "lock = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"

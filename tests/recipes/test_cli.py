@@ -35,6 +35,7 @@ def test_help_names_every_command(capsys):
     assert capsys.readouterr().out == f"priorzoo {zoo.__version__}\n"
 
 
+@pytest.mark.slow
 def test_commands_start_without_what_they_do_not_need():
     script = "import sys; from recipes.cli import main; [main(line.split()) for line in sys.argv[1:]]; "
     lines = ["--help", "evaluate --help", "adapt --help", "evaluate txt_ggd_tiny passkey"]

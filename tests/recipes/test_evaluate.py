@@ -179,6 +179,7 @@ def pictures(tmp_path_factory):
     return f"folder:{folder}"
 
 
+@pytest.mark.slow
 def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     runs = [vision_run(tmp_path / "run", pictures), vision_run(tmp_path / "run-s1", pictures, seed=1)]
     runs.append(vision_run(tmp_path / "other", pictures, position="learned"))
@@ -365,6 +366,7 @@ def test_the_time_is_said_before_it_is_spent(tmp_path):
     assert re.search(r"\d:\d\d, by two cells", invoke(*words).output)
 
 
+@pytest.mark.slow
 def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
     words = [saved_run(tmp_path / "run"), "perplexity,passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path]
     assert invoke(*words, "--format", "pdf,svg", "--width", 3.25).exit_code == 0

@@ -109,6 +109,7 @@ def differences(config: dict[str, Any]) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_that_share_lines_are_one_rank(name, four):
     errors = four(differences, CASES[name])[0]

@@ -209,6 +209,7 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path, monkeypatch):
     assert len(curve(tmp_path / "run")[0]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [True, False])
 def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path, capsys):
     folder, other = tmp_path / "run", tmp_path / "disk" / "weights"
@@ -300,6 +301,7 @@ def test_what_cannot_be_resumed_is_named(whole, capsys):
         assert all(word in message for word in words) and "Traceback" not in message, message
 
 
+@pytest.mark.slow
 def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     folder = tmp_path / "run"
     assert run(folder, "train.steps=2") == 0
@@ -382,6 +384,7 @@ def test_a_run_that_cannot_begin_is_none(tmp_path, monkeypatch):
     assert files == ["new/deep/run.lock"] and not list(tmp_path.glob("runs/*/*"))
 
 
+@pytest.mark.slow
 def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
     model = load_run(whole)[0]
     file = whole / "model" / "model.safetensors"

@@ -70,6 +70,7 @@ def test_the_average_follows_its_formula() -> None:
     assert torch.equal(model.weight.detach(), trained)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -106,6 +106,7 @@ def test_an_adapter_is_trained_resumed_and_measured(words: list[str], llama: str
     assert all(torch.equal(weights[name], value) for name, value in own.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "what"),
     [

@@ -210,6 +210,7 @@ def trainer(folder: Path, rows: int = 16, steps: int = 1):
     return transformers.Trainer(model, arguments, train_dataset=Rows(), eval_dataset=Rows())
 
 
+@pytest.mark.slow
 def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
     """Of rows with different numbers of labels, which are padded on the right."""
     results = []

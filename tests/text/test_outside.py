@@ -271,6 +271,7 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
         assert torch.equal(target.model(tokens), named(tokens)) and target.label.endswith("rope_theta=500.0")
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_recall_is_a_loop_over_transformers_own_model(folders):
     """Each question after its own whole reading; intervals of a paired comparison are t-intervals over documents."""
@@ -345,6 +346,7 @@ def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path,
     assert modality_of(f"hf:{tmp_path}/adapter") == "text"
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_a_base(tmp_path, zoo_model):
     """Opened by its name it is the model that was written; adapted, saved whole and generated from."""
     gguf = pytest.importorskip("gguf")

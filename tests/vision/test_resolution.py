@@ -226,6 +226,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
     model, trained = OUTSIDE.load(f"{VIT}@{files}/vit.safetensors")
     settings = ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized")

@@ -278,6 +278,7 @@ def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
     assert grads[0].any() and (grads[0] - grads[1]).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "llama"])
 def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
     model, given = zoo.adapt(make(name), "ggd_goat"), input_of(name)

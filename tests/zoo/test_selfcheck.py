@@ -59,6 +59,7 @@ def test_a_kernel_is_checked_once() -> None:
     assert find_distrust("broken", kernel, "cpu", torch.float32) == reason and kernel.runs == runs
 
 
+@pytest.mark.slow
 def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("typer")  # tools/gpu.py runs these tests where it is not installed
     from zoo import cli

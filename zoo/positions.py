@@ -227,9 +227,7 @@ class Rotary(Rotation):
             raise ValueError("'yarn' takes attention_factor, or mscale and mscale_all_dim, or none of them")
         width = head_dim if scaling == "proportional" else int(head_dim * partial)
         if partial > 1 or width % 2 or not width:
-            raise ValueError(
-                f"partial={partial}: expected a share of 1 or less, of an even number of {head_dim} columns"
-            )
+            raise ValueError(f"partial={partial}: expected a share of 1 or less, an even number of {head_dim} columns")
         self.head_dim, self.theta, self.train_context = width, theta, train_context
         self.scaling, self.factor, self.partial, self.truncate = scaling, factor, partial, truncate
         log = 0.1 * math.log(factor)

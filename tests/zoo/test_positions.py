@@ -77,7 +77,7 @@ def test_bad_rotary_options() -> None:
         ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, yarn, proportional"),
         ({"scaling": "linear", "factor": 0.5}, "factor must be a finite number of 1 or more, got 0.5"),
         ({"scaling": "yarn", "factor": 2.0}, "'yarn' needs train_context"),
-        ({"partial": 0.2}, r"partial=0.2: expected a share of 1 or less, of an even number of 16"),
+        ({"partial": 0.2}, r"partial=0.2: expected a share of 1 or less, an even number of 16"),
         ({"mscale": 1.0}, "'yarn' does"),
         ({"scaling": "yarn", "factor": 2.0, "train_context": 9, "mscale": 1.0}, "mscale and mscale_all_dim"),
     ]:

@@ -39,6 +39,7 @@ def test_sinks() -> None:
             assert value == pytest.approx(float(masses[(signals > low) & (signals <= high)].mean()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_heads() -> None:
     """Rows are means of each head, with its parameters; BAM, fig. 5: a head of θβ < 0 looks at the key, local ones do not."""
     evaluator, model = Heads(AttentionSettings(samples=4, length=1024)), weights()
@@ -60,6 +61,7 @@ def test_heads() -> None:
     assert max(away) > 0.5 and max(near) < 0.05 and len(near) >= 4
 
 
+@pytest.mark.slow
 def test_the_command_writes_table_and_figure(tmp_path) -> None:
     names = ["text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts"]
     assert main([*names, "sinks,heads", "--samples", "1", "--out", str(tmp_path)]) == 0

@@ -43,6 +43,7 @@ def poison(file: Path, mark: Path) -> None:
     seal(folder, {name: facts[name] for name in FACTS})
 
 
+@pytest.mark.slow
 def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
     mark = tmp_path / "executed"
     assert pickle.loads(pickle.dumps(Runs(mark))) is None and mark.exists()
@@ -57,6 +58,7 @@ def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
     assert run(tmp_path / "other", f"model.init_from={copy}") == 0 and not mark.exists()
 
 
+@pytest.mark.slow
 def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
     assert run(tmp_path / "run", "train.zero_stage=1", "evaluate.every=0") == 0
     newest, mark = RunFolder(tmp_path / "run").checkpoints()[-1], tmp_path / "executed"

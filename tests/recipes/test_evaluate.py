@@ -100,6 +100,7 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
     assert invoke(*request, tmp_path / "parts", "--seed", 7)[0] == 0 and len(measured) == 41  # another measurement
 
 
+@pytest.mark.slow
 def test_seeds_are_compared_by_their_mean(tmp_path):
     """--against adds a model; differences are over the documents that both read, seeds are averaged."""
     runs = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", 1)]
@@ -259,6 +260,7 @@ def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
         assert path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_processes_share_a_file_and_lose_nothing(tmp_path):
     """Five append the same cells in orders of their own, and two of them are killed meanwhile."""
 

@@ -36,6 +36,7 @@ def test_baselines_go_by_name_and_pattern(run) -> None:
         find_targets(["markov-13"], {}, "cpu", "float32")
 
 
+@pytest.mark.slow
 def test_a_model_beside_baselines(tmp_path, run, monkeypatch) -> None:
     monkeypatch.setattr(baselines, "ORDER", 2)
     out = tmp_path / "out"

@@ -100,6 +100,7 @@ def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
     assert "license: mit" not in card.replace(title, "") and "license" not in front_matter(card)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mine.json", "hf:tok"])
 def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
     """Save, publish, move to where the tokenizer's file is not, and read back by every way in."""

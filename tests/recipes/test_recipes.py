@@ -19,6 +19,7 @@ from zoo.layers import SSMax
 from zoo.priors import Prior
 
 
+@pytest.mark.slow
 def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
     """Plans of all; without data, memory or a network, figures of one recipe a size, and of each of the papers'."""
     models = {modality: set(list_models(f"{modality}_*")) for modality in ("text", "vision", "dna")}

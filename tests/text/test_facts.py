@@ -127,6 +127,7 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
 # ---- the mix ----
 
 
+@pytest.mark.slow
 def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
     tokenizer, mix = TOKENIZERS["bpe-1k"], RowMix(facts=0.3, copies=0.2, weight=WEIGHT)
     counts = {"facts": 0, "copies": 0, "plain": 0}

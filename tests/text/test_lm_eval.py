@@ -88,6 +88,7 @@ def direct(model: CausalLM, ids: list[int], count: int) -> tuple[float, bool]:
     return log_prob, torch.equal(logits.argmax(-1), targets)
 
 
+@pytest.mark.slow
 def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -> None:
     found = lm_eval.simple_evaluate(
         model="priorzoo",
@@ -147,6 +148,7 @@ def test_what_is_not_served_is_named(tmp_path) -> None:
             PriorzooLM(**{"pretrained": NAME} | options)
 
 
+@pytest.mark.slow
 def test_the_command_is_the_harness_own(tasks, capsys, monkeypatch) -> None:
     # The harness' own tasks, thousands of files, would be read first.
     monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))

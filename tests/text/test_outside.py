@@ -63,6 +63,7 @@ MEASURED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("llama", name) for name in MEASURED), ("own", "perplexity"), ("own", "heads")]
 )
@@ -184,6 +185,7 @@ def test_a_table_of_positions_is_the_limit(tmp_path, folders):
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "512 positions" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
     out = tmp_path / "out"
     words = ("perplexity", "--lengths", "64", "--samples", 2, "--out", out, "--against", "text_rope_tiny.facts")
@@ -335,6 +337,7 @@ def test_a_limited_reach_in_one_reading_and_in_parts(arm, folders):
     torch.testing.assert_close(whole[:, -1], changed[:, -1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path, monkeypatch):
     zoo.save_adapted(open_released(folders["llama"], {"soft": "40", "yarn": "2"}), tmp_path / "adapter")
     tokens = torch.randint(0, 256, (1, 60))

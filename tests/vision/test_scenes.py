@@ -262,6 +262,7 @@ def test_a_changed_picture_has_its_objects_where_they_are(name):
     assert abs(len(marked[0]) / area - 1) < 0.35
 
 
+@pytest.mark.slow
 def test_mean_iou_against_a_confusion_matrix(opened):
     items = opened(count=20)
     results = []

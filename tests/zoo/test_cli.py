@@ -30,7 +30,7 @@ def test_list_takes_a_pattern() -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_is_141() -> None:
-    words = [sys.executable, "-m", "zoo", "show", "text_alibi_tiny"]
+    words = [sys.executable, "-m", "priorzoo", "show", "text_alibi_tiny"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait() == 141

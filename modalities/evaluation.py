@@ -338,9 +338,7 @@ def scheduled_evaluators(
         every = settings.pop("every", None)
         if type(every) is not int or every < 1:
             raise ValueError(f"evaluate.during: {name}={entry!r}: expected a number of steps or settings with 'every'")
-        parsers = {
-            option.name: option.metadata.get("parse") for option in dataclasses.fields(known[name].settings_class)
-        }
+        parsers = {field.name: field.metadata.get("parse") for field in dataclasses.fields(known[name].settings_class)}
         try:
             for key, value in settings.items():
                 if key not in parsers:

@@ -15,14 +15,16 @@ STARTS = ("small", "gpt2", "normal", "torch")
 
 
 def check_start(start: str) -> None:
-    """ValueError for an unknown one."""
+    """Raise ValueError for an unknown one."""
     if start not in STARTS:
         raise ValueError(f"weight_init={start!r}: {nearest(start, STARTS)}")
 
 
 def start_weights(model: nn.Module, start: str, *, depth: int) -> None:
-    """Start linear layers as one of `STARTS` says; `out` and `down` are divided by √(2·depth) where it divides; zero biases;
-    priors stay."""
+    """Draw the weights of linear layers as `start`, one of `STARTS`, says, and set biases to 0. Priors stay as they are.
+
+    Layers named `out` and `down` enter the residual stream: "small" and "gpt2" divide them by √(2·depth).
+    """
     if start == "torch":
         return
     of_priors = {id(layer) for prior in model.modules() if isinstance(prior, Prior) for layer in prior.modules()}
@@ -37,7 +39,7 @@ def start_weights(model: nn.Module, start: str, *, depth: int) -> None:
 
 
 def deviation(start: str, fan_in: int) -> float:
-    """Of the weights of a layer, or of an embedding of `fan_in` columns."""
+    """The standard deviation of a layer's weights at the start, or of an embedding with `fan_in` columns."""
     if start == "torch":
         return 1.0  # embeddings; layers are uniform
     return math.sqrt(2 / (5 * fan_in)) if start == "small" else 0.02

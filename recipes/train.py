@@ -57,9 +57,9 @@ class TrainingFailure(RuntimeError):
     """The loss or the gradient is not a finite number."""
 
 
-class Ahead(NamedTuple):
-    """A step under way, its number and the learning rate of its first parameter group; `readout` gets loss, norm, targets and
-    signals."""
+class QueuedStep(NamedTuple):
+    """A step on the device: its number, the learning rate of its first parameter group, and where its loss, norm, targets and
+    signals arrive."""
 
     number: int
     lr: float
@@ -76,7 +76,7 @@ class Trainer:
         self.steps_done, self.targets_seen = 0, 0
         self.saved_step: int | None = None
         self.loss: float | None = None  # of the last step read
-        self.ahead: Ahead | None = None  # the step whose numbers are not read yet
+        self.unread: QueuedStep | None = None  # the step whose numbers are not read yet
         self.figures: dict[str, float] = {}  # the latest held-out and evaluators' numbers
 
     def setup(self, checkpoint: Path | None) -> None:
@@ -146,16 +146,16 @@ class Trainer:
         Where the model is about to be evaluated or saved the step itself is recorded too: no state is saved whose loss or
         gradient is not finite. Else the device always has the next step queued.
         """
-        before, self.ahead = self.ahead, self.launch()
+        before, self.unread = self.unread, self.launch()
         stops = self.finish(before) if before else False
         # One rank alone sees its signals at once; several agree on them by numbers of the device.
         interrupted = bool(self.signals) if self.ranks.world == 1 else stops
         pauses = [self.recipe.evaluate.every, self.settings.save_every, *(every for every, _ in self.evaluators)]
         if interrupted or any(map(self.is_due, pauses)):
-            stops, self.ahead = self.finish(self.ahead), None
+            stops, self.unread = self.finish(self.unread), None
         return stops
 
-    def launch(self) -> Ahead:
+    def launch(self) -> QueuedStep:
         """Queue a step on the device. Nothing here waits for it."""
         ranks, settings, engine, signals = self.ranks, self.settings, self.engine, self.signals
         # A seed per step and rank, so that dropout resumes exactly with no stored random state.
@@ -179,35 +179,35 @@ class Trainer:
             norm = engine.step()
         readout.send(torch.stack([mean, norm, count, stop]))
         self.steps_done += 1
-        return Ahead(self.steps_done, lr, readout)
+        return QueuedStep(self.steps_done, lr, readout)
 
-    def finish(self, ahead: Ahead) -> bool:
-        """Read and record the numbers of a step under way; whether a rank has a signal."""
-        (loss, norm, targets, stop), seconds = self.read(ahead)
+    def finish(self, step: QueuedStep) -> bool:
+        """Read and record the numbers of a step; whether a rank has a signal."""
+        (loss, norm, targets, stop), seconds = self.read(step)
         self.targets_seen += round(targets)
         spent, unit, rate = time.perf_counter() - self.begun, self.modality.unit, targets / seconds
-        values: dict[str, float] = {"loss": loss, "lr": ahead.lr, unit: self.targets_seen}
+        values: dict[str, float] = {"loss": loss, "lr": step.lr, unit: self.targets_seen}
         if self.engine.knows_gradients:
             values["grad_norm"] = norm
-        self.record(values | {f"{unit}_per_s": rate, "seconds": round(spent, 3)}, ahead.number)
-        if ahead.number % self.settings.log_every == 0 or ahead.number == self.settings.steps:
+        self.record(values | {f"{unit}_per_s": rate, "seconds": round(spent, 3)}, step.number)
+        if step.number % self.settings.log_every == 0 or step.number == self.settings.steps:
             left = spent / (self.steps_done - self.first_step) * (self.settings.steps - self.steps_done)
             gradient = f"grad {norm:.3g}  " if "grad_norm" in values else ""
             self.print(
-                f"step {ahead.number}/{self.settings.steps}  loss {loss:.4f}  lr {ahead.lr:.2e}  {gradient}"
+                f"step {step.number}/{self.settings.steps}  loss {loss:.4f}  lr {step.lr:.2e}  {gradient}"
                 f"{short(rate)} {unit}/s  left {clock(left)}"
             )
         self.loss = loss
         return bool(stop)
 
-    def read(self, ahead: Ahead) -> tuple[list[float], float]:
+    def read(self, step: QueuedStep) -> tuple[list[float], float]:
         """(Loss, norm, targets and signals of a step; seconds). TrainingFailure for one that is not finite."""
-        numbers, seconds = ahead.readout.read()
+        numbers, seconds = step.readout.read()
         for name, value in zip(("loss", "gradient norm"), numbers[:2], strict=True):
             if not math.isfinite(value):
                 good = self.run.checkpoints()
                 raise TrainingFailure(
-                    f"{name} is {value} at step {ahead.number}; last good checkpoint: {good[-1] if good else 'none yet'}. "
+                    f"{name} is {value} at step {step.number}; last good checkpoint: {good[-1] if good else 'none yet'}. "
                     "A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
                 )
         return numbers, seconds
@@ -360,7 +360,6 @@ def train_command(
     calibrate: Annotated[int, typer.Option(metavar="STEPS", min=0, help="a dry run with so many real steps timed")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log, and show an error's trace")] = False,
 ) -> int:
-    """Train a recipe; see the module's docstring. Name → Recipe → Plan → Trainer.setup → fit → take_step."""
     import_named(import_)
     if list_:
         console = Console()

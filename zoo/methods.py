@@ -171,13 +171,13 @@ def layer_methods(position: str | Sequence[str], options: Options, num_layers: i
             repetition may be cut short.
         options: of the one name; for a list, options by name: {"ggd": {"init": "alibi"}}.
     """
-    if isinstance(position, str) and position not in HYBRIDS:
+    if isinstance(position, str) and position in HYBRIDS:
+        cycle, defaults = HYBRIDS[position]
+        options = dict(options) | {name: default | dict(options.get(name, {})) for name, default in defaults.items()}
+        return layer_methods((cycle * num_layers)[:num_layers], options, num_layers)
+    if isinstance(position, str):
         return [(position, dict(options))] * num_layers
     names = list(position)
-    if isinstance(position, str):
-        names, start = list(HYBRIDS[position][0]), HYBRIDS[position][1]
-        options = dict(options) | {name: of | dict(options.get(name, {})) for name, of in start.items()}
-        names = (names * num_layers)[:num_layers]
     if not names or num_layers % len(names) or not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"position={position!r}: expected a method, or a list of as many methods as layers or a number of them that "
@@ -204,13 +204,11 @@ def shared_embedding(methods: Sequence[tuple[str, object]], positions: Sequence[
 
 def stored_options(position: str | Sequence[str], positions: Iterable[Position]) -> Options:
     """`position_options` as a saved model has them, from the positions of all layers."""
-    if isinstance(position, str) and position not in HYBRIDS:
+    names = HYBRIDS[position][0] if isinstance(position, str) and position in HYBRIDS else position
+    if isinstance(names, str):
         return next(iter(positions)).options
-    if isinstance(position, str):
-        positions = list(positions)
-        position = [name for name, _ in layer_methods(position, {}, len(positions))]
     # A layer of a repeated list has the same options as the first of its name.
-    named = list(zip(position, positions, strict=False))
+    named = list(zip(names, positions, strict=False))
     return {name: layer.options for name, layer in reversed(named) if layer.options}
 
 

@@ -95,18 +95,18 @@ def score_windows(
             return model.score(part)
         return _score_tokens(cast(Decoder, model), part, by_base or both)
 
-    scored = []
+    batches = []
     for part in slices(len(windows), max(1, batch_tokens // max(1, length))):
         forth = one_strand(windows[part])
         if both:
             forth = _mean_of_strands(forth, one_strand(reverse_complement(windows[part])))
-        scored.append(forth)
-    longest = max(part.nll.shape[1] for part in scored)
+        batches.append(forth)
+    longest = max(part.nll.shape[1] for part in batches)
 
     def rows(name: str) -> Tensor:
-        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in scored])
+        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in batches])
 
-    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in scored))
+    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in batches))
 
 
 def _mean_of_strands(forth: Scores, back: Scores) -> Scores:

@@ -56,7 +56,7 @@ class CausalLM(Decoder):
 
 
 GPT2: dict[str, object] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
-# Of the models that ship. Columns of a prior, if it has any, stand beside those of the heads: equal room for content.
+# Of the models that ship. Columns of a prior are added to those of the heads, so that all methods have equal room for content.
 WORDS: dict[str, object] = dict(vocab_size=1024, tokenizer="bpe-1k", lanes="beside")
 
 # The sizes of the papers keep their names; small reads bytes.

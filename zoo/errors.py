@@ -95,7 +95,7 @@ def check_grid(what: str, grid: object) -> None:
 
 # Values, files, connections, devices, memory; and the libraries whose errors are none of these.
 _OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)
-_LIBRARIES = ("safetensors", "pyarrow", "huggingface_hub", "httpx", "requests", "tokenizers", "deepspeed", "PIL")
+_LIBRARIES = ("safetensors", "pyarrow", "huggingface_hub", "httpx", "httpx2", "tokenizers", "deepspeed", "PIL")
 # How the allocators of torch and the C++ library name it, where they do not raise MemoryError or torch.OutOfMemoryError.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
 

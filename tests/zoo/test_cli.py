@@ -25,7 +25,7 @@ def test_list_takes_a_pattern() -> None:
     assert done.exit_code == 0 and done.output.split() == ["text_kerple_ssmax_tiny", "text_kerple_tiny"]
     done = invoke("list", "text_ggd*.facts", "--pretrained")
     assert done.exit_code == 0 and "text_ggd_ssmax_tiny.facts" in done.output and "0.92M" in done.output
-    assert invoke("list", "nothing*").exit_code == 2
+    assert (done := invoke("list", "nothing*", "--verbose")).exit_code == 2 and "Traceback" in done.stderr
 
 
 @pytest.mark.slow

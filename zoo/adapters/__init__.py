@@ -137,8 +137,8 @@ def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]
         scores = [str(measured[-1].get(score, "–")) for score in ("bits_per_byte", "tokens_right")]
         tokens = f"{record['training'].get('tokens', 0):,}"
         rows.append([folder.name, base["name"], method, *lengths, tokens, f"{size:.2f}", *scores])
-    title = "adapters of released models\nright: share of tokens of recalled facts; bits: per byte; both at reach"
-    return title, ["name", "base", "method", "window", "reach", "trained on", "MB", "bits", "right"], rows
+    title = "adapters of released models\ntokens: trained on; at reach: bits per byte, share of facts' tokens right"
+    return title, ["name", "base", "method", "window", "reach", "tokens", "MB", "bits", "right"], rows
 
 
 def find_folder(name: str) -> str:

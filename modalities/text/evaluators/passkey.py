@@ -21,7 +21,7 @@ class Passkey(Retrieval):
     name = "passkey"
     title = "facts recalled"
     version = 2
-    summary = "a key hidden in text at 20 depths, among other facts and numbers: exact match"
+    summary = "a key hidden in text at several depths, among other facts and numbers: exact match"
     default_depths = 20
 
     def write(self, results: list[ModelResult], out: Path) -> None:

@@ -15,16 +15,7 @@ from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modalities.results import (
-    LENGTH,
-    Axis,
-    ModelResult,
-    Score,
-    SeedMean,
-    compact,
-    mean_of_seeds,
-    short_names,
-)
+from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds, short_names
 from zoo.files import save_figure
 
 if TYPE_CHECKING:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from modalities.results import Row
+from modalities.results import Axis, Row
 
 Place = Any  # on an evaluator's axis: a number or a name
 
@@ -144,3 +146,24 @@ def _t_share(angle: float, degrees: int) -> float:
     if odd:
         return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * terms)
     return math.sin(angle) * terms
+
+
+def paired_tables(rows: Sequence[Row], name: str, units: str, axis: Axis) -> Iterator[Table]:
+    """A table for each score: every model's difference at every place, its 95% interval, and how many units it is over."""
+    seeds = any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
+    for score in dict.fromkeys(row["score"] for row in rows):
+        over = f"95% interval over n {units}; lower: in what share of them"
+        table = result_table(f"{name}: {score} minus that of {rows[0]['against']}, {over}")
+        table.add_column("model", overflow="fold", min_width=14)  # a terminal of 80 has room for all columns
+        for column in [axis.column, "difference", "95% interval", "lower", "n"] + ["seeds"] * seeds:
+            table.add_column(column, justify="right", no_wrap=column != axis.column, overflow="fold")
+        for row in (row for row in rows if row["score"] == score):
+            interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
+            shown = [axis.tick(row[axis.column]), f"{row['difference']:+.4f}", interval, f"{row['lower_in']:.0%}"]
+            shown += [str(row["units"])] + [f"{row['seeds']}, {row['against_seeds']}"] * seeds
+            table.add_row(row["model"], *shown)
+        yield table
+
+
+def result_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

@@ -23,6 +23,7 @@ from zoo.positions import Positions
 
 FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
 LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure
+CURVE_LENGTH = 1024  # tokens of the curves of `prior_curves`
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
 
@@ -75,6 +76,31 @@ def centre_log_prior(layer: Attention, positions: Positions) -> tuple[Tensor, Te
     prefix, patches = row.tensor_split([positions.num_prefix], dim=1)
     highest = patches.max(dim=-1, keepdim=True).values
     return (patches - highest).unflatten(-1, (height, width)), prefix - highest
+
+
+@torch.no_grad()
+def prior_curves(model: ZooModel) -> dict[str, Any]:
+    """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
+
+    On a line from the last of `CURVE_LENGTH` tokens. On a grid the mean over patches at one distance from the centre of an
+    image of twice the training side. ValueError: see `layer_priors`.
+    """
+    priors = layer_priors(model)
+    if model.train_positions().is_grid:
+        height, width = model.config.train_size
+        positions = model.positions(2 * height, 2 * width)  # type: ignore[operator]
+        rows, columns = positions.shape
+        dy, dx = torch.arange(rows)[:, None] - rows // 2, torch.arange(columns) - columns // 2
+        at, group = torch.hypot(dy.double(), dx.double()).flatten().unique(return_inverse=True)
+        patches = [centre_log_prior(prior, positions)[0].flatten(1) for prior in priors]
+        curves = [torch.stack([p[:, group == n].mean(-1) for n in range(len(at))], dim=-1) for p in patches]
+        trained, unit = height // (2 * height // rows), "patches"
+    else:
+        at = torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64).sub(1).round().unique().long()
+        curves = [log_prior_curve(prior, CURVE_LENGTH)[:, at.clamp(max=CURVE_LENGTH - 1)] for prior in priors]
+        trained, unit = model.config.train_context, "tokens"
+    layers = [[[round(max(v, FLOOR), 3) for v in head] for head in curve.tolist()] for curve in curves]
+    return {"at": [round(v, 3) for v in at.tolist()], "layers": layers, "unit": unit, "trained": trained}
 
 
 def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:

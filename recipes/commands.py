@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import signal
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, TextIO
 
 import torch
@@ -50,6 +52,23 @@ def call(
     settings, text = {"ignore_unknown_options": any_option}, text.replace("\n\n    ", "\n\n\b\n    ")
     app.command(help=text, context_settings=settings)(function)  # \b: blocks of commands keep their lines
     return call_app(app, argv, prog=prog)
+
+
+# ------------------------------------------------------------------------------------------------ signals
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextmanager
+def handled_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Pass SIGTERM, Ctrl-C, and SIGHUP of a closed terminal to a function. Under `nohup` SIGHUP stays ignored."""
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {number: signal.signal(number, handle) for number in STOPS if number not in ignored}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ------------------------------------------------------------------------------------------------ options

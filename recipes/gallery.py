@@ -9,7 +9,6 @@ be made.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,20 +17,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from modalities.prior_plot import FLOOR, centre_log_prior, layer_priors, log_prior_curve
+from modalities.prior_plot import prior_curves
 from recipes.commands import Console, call
 from recipes.config import Json
 from zoo.catalog import create_model, manifest
 from zoo.files import write_text
-from zoo.model import ZooModel
 
 PAGE = Path(__file__).with_name("gallery_page")
-LENGTH = 1024  # tokens of the priors' curves
 FACTS = ("position", "steps", "seed", "tokens", "images", "train_context", "image_size", "data", "license")
 
 
@@ -70,31 +66,6 @@ def card_scores() -> list[ScoreTable]:
                 table.rows.setdefault(name, {})[row[axis]] = row[score]
                 table.places = sorted({*table.places, row[axis]})
     return list(tables.values())
-
-
-@torch.no_grad()
-def prior_curves(model: ZooModel) -> Json:
-    """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
-
-    On a line from the last of `LENGTH` tokens; on a grid the mean over patches at one distance from the centre of an image of
-    twice the training side. ValueError: see `modalities.prior_plot.layer_priors`.
-    """
-    priors = layer_priors(model)
-    if model.train_positions().is_grid:
-        height, width = model.config.train_size
-        positions = model.positions(2 * height, 2 * width)  # type: ignore[operator]
-        rows, columns = positions.shape
-        dy, dx = torch.arange(rows)[:, None] - rows // 2, torch.arange(columns) - columns // 2
-        at, group = torch.hypot(dy.double(), dx.double()).flatten().unique(return_inverse=True)
-        patches = [centre_log_prior(prior, positions)[0].flatten(1) for prior in priors]
-        curves = [torch.stack([p[:, group == n].mean(-1) for n in range(len(at))], dim=-1) for p in patches]
-        trained, unit = height // (2 * height // rows), "patches"
-    else:
-        at = torch.logspace(0, math.log2(LENGTH), 81, base=2, dtype=torch.float64).sub(1).round().unique().long()
-        curves = [log_prior_curve(prior, LENGTH)[:, at.clamp(max=LENGTH - 1)] for prior in priors]
-        trained, unit = model.config.train_context, "tokens"
-    layers = [[[round(max(v, FLOOR), 3) for v in head] for head in curve.tolist()] for curve in curves]
-    return {"at": [round(v, 3) for v in at.tolist()], "layers": layers, "unit": unit, "trained": trained}
 
 
 def gallery_page() -> str:

@@ -8,11 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score
-from modalities.paired import Place
+from modalities.paired import Place, paired_tables, result_table
 from modalities.results import Row, SeedMean, file_safe, mean_of_seeds, short_names, write_table
 from recipes.commands import Console, clock, short
 from zoo.files import write_json
@@ -84,7 +81,7 @@ def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
 def _print_numbers(evaluator: Evaluator, results: list[ModelResult], points: list[Place]) -> None:
     pooled = any(isinstance(result, SeedMean) for result in results)
     seeds = "; mean ± standard deviation over seeds" if pooled else ""
-    table = _table(f"{evaluator.name}: {evaluator.summary}{seeds}")
+    table = result_table(f"{evaluator.name}: {evaluator.summary}{seeds}")
     table.add_column("model", overflow="fold", min_width=7)  # never squeezed out by many columns
     table.add_column("score", style="dim", no_wrap=True)
     for point in points:  # numbers are never cut; on a narrow terminal names wrap
@@ -105,24 +102,8 @@ def _print_numbers(evaluator: Evaluator, results: list[ModelResult], points: lis
 
 
 def print_paired(evaluator: Evaluator, rows: Sequence[Row]) -> None:
-    """A table for each score: every model's difference at every place, its 95% interval, and how many units it is over."""
-    axis, seeds = evaluator.axis, any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
-    for score in dict.fromkeys(row["score"] for row in rows):
-        over = f"95% interval over n {evaluator.paired_over}; lower: in what share of them"
-        table = _table(f"{evaluator.name}: {score} minus that of {rows[0]['against']}, {over}")
-        table.add_column("model", overflow="fold", min_width=14)  # a terminal of 80 has room for all columns
-        for name in [axis.column, "difference", "95% interval", "lower", "n"] + ["seeds"] * seeds:
-            table.add_column(name, justify="right", no_wrap=name != axis.column, overflow="fold")
-        for row in (row for row in rows if row["score"] == score):
-            interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
-            shown = [axis.tick(row[axis.column]), f"{row['difference']:+.4f}", interval, f"{row['lower_in']:.0%}"]
-            shown += [str(row["units"])] + [f"{row['seeds']}, {row['against_seeds']}"] * seeds
-            table.add_row(row["model"], *shown)
+    for table in paired_tables(rows, evaluator.name, evaluator.paired_over, evaluator.axis):
         console.print(table)
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[Place], score: Score) -> None:
@@ -130,7 +111,7 @@ def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[
     results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
     names = short_names(results)
     for part in slices(len(results), max(1, (console.width - 26) // 14)):
-        table = _table(f"{evaluator.name}: {score.column}")
+        table = result_table(f"{evaluator.name}: {score.column}")
         table.add_column(evaluator.axis.column, overflow="fold")
         for name in names[part]:
             table.add_column(name, justify="right", overflow="fold", min_width=7)

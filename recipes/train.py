@@ -40,7 +40,7 @@ from rich.padding import Padding
 from modalities.contract import find_modality
 from modalities.cost import Readout
 from modalities.loading import State, to_device
-from recipes.commands import ConfigError, Console, call, clock, facts_table, lasting_output, short
+from recipes.commands import ConfigError, Console, call, clock, facts_table, handled_signals, lasting_output, short
 from recipes.config import Json, Plan, apply_overrides, installed_recipes, open_recipe, resolve
 from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
 from recipes.runs import RunFolder, load_weights, loadable, own_run
@@ -316,13 +316,9 @@ def rank_state(states: Sequence[State], ranks: Ranks) -> State:
     return states[0] if len(states) == 1 else states[ranks.group]
 
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """A list that signals append to: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal. After a step the ranks agree to
-    stop, and the loop saves. Under `nohup` SIGHUP stays ignored."""
+    """A list that the signals of `STOPS` append to. After a step the ranks agree to stop, and the loop saves."""
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
@@ -330,13 +326,8 @@ def stop_signals() -> Iterator[list[int]]:
         if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
             raise KeyboardInterrupt
 
-    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    before = {number: signal.signal(number, handle) for number in STOPS if number not in ignored}
-    try:
+    with handled_signals(handle):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 JSON = typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="merged in")
@@ -427,7 +418,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
     code = main(argv, **named)
-    if code in (0, *(128 + number for number in STOPS)):
+    if code in (0, 129, 130, 143):  # finished, or stopped by SIGHUP, SIGINT, SIGTERM
         stop()  # only where every rank comes here: after a failure it could wait for one that does not
     leave(code)
 

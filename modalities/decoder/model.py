@@ -22,17 +22,7 @@ from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, nearest
 from zoo.files import file_digests, write_json
-from zoo.layers import (
-    Attention,
-    Block,
-    GeluMLP,
-    SSMax,
-    SwiGLU,
-    execution_device,
-    is_offloaded,
-    loaded,
-    share_prior,
-)
+from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, execution_device, is_offloaded, loaded, share_prior
 from zoo.methods import (
     Position,
     check_position,

@@ -25,13 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modalities.decoder.tokenizers import (
-    fingerprint_of_tokenizer,
-    no_panic,
-    open_tokenizer,
-    start_id,
-    tokenizer_folder,
-)
+from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, open_tokenizer, start_id, tokenizer_folder
 from zoo.errors import did_you_mean
 
 if TYPE_CHECKING:

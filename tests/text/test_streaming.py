@@ -51,10 +51,6 @@ def batches(iterable, count):
     return [next(iterator) for _ in range(count)]
 
 
-def markers(rows):
-    return re.findall(r"<\d{3}>", "".join(BYTES.decode(row) for batch in rows for row in batch["tokens"]))
-
-
 def train_texts(texts):
     return {t[:5] for t in texts if document_split(Document(t)) == "train"}
 
@@ -71,7 +67,8 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
     seen = []
     for rank in range(world):
         whole = build_loader(TextDataConfig(**options), micro_batch=16, rank=rank, world=world)
-        seen.append(set(markers(batches(whole, blocks * 16 * workers))))
+        rows = (row for batch in batches(whole, blocks * 16 * workers) for row in batch["tokens"])
+        seen.append(set(re.findall(r"<\d{3}>", "".join(map(BYTES.decode, rows)))))
     assert len(set.union(*seen)) == sum(map(len, seen))
     assert set.union(*seen) <= train_texts(texts)
     assert len(set.union(*seen)) > 0.4 * len(train_texts(texts))  # a marker cut by a window's edge is not found

@@ -21,15 +21,11 @@ WRONG = [math.nan, math.inf, -math.inf, -1, 0, 2.5, "x", True, None, [], torch.t
 NUMBERS = ("int", "float", "bool", "tuple[int, int]")
 
 
-def numbers_of(make: Callable[..., Any]) -> list[str]:
-    """Parameters of a signature that are numbers, switches or grids."""
-    parameters = inspect.signature(make).parameters.values()
-    return [p.name for p in parameters if any(kind in str(p.annotation) for kind in NUMBERS)]
-
-
 def tries(make: Callable[..., Any], options: dict[str, Any], *, but: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """(option = value, what it makes) of every wrong value that is not refused, `but` of names that models set."""
-    for name in {*numbers_of(make)} - {*but}:
+    parameters = inspect.signature(make).parameters.values()
+    numbers = {p.name for p in parameters if any(kind in str(p.annotation) for kind in NUMBERS)}
+    for name in numbers - {*but}:
         for wrong in WRONG:
             try:
                 made = make(**(options | {name: wrong}))

@@ -12,16 +12,7 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, nll_of, nll_of_features, telling
-from modalities.evaluation import (
-    Cell,
-    CellValue,
-    CutSettings,
-    ModelResult,
-    Observed,
-    Score,
-    option,
-    standard_error,
-)
+from modalities.evaluation import Cell, CellValue, CutSettings, ModelResult, Observed, Score, option, standard_error
 from modalities.paired import scores_by_unit
 from modalities.results import Row
 from modalities.text.data import EncodedDocument

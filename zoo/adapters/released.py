@@ -42,11 +42,13 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
     """A causal LM of a folder, a GGUF file or the hub under `settings`, on which a prior or LoRA may be put.
 
     settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft` with `sinks`, as in
-        `limited_reach`, a prior; any other key is a field of its configuration, such as rope_parameters.rope_theta.
+        `limited_reach`, a prior; `dtype`; any other key is a field of its configuration, such as rope_parameters.rope_theta.
     kwargs: of transformers' from_pretrained. Raises ValueError for settings that the model does not have.
     """
     values, name = {key: _value(key, text) for key, text in (settings or {}).items()}, find_folder(name)
     source, file = hub_name(name)
+    if "dtype" in values:
+        kwargs["dtype"] = values.pop("dtype")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, **file) if values else None
     for key, value in values.items():
         assert config is not None
@@ -87,6 +89,9 @@ def add_lora(model: PreTrainedModel, rank: int) -> None:
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     targets = [name for name in LORA if name in names] or None  # None: as PEFT has it for the architecture
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), model)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:  # small steps are lost in bfloat16
+            parameter.data = parameter.data.float()
     model.__dict__[RECORD]["lora"] = rank
 
 

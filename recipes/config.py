@@ -247,8 +247,10 @@ def find_recipe(name: str) -> Recipe:
     modality, _, short = name.partition(".")
     if modality in modality_names():
         try:
-            if function := _recipes_of(modality).get(short):
+            recipes = _recipes_of(modality)
+            if function := recipes.get(short):
                 return function()
+            raise ConfigError(f"no recipe {name!r}; {nearest(name, [f'{modality}.{other}' for other in recipes])}")
         except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
     raise ConfigError(f"no recipe {name!r}; {nearest(name, list_recipes())}")

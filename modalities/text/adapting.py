@@ -214,6 +214,7 @@ def train_on(
         activation_checkpointing=checkpointed,
         activation_checkpointing_kwargs=dict(AGAIN) if checkpointed else None,
         max_steps=steps,
+        logging_first_step=True,
         logging_steps=max(1, steps // 20),
         save_steps=max(1, steps // 4),
         save_total_limit=2,

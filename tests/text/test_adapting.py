@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
@@ -89,8 +90,8 @@ ADAPTERS += [["--train", "lora", "--rank", "2", "--position", "ggd", "--set", "i
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ADAPTERS, ids=["prior", "both"])
 def test_an_adapter_is_trained_resumed_and_measured(words: list[str], llama: str, tmp_path: Path) -> None:
-    """Beside a scaled rotation; resumed from half way its files are those of the whole run, to the bit."""
-    run = [f"{llama}@yarn=2", *words, "--context", "48", "--batch", "2", "--steps", "4"]
+    """Beside a scaled rotation and in bfloat16, itself in float32; resumed its files are those of the whole run, to the bit."""
+    run = [f"{llama}@yarn=2,dtype=bfloat16", *words, "--context", "48", "--batch", "2", "--steps", "4"]
     assert adapt.main([*run, "--out", str(tmp_path / "whole")]) == 0
     shutil.copytree(tmp_path / "whole/checkpoints/checkpoint-3", tmp_path / "parts/checkpoints/checkpoint-3")
     assert adapt.main([*run, "--out", str(tmp_path / "parts"), "--resume"]) == 0
@@ -98,9 +99,9 @@ def test_an_adapter_is_trained_resumed_and_measured(words: list[str], llama: str
     assert files[0] == files[1] and len(files[0]) < 200_000
     record = json.loads((tmp_path / "whole/adapter.json").read_text())
     assert record["settings"] == {"yarn": 2} and "384 tokens" in record["training"]["data"]
-    assert "base_model" in (tmp_path / "whole/README.md").read_text()
     own, loaded = open_released(llama), zoo.load_adapted(tmp_path / "whole")
     trained = {name: p for name, p in loaded.named_parameters() if p.requires_grad and "base_layer" not in name}
+    assert all(p.dtype == torch.float32 for p in load_file(tmp_path / "whole/adapter.safetensors").values())
     assert any("lora_B" in name and p.abs().max() > 0 for name, p in trained.items()) == ("lora" in words)
     weights = {name.replace(".base_layer", ""): value for name, value in loaded.state_dict().items()}
     assert all(torch.equal(weights[name], value) for name, value in own.state_dict().items())

@@ -25,7 +25,7 @@ from zoo.files import data_folder, read_object, read_tensors, write_json, write_
 SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # of a rotation, and what transformers calls them
 REACH = ("window", "soft", "sinks")
 TENSORS = "adapter.safetensors"
-LORA = ("q_proj", "k_proj", "v_proj", "o_proj")
+LORA = {"q_proj", "k_proj", "v_proj", "o_proj"}
 CARD = """---
 base_model: {base}
 library_name: priorzoo
@@ -47,21 +47,18 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
     """
     values, name = {key: _value(key, text) for key, text in (settings or {}).items()}, find_folder(name)
     source, file = hub_name(name)
-    if "dtype" in values:
-        kwargs["dtype"] = values.pop("dtype")
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False, **file) if values else None
-    for key, value in values.items():
-        assert config is not None
-        if key in SCALINGS:
-            tables = getattr(config.get_text_config(), "rope_parameters", None)
-            if not tables:
-                raise ValueError(f"{config.model_type} has no rotation to scale by {key}={value}")
-            # Of a model with windows those layers alone that look further.
-            tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
-        elif key not in REACH:
-            _set_field(config, key, value)
-    changed = {} if config is None else {"config": config}
-    options = ({"dtype": torch.float32} if file else {}) | file | changed | kwargs
+    options: Options = {"dtype": values.pop("dtype", torch.float32 if file else "auto")} | file | kwargs
+    if values:
+        config = options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=False, **file)
+        for key, value in values.items():
+            if key in SCALINGS:
+                tables = getattr(config.get_text_config(), "rope_parameters", None)
+                if not tables:
+                    raise ValueError(f"{config.model_type} has no rotation to scale by {key}={value}")
+                # Of a model with windows those layers alone that look further.
+                tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
+            elif key not in REACH:
+                _set_field(config, key, value)
     load: Any = AutoModelForCausalLM.from_pretrained
     model, info = load(source, trust_remote_code=False, output_loading_info=True, **options)
     if file:
@@ -85,13 +82,12 @@ def add_lora(model: PreTrainedModel, rank: int) -> None:
     """Add LoRA of PEFT to the projections of attention, in place; B starts at 0, so that the output is the same."""
     require("peft", "LoRA", "hf")
     from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.tuners_utils import cast_adapter_dtype
 
-    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    targets = [name for name in LORA if name in names] or None  # None: as PEFT has it for the architecture
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), model)
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:  # small steps are lost in bfloat16
-            parameter.data = parameter.data.float()
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()} & LORA
+    # None: as PEFT has it for the architecture.
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names) or None), model)
+    cast_adapter_dtype(model, "default")  # to float32: small steps are lost in bfloat16
     model.__dict__[RECORD]["lora"] = rank
 
 
@@ -176,6 +172,8 @@ def _value(key: str, text: str) -> Any:
         value = text
     if key in (*SCALINGS, *REACH) and not (type(value) in (int, float) and value > 0):
         raise ValueError(f"{key}={text}: expected a positive number")
+    if key == "dtype" and not isinstance(getattr(torch, text, None), torch.dtype):
+        raise ValueError(f"dtype={text}: expected one of torch, such as bfloat16")
     return value
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +48,12 @@ class ScoreTable:
         return {"places": self.places, "rows": rows, "share": share}
 
 
-def gallery_command(*, out: Annotated[Path, typer.Option(help="the HTML file")] = Path("gallery.html")) -> None:
-    page = gallery_page()
+def gallery_command(
+    *,
+    out: Annotated[Path, typer.Option(help="the HTML file")] = Path("gallery.html"),
+    home: Annotated[str, typer.Option(metavar="URL", help="what the page links back to; default: the repository")] = "",
+) -> None:
+    page = gallery_page(home or metadata("priorzoo").get_all("Project-URL", [""])[0].partition(", ")[2])
     write_text(out, page)
     Console().print(f"written: {out}, {len(page.encode()) / 1e3:,.0f} kB, {len(manifest())} models", soft_wrap=True)
 
@@ -68,8 +72,8 @@ def card_scores() -> list[ScoreTable]:
     return list(tables.values())
 
 
-def gallery_page() -> str:
-    """The HTML of the page, from the weights that ship and their cards."""
+def gallery_page(home: str = "") -> str:
+    """The HTML of the page, from the weights that ship and their cards. home: an address to link back to."""
     tables = card_scores()
     models: list[Json] = []
     for name, entry in manifest().items():
@@ -93,7 +97,8 @@ def gallery_page() -> str:
     # HTML of a text with `code`
     environment.filters["prose"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     template = environment.get_template("page.html")
-    return template.render(models=models, tables=tables, facts=FACTS, version=version("priorzoo"), data=Markup(text))
+    texts = {"home": home, "version": version("priorzoo"), "data": Markup(text)}
+    return template.render(models=models, tables=tables, facts=FACTS, **texts)
 
 
 def _first_scores(entry: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:

@@ -47,10 +47,8 @@ def on_files(files: Any, *, config: Any) -> Any:
         if path.suffix == ".md":
             todo += linked(path).values()
     gallery = ROOT / "build/gallery.html"
-    subprocess.run([sys.executable, "-m", "priorzoo", "gallery", "--out", gallery], cwd=ROOT, check=True)
-    gallery.write_text(
-        gallery.read_text().replace("<header>", '<header>\n<p><a href="index.html">← priorzoo</a></p>', 1)
-    )
+    words = ["gallery", "--out", gallery, "--home", "index.html"]
+    subprocess.run([sys.executable, "-m", "priorzoo", *words], cwd=ROOT, check=True)
     files.append(File.generated(config, "gallery.html", abs_src_path=str(gallery)))
     models = ROOT / "build/MODELS.md"
     models.write_text(models_page())

@@ -83,6 +83,18 @@ function sortable(table) {
   }));
 }
 
+// A figure fills the window until the next click, or Escape.
+function enlarge(figure) {
+  const large = document.querySelector("figure.large");
+  if (large) large.classList.remove("large");
+  if (figure && figure !== large) figure.classList.add("large");
+}
+
+document.addEventListener("click", event => enlarge(event.target.closest("figure")));
+document.addEventListener("keydown", event => {
+  if (event.key === "Escape") enlarge(null);
+  if (event.key === "Enter" && event.target.matches("figure")) enlarge(event.target);
+});
 document.querySelectorAll("table").forEach(sortable);
 document.querySelectorAll("details").forEach(node => node.addEventListener("toggle", () => node.open && drawPrior(node)));
 drawScores();

@@ -15,7 +15,7 @@ from typing import Annotated, TextIO
 
 import torch
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from zoo.cli import Console as Console
 from zoo.cli import call as call_app
@@ -163,7 +163,9 @@ def lasting_output() -> Iterator[None]:
 
 def facts_table(title: str, rows: Mapping[str, str]) -> Table:
     """Names and values in two columns."""
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(
+        Column(overflow="fold"), Column(overflow="fold"), title=title, show_header=False, title_justify="left"
+    )
     for name, value in rows.items():
         table.add_row(name, value)
     return table

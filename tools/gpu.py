@@ -6,8 +6,8 @@
     python tools/gpu.py --device cpu --out out       a rehearsal in small, kernels interpreted
 
 Steps run one after the other, each in a process with its own time limit; one that fails does not stop the next. Every step
-writes OUT/STEP.json: commit, card, versions, shapes, dtype, rows. Needs torch, triton, numpy, safetensors and pytest, and no
-installation of this project.
+writes OUT/STEP.json: commit, card, versions, shapes, dtype, rows. Needs torch, triton, numpy, safetensors and pytest, for the
+doctor also typer and rich, and no installation of this project.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that a plain `python tools/…` finds the project
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
+from tools.benches.timing import device_of, environment
+
+ROOT = Path(__file__).resolve().parent.parent
 # Step → minutes at most, words behind python on CUDA, and what is added or replaced in a rehearsal on the CPU.
 STEPS: dict[str, tuple[float, str, str]] = {
-    "doctor": (4, "-m zoo doctor", ""),
+    "doctor": (4, "-m priorzoo doctor", ""),
     "tests": (12, "-m pytest -q -p no:cacheprovider -m gpu tests/zoo tests/gpu", "-x -k bare"),
     "profile": (3, "tools/gpu.py --profile text_ggd_ssmax_125m", "--profile text_ggd_ssmax_tiny --length 64 --rows 2"),
     "attention": (6, "tools/bench.py attention --seconds 0.3", "--lengths 64 --without Flex"),
@@ -44,7 +46,8 @@ def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
         command += ["--device", device, "--out", str(path)]
     env = os.environ | {"PRIORZOO_TEST_DEVICE": device, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     if device == "cpu":
-        env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        # The doctor would interpret every kernel in every dtype, for more than its minutes.
+        env |= {"TRITON_INTERPRET": str(int(name != "doctor")), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     path.unlink(missing_ok=True)
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
@@ -57,8 +60,6 @@ def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
     took = round(time.monotonic() - started)
     print(f"\n=== {name}: exit status {status}, {took} s\n{text[-3000:]}", flush=True)
     if not path.exists():
-        from tools.benches.timing import environment
-
         step = {"step": name, "status": status, "seconds": took, "device": card(device), "output": text[-6000:]}
         path.write_text(json.dumps(environment() | step, indent=1))
     return status == 0
@@ -78,7 +79,6 @@ def profile(args: argparse.Namespace) -> int:
     from torch.profiler import profile as record
 
     from modalities.contract import find_modality
-    from tools.benches.timing import environment
     from tools.benches.training import training_step
     from zoo import create_model
 
@@ -119,6 +119,7 @@ def main() -> int:
     args = options.parse_args()
     if unknown := [name for name in args.steps if name not in STEPS]:
         options.error(f"{', '.join(unknown)}: expected some of {', '.join(STEPS)}")
+    device_of(args)
     if args.profile:
         return profile(args)
     args.out.mkdir(parents=True, exist_ok=True)

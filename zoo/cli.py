@@ -35,10 +35,10 @@ from zoo.model import ZooModel
 
 
 class Console(rich.console.Console):
-    """A terminal that prints text as it is: no markup, no highlighting, and control characters as \\x1b and the like."""
+    """A terminal that prints text as it is, but control characters as \\x1b and the like: no markup, emoji or highlighting."""
 
     def __init__(self, **options: Any):
-        super().__init__(markup=False, highlight=False, **options)
+        super().__init__(markup=False, highlight=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)

@@ -12,7 +12,7 @@ import typer
 
 from modalities.contract import find_modality
 from recipes.config import find_recipe
-from tools import weights
+from tools import gpu, weights
 from zoo.adapters import find_folder
 from zoo.catalog import create_model, list_models, manifest
 
@@ -29,6 +29,7 @@ def test_the_table_names_recipes_models_and_evaluators_that_exist() -> None:
             assert find_recipe(group.recipe.format(method)).model.name == name.partition(".")[0]
             shipped.add(name)
     assert set(list_models(pretrained=True)) <= shipped
+    assert all(__import__(f"{step.split()[1]}.__main__") for _, step, _ in gpu.STEPS.values() if step.startswith("-m"))
 
 
 @pytest.fixture

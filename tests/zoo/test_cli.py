@@ -37,11 +37,11 @@ def test_a_reader_that_goes_away_is_141() -> None:
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
-    folder = tmp_path / "a[red]\x1b]0;t\x07"
-    create_model("text_alibi_tiny", num_layers=1, tokenizer="[/b]\x1b[31m.json").save_pretrained(folder)
+    folder = tmp_path / "a[red]:dna:\x1b]0;t\x07"
+    create_model("text_alibi_tiny", num_layers=1, tokenizer="[/b]:dna:\x1b[31m.json").save_pretrained(folder)
     shown = invoke("show", folder)
     assert shown.exit_code == 0 and "\x1b" not in shown.output
-    assert r"a[red]\x1b]0;t\x07" in shown.output and r"[/b]\x1b[31m.json" in shown.output
+    assert r"a[red]:dna:\x1b]0;t\x07" in shown.output and r"[/b]:dna:\x1b[31m.json" in shown.output
 
 
 def test_show_prints_parameters_of_any_size_and_the_card() -> None:

@@ -28,6 +28,8 @@ with Path(__file__).with_name("styles.csv").open(encoding="utf-8") as _file:
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")
 Style = dict[str, Any]  # arguments of matplotlib's plot
+WIDTH = 9.6  # inches of a figure: where a page shows it 800 pixels wide, `SMALLEST` points are 9 pixels
+SMALLEST = 8.0
 LINE: Style = {"linewidth": 1.6, "markersize": 5.5, "alpha": 0.9, "zorder": 3}
 RULE: Style = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
 
@@ -37,7 +39,8 @@ def scores_figure(results: Sequence[ModelResult], path: Path, scores: Sequence[S
     results = mean_of_seeds(results, along.column)
     columns = {name for result in results for row in result.rows for name in row}
     drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
-    figure, axes = panels(math.ceil(len(drawn) / 3) or 1, min(3, len(drawn)) or 1, width=4.6, height=3.9)
+    across = 2 if len(drawn) == 4 else min(3, len(drawn)) or 1
+    figure, axes = panels(math.ceil(len(drawn) / across) or 1, across, width=4.6, height=3.5)
     for axis, score in zip(axes, drawn, strict=False):
         curves(axis, results, score, along)
     for axis in axes[len(drawn) :]:
@@ -107,13 +110,13 @@ def styles_of(results: Sequence[ModelResult]) -> list[Style]:
 
 
 def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """`width` × `height` inches a panel."""
+    """`width` × `height` inches a panel, narrower where a row would be wider than `WIDTH`, and 1.8 at least."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size = (width * columns, height * rows)
+    size = (max(min(width, WIDTH / columns), 1.8) * columns, height * rows)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     return figure, list(axes.flat)
 
@@ -122,13 +125,15 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
     """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that have the score."""
     column = along.column
     ticks = sorted({row[column] for result in results for row in result.rows})
+    whiskers = not any(isinstance(result, SeedMean) for result in results)
     for result, style in zip(results, styles_of(results), strict=True):
         shown = [row.get(score.column) is not None for row in result.rows]
         places = [row[column] for row in compress(result.rows, shown)]
         axis.plot(places, [row[score.column] for row in compress(result.rows, shown)], **style)
-        _draw_band(axis, places, result, score.column, shown, style["color"])
+        _draw_band(axis, places, result, score.column, shown, style["color"], whiskers)
     _scale_along(axis, ticks, along)
-    axis.set(xlabel=along.label, ylabel=score.label or score.column.replace("_", " "))
+    axis.set_xlabel(along.label, fontsize=9)
+    axis.set_ylabel(score.label or score.column.replace("_", " "), fontsize=9)
     axis.grid(alpha=0.25, linewidth=0.6)
     if score.unit_interval:
         axis.set_ylim(-0.04, 1.04)
@@ -142,14 +147,20 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
 
 
 def _draw_band(
-    axis: Axes, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str
+    axis: Axes, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str, whiskers: bool
 ) -> None:
-    """From the least to the greatest seed."""
+    """From the least to the greatest seed; whiskers of the standard error where no model has several."""
+    name, space, condition = column.partition(" (")
+    error = f"{name}_standard_error{space}{condition}"
+    errors = [row.get(error) or 0.0 for row in compress(result.rows, shown)]
     if isinstance(result, SeedMean):
         low, high = ([row[column] for row in compress(rows, shown)] for rows in (result.low, result.high))
         axis.fill_between(places, low, high, color=color, alpha=0.07, linewidth=0, zorder=2)
         for edge in (low, high):
             axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, zorder=2)
+    elif whiskers and any(errors):
+        values = [row[column] for row in compress(result.rows, shown)]
+        axis.errorbar(places, values, errors, fmt="none", ecolor=color, elinewidth=1.0, capsize=2.5, alpha=0.7)
 
 
 def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
@@ -159,7 +170,7 @@ def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
     room = min(gaps) / sum(gaps) if gaps else 1.0
     axis.set_xticks(ticks, [along.tick(tick) for tick in ticks], rotation=0 if room > 0.07 and len(ticks) < 10 else 60)
     if room < 0.12:
-        axis.tick_params(axis="x", labelsize=8)
+        axis.tick_params(axis="x", labelsize=SMALLEST)
     axis.set_xticks([], minor=True)
     margin = 2 ** (0.07 * max(1.0, min(5.0, math.log2(ticks[-1] / ticks[0]))))
     axis.set_xlim(ticks[0] / margin, ticks[-1] * margin)
@@ -192,25 +203,28 @@ def mark_training(axis: Axes, results: Sequence[ModelResult], along: Axis) -> No
         names = ", ".join(" to ".join(map(along.tick, places)) for places in ranges)
         where: Style = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
         middle = math.exp(sum(map(math.log, shown)) / len(shown))
-        axis.annotate(f"trained at {names}", (middle, 1.01), fontsize=7.5, color="0.35", **where)
+        axis.annotate(f"trained at {names}", (middle, 1.01), fontsize=SMALLEST, color="0.35", **where)
 
 
 def name_panel(axis: Axes, text: str) -> None:
-    axis.set_title(text, pad=17)  # above the line that names the training length
+    axis.set_title(text, pad=17, fontsize=11)  # above the line that names the training length
 
 
 def finish(figure: Figure, axes: Sequence[Axes], results: Sequence[ModelResult], path: Path) -> None:
-    """One legend for all panels, to their right, in the order of the models; then save."""
+    """One legend for all panels, below them, in the order of the models; then save."""
     handles, labels = axes[0].get_legend_handles_labels()
     counts = [result.seeds if isinstance(result, SeedMean) else 1 for result in results]
     seeds, names = set(counts), {label: label for label in labels}
     for result, name, count in zip(results, short_names(results), counts, strict=True):
         names[result.label] = name + ("" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed")
     texts = [names[label] for label in labels]
-    columns = 1 + (len(texts) > 16)  # more would not fit under each other
-    style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
-    legend = figure.legend(handles, texts, loc="outside right center", **style)
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(texts), int(width / (0.7 + 0.075 * max(map(len, texts))))))
+    figure.set_size_inches(width, height + 0.18 * math.ceil(len(texts) / columns))
+    style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, title_fontsize=8.5)
+    legend = figure.legend(handles, texts, loc="outside lower center", **style)
     if seeds != {1}:
-        legend.set_title(f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest")
-        legend.get_title().set_fontsize(8.5)
+        legend.set_title(f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds, band from least to greatest")
+    elif any(axis.containers for axis in axes):
+        legend.set_title("whiskers: standard error")
     save_figure(figure, path)

@@ -12,7 +12,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from modalities.figures import panels
+from modalities.figures import DASHES, SMALLEST, panels
 from zoo.catalog import create_model, import_named, load_model
 from zoo.cli import Import, call, console, title_of
 from zoo.errors import require
@@ -112,27 +112,33 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     figure, axes = panels(math.ceil(len(priors) / columns), columns, width=3.6, height=3.2)
     from matplotlib import colormaps
 
+    handles = []  # of the legend: the first layer's heads
     distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
     for n, (axis, prior) in enumerate(zip(axes, priors, strict=False)):
         last = max(prior.num_heads - 1, 1)
         curves = log_prior_curve(prior, length)[:, distance]
         for head, (curve, retrieval) in enumerate(zip(curves, retrieval_heads(prior), strict=True)):
             color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
-            width, style = 2.6 if retrieval else 1.7, ("-", "--", "-.", ":")[head % 4]
-            axis.plot(distance + 1, curve, color=color, linestyle=style, linewidth=width, label=f"head {head}")
+            width, style = 2.6 if retrieval else 1.7, DASHES[head % 4]
+            axis.plot(distance + 1, curve, color=color, linestyle=style, linewidth=width)
+            if n == 0:
+                color = colormaps["cividis"](0.9 * head / last)
+                handles += axis.plot([], [], color=color, linestyle=style, label=f"head {head}")
         axis.grid(alpha=0.25, linewidth=0.6)
-        axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.num_heads // 8))
         axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)")
-        axis.set_ylabel("log-prior − its maximum (nats)")
+        axis.tick_params(labelsize=8.5)
+        if n % columns == 0:
+            axis.set_ylabel("log-prior − its maximum (nats)")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if trained < length:
             axis.axvline(trained, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-            axis.annotate(f"trained at {trained}", (trained, FLOOR), rotation=90, ha="right", fontsize=7)
+            axis.annotate(f"trained at {trained}", (trained, FLOOR), rotation=90, ha="right", fontsize=SMALLEST)
     for axis in axes[len(priors) :]:
         axis.set_visible(False)
-    words = "log-prior of every head against distance; thick: heads that look away from the query"
-    figure.suptitle(f"{title}: {words}", fontsize=11)
+    handles += axes[0].plot([], [], color=RETRIEVAL, linewidth=2.6, label="thick: looks away from the query")
+    figure.legend(handles=handles, loc="outside lower center", fontsize=8.5, frameon=False, ncols=min(5, len(handles)))
+    figure.suptitle(f"{title}: log-prior of every head against distance", fontsize=11)
     save_figure(figure, path)
 
 

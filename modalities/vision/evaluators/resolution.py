@@ -71,9 +71,9 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         Score("ratio", "top-1 / top-1 at the training size", linear=True, drawn=False),
         *(Score(f"{control}_top1", drawn=False) for control in GAINS),
         Score("chance_top1", tabled=False, drawn=False),
-        Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
-        Score("multi_scale_gain", "top-1 − top-1 of the mean of sizes", linear=True, tabled=False),
-        Score("enlarged_gain", "top-1 − top-1 of the enlarged", linear=True, tabled=False),
+        Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False, level=0.0),
+        Score("multi_scale_gain", "top-1 − top-1 of the mean of sizes", linear=True, tabled=False, level=0.0),
+        Score("enlarged_gain", "top-1 − top-1 of the enlarged", linear=True, tabled=False, level=0.0),
         Score("skipped", exception=True),
     )
     unit = "images"

@@ -42,6 +42,15 @@ from modalities.vision.objects import Objects, at_patches, check_objects, cut, t
 from modalities.vision.rings import ring_centre
 from zoo.positions import slices
 
+TITLES = {
+    "native": "read whole",
+    "reduced": "reduced to the training size",
+    "multi_scale": "mean of the sizes up to it",
+    "enlarged": "enlarged, no more to see",
+    "tiled": "in tiles",
+    "overlapping": "in overlapping tiles",
+    "cropped": "cut to the training size",
+}  # of panels, by reading
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
 CONTROLS = "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
@@ -83,9 +92,11 @@ class Canvas:
 
 
 def scene_scores(main: Score, *others: Score, readings: Sequence[str] = READINGS) -> tuple[Score, ...]:
-    controls = (Score(f"{reading}_{main.column}", unit_interval=True) for reading in readings[1:])
+    whole = replace(main, title=TITLES["native"])
+    controls = (replace(main, column=f"{name}_{main.column}", title=TITLES[name]) for name in readings[1:])
     chance = Score(f"chance_{main.column}", drawn=False)
-    return (main, *others, *controls, chance, Score("gain", linear=True), Score("skipped", exception=True))
+    gain = Score("gain", "whole − best of the others", linear=True, title="what reading large gains", level=0.0)
+    return (whole, *others, *controls, chance, gain, Score("skipped", exception=True))
 
 
 class SceneEvaluator(SizeEvaluator[SceneSettings]):

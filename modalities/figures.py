@@ -141,6 +141,12 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
     if score.level is not None:
         axis.axhline(score.level, **RULE)
+    chance = [
+        (row[column], row[f"chance_{score.column}"]) for row in results[0].rows if f"chance_{score.column}" in row
+    ]
+    if chance:
+        axis.plot(*zip(*chance, strict=True), **RULE | {"linestyle": ":"})
+        axis.annotate("chance", chance[0], fontsize=SMALLEST, color="0.35", va="bottom")
     mark_training(axis, results, along)
     if score.title:
         name_panel(axis, score.title)

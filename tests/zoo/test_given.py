@@ -1,4 +1,4 @@
-"""Priors as numbers: what lies beyond them, products of version 0.5, and saved models that need no numbers."""
+"""Priors as numbers: what lies beyond them, and saved models that need no numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import torch
 from tests.zoo.priors_table import decoded
 from zoo import Positions, create_model, create_prior, load_model
 from zoo.priors.given import IMPOSSIBLE, Matrix, Table
-
-RAMP = torch.arange(30.0).double()
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 7)])
@@ -63,17 +61,6 @@ def test_bad_tables_are_named() -> None:
             Table(2, **options)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_product_of_version_0_5(causal: bool) -> None:
-    prior, pos = Matrix(1, shape=[30, 30, 1], causal=causal), Positions.line(30)
-    prior.load_state_dict({"queries": torch.ones(1, 30, 1), "keys": RAMP.float()[None, :, None]})
-    weights = prior(pos, pos, causal=False).dense()[0, 0].softmax(-1)
-    expected = RAMP.expand(30, -1).masked_fill(causal & (RAMP[:, None] < RAMP), -math.inf).softmax(-1)
-    torch.testing.assert_close(weights, expected.float())
-    assert prior.num_lanes == 4  # taken from the content
-    assert prior.stored_options({}) == {"shape": [30, 30, 1]} | ({"causal": True} if causal else {})
-
-
 def test_positions_beyond_a_matrix_are_refused() -> None:
     prior = Matrix(1, values=torch.zeros(4, 6) + torch.arange(6.0))
     prior(Positions.line(4), Positions.line(6), causal=False)
@@ -85,6 +72,8 @@ def test_positions_beyond_a_matrix_are_refused() -> None:
     assert prior.log_prior(packed, packed, causal=True).shape == (1, 1, 7, 7)
     with pytest.raises(ValueError, match="needs its numbers"):
         create_prior("matrix", num_heads=2)
+    with pytest.raises(ValueError, match=r"must be \(T, S, None\), got \[4, 6, 2\]"):
+        Matrix(1, shape=[4, 6, 2])
 
 
 @pytest.mark.parametrize(

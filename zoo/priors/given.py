@@ -86,12 +86,11 @@ class Matrix(Prior):
 
     Args:
         values: (T, S) for all heads or (H, T, S); −∞ is a weight of 0.
-        shape: (T, S, None) of one whose numbers are loaded afterwards; (T, S, rank) of one that version 0.5 saved as a product.
-        causal: whether that product is K on and below the diagonal alone.
+        shape: (T, S, None) of one whose numbers are loaded afterwards.
     """
 
     requires_options = True
-    by_head = ("values", "queries", "keys")
+    by_head = ("values",)
 
     def __init__(
         self,
@@ -99,29 +98,19 @@ class Matrix(Prior):
         *,
         values: Numbers | None = None,
         shape: Sequence[int | None] | None = None,
-        causal: bool = False,
     ) -> None:
         super().__init__(num_heads)
-        check_flags(causal=causal)
         if (values is None) == (shape is None):
             raise ValueError("a matrix prior needs its numbers: position_options={'values': …} of (T, S) or (H, T, S)")
         if shape is None:
             numbers = _by_head(values, num_heads, ("T", "S"))
-            (queries, keys), rank = numbers.shape[1:], None
         else:
-            if len(shape) != 3:
-                raise ValueError(f"shape of a matrix prior must be (T, S, rank), rank None if dense, got {shape!r}")
-            for name, count in zip(("T", "S", "rank"), shape if shape[2] is not None else shape[:2], strict=False):
+            if len(shape) != 3 or shape[2] is not None:
+                raise ValueError(f"shape of a matrix prior must be (T, S, None), got {shape!r}")
+            for name, count in zip("TS", shape, strict=False):
                 check_whole(f"{name} in shape of a matrix prior", count, 1)
-            queries, keys, rank = int(shape[0] or 0), int(shape[1] or 0), shape[2]
-            numbers = torch.zeros(num_heads, queries, keys)
-        self.shape, self.causal = (queries, keys, rank), causal
-        if rank is None:
-            self.values = nn.Parameter(numbers, requires_grad=False)
-        else:
-            self.queries = nn.Parameter(torch.zeros(num_heads, queries, rank), requires_grad=False)
-            self.keys = nn.Parameter(torch.zeros(num_heads, keys, rank), requires_grad=False)
-            self.num_lanes = 4 * rank  # columns that version 0.5 took from the content
+            numbers = torch.zeros(num_heads, int(shape[0] or 0), int(shape[1] or 0))
+        self.values = nn.Parameter(numbers, requires_grad=False)
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
@@ -131,25 +120,18 @@ class Matrix(Prior):
 
     def _dense(self, q_pos: Positions, k_pos: Positions, dtype: torch.dtype) -> Tensor:
         """(1 or B, H, T, S)."""
-        queries, keys, rank = self.shape
-        device, end = next(self.parameters()).device, "the matrix prior has {} {} positions: pass a larger matrix"
+        queries, keys = self.values.shape[1:]
+        device, end = self.values.device, "the matrix prior has {} {} positions: pass a larger matrix"
         i = q_pos.index_below(queries, end.format(queries, "query"), device)[:, :, None]
         j = k_pos.index_below(keys, end.format(keys, "key"), device)[:, None, :]
-        if rank is None:
-            return self.values.to(dtype)[:, i, j].transpose(0, 1)
-        product = self.queries.to(dtype) @ self.keys.to(dtype).mT
-        if self.causal:
-            # Below every other logit, whatever the product is there.
-            later = torch.ones(queries, keys, dtype=torch.bool, device=product.device).triu(1)
-            product = torch.where(later, IMPOSSIBLE + product.detach().amin(), product)
-        return product[:, i, j].transpose(0, 1)
+        return self.values.to(dtype)[:, i, j].transpose(0, 1)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         return self._dense(q_pos, k_pos, torch.float64)
 
     def stored_options(self, options: Options) -> Options:
         """The shape in place of the numbers, which the state dict holds."""
-        return {"shape": list(self.shape)} | ({"causal": True} if self.causal else {})
+        return {"shape": [*self.values.shape[1:], None]}
 
 
 def _by_head(values: object, num_heads: int, axes: tuple[str, ...]) -> Tensor:

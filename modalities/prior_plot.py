@@ -128,7 +128,7 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
         axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)")
         axis.tick_params(labelsize=8.5)
         if n % columns == 0:
-            axis.set_ylabel("log-prior − its maximum (nats)")
+            axis.set_ylabel("log-prior − its maximum (nats)", fontsize=8.5)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if trained < length:

@@ -20,6 +20,9 @@ DOCS = ROOT / "docs"
 PAGES = {ROOT / f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG")} | {ROOT / "README.md": "index.md"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
+CODE = re.compile(r"<code>[^<\n]*</code>")
+OPTION = re.compile(r"(?<![\w-])(?:--?[A-Za-z]|\w+-)[\w-]{1,30}(?![\w-])")
+
 
 def linked(source: Path) -> dict[str, Path]:
     """Files and folders of the project that a page links to, by the link."""
@@ -90,5 +93,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 
 
 def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
-    """Figures open at full size."""
+    """Figures open at full size; options such as --against and numbers with their deviation are not broken."""
+    html = CODE.sub(lambda code: OPTION.sub(r'<span class="whole">\g<0></span>', code[0]), html)
+    html = html.replace(" ± ", "&nbsp;±&nbsp;")
     return re.sub(r'<img [^>]*?src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

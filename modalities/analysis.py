@@ -175,7 +175,7 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
     if call.terms.bias is not None:
         prior = prior + bias_block(call.terms.bias, slice(None), slice(start, stop), call.num_keys).double()
     if call.sinks:
-        prior = torch.where(call.exempt[:, None, None], call.level[:, :, start:stop].double(), prior)
+        prior = call.exempt_sinks(prior, slice(None), slice(start, stop))
     if call.query_scale is not None:
         scale = call.query_scale[:, :, start:stop, None].double()
         content, prior = content * scale, prior * scale

@@ -230,27 +230,6 @@ def test_torch_modules_take_them_in_both_directions() -> None:
         assert (weights[..., 8:, :2].sum(-1) > less[..., 8:, :2].sum(-1)).all()
 
 
-def test_an_adapted_model_has_them_with_padding_and_a_cache(tmp_path) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=60)
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2)).eval()
-    ids = torch.randint(3, 60, (1, 40))
-    before = model(ids).logits
-    uniform = zoo.adapt(copy.deepcopy(model), "ggd_goat", options={"sinks": 4})
-    assert torch.equal(uniform(ids).logits, before)
-    zoo.adapt(model, "ggd", options={"init": "alibi", "sinks": 4})
-    whole = model(ids).logits.detach()
-    padded, mask = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids], 1), (torch.arange(45) >= 5).long()[None]
-    both = model(torch.cat([padded, padded.flip(1)]), attention_mask=torch.cat([mask, torch.ones_like(mask)])).logits
-    torch.testing.assert_close(both[:1, 5:], whole, atol=1e-4, rtol=1e-4)
-    options = dict(do_sample=False, pad_token_id=0, eos_token_id=None, max_new_tokens=5)
-    cached, fresh = (model.generate(padded, attention_mask=mask, use_cache=c, **options) for c in (True, False))
-    assert torch.equal(cached, fresh)
-    zoo.save_adapted(model, tmp_path)
-    torch.testing.assert_close(zoo.load_adapted(tmp_path)(ids).logits, whole)
-
-
 @pytest.mark.parametrize("sinks", [-1, 1.5, True, "4"])
 def test_what_are_no_sinks(sinks: Any) -> None:
     q = torch.randn(1, 2, 4, 8)

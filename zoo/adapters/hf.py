@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, zero
+from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, SinkRotation, create_layer, zero
 from zoo.errors import Options
 from zoo.files import read_object
 from zoo.layers import execution_device
@@ -31,6 +31,8 @@ LOADED_BY = " with priors, which zoo.load_adapted loads"  # behind the model typ
 LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
 # Names of tokens before the patches.
 PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
+# Models that rotate all queries and keys as `zoo.positions.rotate` does.
+ROTATED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt_neox")
 NOT_SERVED = {"softcap": "capped logits", "position_bias": "a position bias of its own"}
 
 
@@ -56,7 +58,10 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     priors = [create_layer(request, causal=x.is_causal, own_sink=hasattr(x, "sinks"), **sizes) for x in layers]
     if not request.keep_rope:
         _remove_positions(model, images=grid is not None)
+    window = getattr(config, "max_position_embeddings", None) or context
     for layer, prior in zip(layers, priors, strict=True):
+        if prior.sinks and request.keep_rope:
+            prior.rotation = _sink_rotation(model, layer, window - 1)
         layer.position_bias = prior.to(execution_device(layer))
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -169,6 +174,16 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
                 zero(owner, values)
     if not rotations and not learned:
         raise ValueError(f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions")
+
+
+def _sink_rotation(model: PreTrainedModel, layer: nn.Module, limit: int) -> SinkRotation | None:
+    """A layer's own rotation, if the model has any."""
+    own, kind = (f"{getattr(layer, 'layer_type', None)}_inv_freq", "inv_freq"), model.config.model_type
+    buffers = [(module, n) for module in model.modules() for n in module._buffers if n.endswith("inv_freq")]
+    if kind not in ROTATED:
+        return SinkRotation(None, kind, limit) if buffers else None
+    owner, name = next(buffer for buffer in buffers if buffer[1] in own)
+    return SinkRotation(owner, name, limit)
 
 
 class NoPositions(nn.Module):

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from zoo.attention import prior_attention
 from zoo.attention.base import Kernel
+from zoo.attention.sinks import by_group, first_keys
 from zoo.errors import Options
 from zoo.layers import SSMax, is_offloaded, loaded
 from zoo.methods import create_grid_position, create_position, uniform_options
-from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms
+from zoo.positions import Positions, rotate
+from zoo.priors.base import Prior, PriorTerms, without_autocast
 from zoo.priors.tables import whole_bias
 
 RECORD = "priorzoo"  # of what was done, in a model's configuration
@@ -79,6 +80,32 @@ class Grid:
         return Positions.grid(height, width, num_prefix=self.num_prefix)
 
 
+@dataclass(frozen=True)
+class SinkRotation:
+    """A layer's own rotation, in which sinks are at most `limit` tokens back: further away they are as in no training.
+
+    owner: has its frequencies under `name`; None for a model, `name`, whose rotation is not that of `zoo.positions.rotate`.
+    """
+
+    owner: nn.Module | None
+    name: str
+    limit: int
+
+    def change(self, q: Tensor, k: Tensor, positions: tuple[Positions, Positions], sinks: int) -> Tensor:
+        """(B, H, T, sinks): what is added to the logits of each row's sinks; 0 where the query is within the limit."""
+        if self.owner is None:
+            raise ValueError(
+                f"{self.name}: sinks are seen from at most {self.limit} tokens on; leave them out, or read less"
+            )
+        at, wide = positions[0].index(q.device), q.to(torch.promote_types(q.dtype, torch.float32))
+        start = None if positions[1].within is None else positions[0].row_index(q.device) - at
+        back = (self.limit - at).clamp(max=0)[:, None, :, None]
+        with without_autocast(q):
+            turned = rotate(wide, back * getattr(self.owner, self.name).to(q.device, torch.float64))
+            keys = first_keys(k, start, sinks).to(wide.dtype).transpose(-1, -2)
+            return by_group((turned - wide) * q.shape[-1] ** -0.5, keys)
+
+
 class LayerPrior(nn.Module):
     """A layer's log-prior K and, optionally, SSMax's scale; `grid` is None for a line of tokens.
 
@@ -88,6 +115,7 @@ class LayerPrior(nn.Module):
     """
 
     level: Tensor | None
+    rotation: SinkRotation | None = None
 
     def __init__(
         self,
@@ -148,7 +176,8 @@ class LayerPrior(nn.Module):
             q_pos, k_pos = positions
             terms = self.terms(q_pos, k_pos, causal) + PriorTerms(sink=sink)
             kernel = "auto" if torch.compiler.is_compiling() else _KERNEL.get()  # a graph has one kind of attention
-            uniform = kernel == "auto" and self._is_uniform(terms, k_pos)
+            far = self.rotation is not None and k_pos.length > max(self.rotation.limit + 1, self.sinks)
+            uniform = kernel == "auto" and not far and self._is_uniform(terms, k_pos)
             if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
                 return own()
             if bias is not None:
@@ -157,6 +186,8 @@ class LayerPrior(nn.Module):
             if scale is not None and scale != q.shape[-1] ** -0.5:
                 q = q * (scale * q.shape[-1] ** 0.5)
             q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
+            if self.rotation is not None and far:
+                terms = terms + PriorTerms(of_sinks=self.rotation.change(q, k, positions, self.sinks))
             scales = None
             if self.ssmax is not None and mask is not None:
                 scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())

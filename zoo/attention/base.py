@@ -100,8 +100,13 @@ class AttentionCall:
     @property
     def exempt(self) -> Tensor:
         """(1 or B, S) bool: the sinks, which no prior and no window hides."""
+        return self.places < self.sinks
+
+    @property
+    def places(self) -> Tensor:
+        """(1 or B, S) int64 position of each key in its document."""
         positions = Positions.line(self.num_keys) if self.segments is None else Positions.documents(self.segments)
-        return positions.index(self.q.device) < self.sinks
+        return positions.index(self.q.device)
 
     @property
     def level(self) -> Tensor:
@@ -114,6 +119,14 @@ class AttentionCall:
         if k_lanes is None:
             k_lanes = repeat_heads(self.k[..., : q_lanes.shape[-1]], self.q.shape[1])
         return (q_lanes.to(wide) * k_lanes[:, :, self.offset :].to(wide)).sum(-1, keepdim=True)
+
+    def exempt_sinks(self, prior: Tensor, heads: slice, rows: slice) -> Tensor:
+        """K (1 or B, 1 or h, t, s) of some heads and rows and the first keys, with K of sinks in their columns."""
+        level, of_sinks = self.level[:, :, rows], self.terms.of_sinks
+        level, places = level if level.shape[1] == 1 else level[:, heads], self.places[:, None, None, : prior.shape[-1]]
+        if of_sinks is not None:
+            level = level + torch.take_along_dim(of_sinks[:, heads, rows], places.clamp(max=self.sinks - 1), dim=-1)
+        return torch.where(places < self.sinks, level, prior)
 
     @property
     def sink_logits(self) -> Tensor | None:
@@ -391,6 +404,8 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
         _check("the prior's bias", terms.bias, shape, device, free=2)
     if terms.sink is not None:
         _check("the prior's sink", terms.sink, (heads,), device)
+    if terms.of_sinks is not None:
+        _check("the prior's K of sinks", terms.of_sinks, (batch, heads, queries, call.sinks), device, free=1)
     offset = terms.offset
     if terms.table is not None:
         _check_table(call, terms.table, heads)

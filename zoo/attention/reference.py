@@ -41,7 +41,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
         prior = prior + call.table.dense().to(wide)
     if call.terms.bias is not None:
         prior = prior + whole_bias(call.terms.bias).to(wide)
-    logits = logits + (torch.where(call.exempt[:, None, None], call.level, prior) if call.sinks else prior)
+    logits = logits + (call.exempt_sinks(prior, slice(None), slice(None)) if call.sinks else prior)
     if call.query_scale is not None:
         logits = logits * call.query_scale.to(wide)[..., None]
     mask = visible(call)

@@ -96,7 +96,7 @@ class SdpaKernel:
         if with_sink:  # a key and a value of zeros in front, whose logit the mask has
             k, v = F.pad(k, (0, 0, 1, 0)), F.pad(v, (0, 0, 1, 0))
         values = None if call.table is None else call.table.table
-        tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale, call.terms.sink)
+        tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale, call.terms.sink, call.terms.of_sinks)
         space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
@@ -168,10 +168,8 @@ def _mask(
     if call.terms.bias is not None:
         dense = bias_block(call.terms.bias, heads, block, last)
         bias = dense if bias is None else bias + dense
-    if call.sinks and (bias is not None or call.terms.q_lanes is not None):
-        level = call.level if call.level.shape[1] == 1 else call.level[:, heads]
-        rest = torch.zeros_like(level[:, :, block]) if bias is None else bias
-        bias = torch.where(call.exempt[:, None, None, :last], level[:, :, block], rest)
+    if call.sinks and (bias is not None or call.terms.q_lanes is not None or call.terms.of_sinks is not None):
+        bias = call.exempt_sinks(call.level.new_zeros(last) if bias is None else bias, heads, block)
     if bias is None and bad is None and call.terms.sink is None:
         return shown
     if bias is not None and call.query_scale is not None:

@@ -72,21 +72,17 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     wide, width = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[-1]
     q = call.q.to(wide) / math.sqrt(width)
     row = torch.arange(call.offset, call.num_keys, device=q.device)[:, None]
-    place = torch.arange(call.sinks, device=q.device)
-    # k, v as (B, G, T or 1, sinks, columns).
-    if call.segments is None:
-        k, v = (x[:, :, None, : call.sinks] for x in (call.k[..., -width:], call.v))
-    else:
-        place = (row - Positions.documents(call.segments).index()[:, call.offset :, None]) + place  # (B, T, sinks)
-        batch = torch.arange(len(q), device=q.device)[:, None, None]
-        at = place.clamp(max=call.num_keys - 1)
-        k, v = (x.transpose(1, 2)[batch, at].permute(0, 3, 1, 2, 4) for x in (call.k[..., -width:], call.v))
-    logits = _by_group(q, k.to(wide).transpose(-1, -2)) + call.level
+    start = None if call.segments is None else row[:, 0] - call.places[:, call.offset :]
+    k, v = (first_keys(x, start, call.sinks) for x in (call.k[..., -width:], call.v))
+    place = torch.arange(call.sinks, device=q.device) + (0 if start is None else start[..., None])  # ([B, T,] sinks)
+    logits = by_group(q, k.to(wide).transpose(-1, -2)) + call.level
+    if call.terms.of_sinks is not None:
+        logits = logits + call.terms.of_sinks
     if call.query_scale is not None:
         logits = logits * call.query_scale[..., None].to(wide)
     if call.causal:
         logits = logits.masked_fill((place > row).view(-1, 1, *logits.shape[2:]), -math.inf)
-    near, lse = _by_group(logits.softmax(-1), v.to(wide)), logits.logsumexp(-1)
+    near, lse = by_group(logits.softmax(-1), v.to(wide)), logits.logsumexp(-1)
     sink = call.sink_logits
     return (near, lse) if sink is None else (near * _share(lse, sink), lse.logaddexp(sink[..., 0]))
 
@@ -96,7 +92,15 @@ def _share(lse: Tensor, sink: Tensor) -> Tensor:
     return (lse[..., None] - sink).sigmoid()
 
 
-def _by_group(rows: Tensor, matrices: Tensor) -> Tensor:
+def first_keys(x: Tensor, start: Tensor | None, count: int) -> Tensor:
+    """(B, G, T or 1, count, D): of keys x (B, G, S, D) those from row `start`, (1 or B, T), on; None: from the first."""
+    if start is None:
+        return x[:, :, None, :count]
+    at = (start[..., None] + torch.arange(count, device=x.device)).clamp(max=x.shape[2] - 1)
+    return x.transpose(1, 2)[torch.arange(len(x), device=x.device)[:, None, None], at].permute(0, 3, 1, 2, 4)
+
+
+def by_group(rows: Tensor, matrices: Tensor) -> Tensor:
     """(B, H, T, m) of rows (B, H, T, n) and matrices (B, G, T or 1, n, m): each group of heads shares its own."""
     grouped = rows.unflatten(1, (matrices.shape[1], -1))
     if matrices.shape[2] == 1:

@@ -48,6 +48,7 @@ class PriorTerms:
             scales leave it as it is. Where K is in lanes, z counts from K of the row's own key.
         gain: a relative table of factors of the content's logits, ⟨q, k⟩/√d_c.
         offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.
+        of_sinks: (1 or B, H, T, n) K of the n sinks of each row's document, instead of 0.
     """
 
     q_lanes: Tensor | None = None
@@ -59,6 +60,7 @@ class PriorTerms:
     offset: int | None = None
     sink: Tensor | None = None
     gain: RelativeTable | None = None
+    of_sinks: Tensor | None = None
 
     def __add__(self, other: PriorTerms) -> PriorTerms:
         def add(a, b):
@@ -78,6 +80,7 @@ class PriorTerms:
             _agreed("offset", self.offset, other.offset),
             add(self.sink, other.sink),
             add(self.gain, other.gain),
+            add(self.of_sinks, other.of_sinks),
         )
 
     def of_heads(self, heads: Sequence[int]) -> PriorTerms:
@@ -91,7 +94,9 @@ class PriorTerms:
         lanes = cut(self.q_lanes), cut(self.k_lanes)
         sink = None if self.sink is None else self.sink[list(heads)]
         gain = None if self.gain is None else self.gain.of_heads(heads)
-        return PriorTerms(*lanes, table, bias, cut(self.carry), self.causal, self.offset, sink, gain)
+        return PriorTerms(
+            *lanes, table, bias, cut(self.carry), self.causal, self.offset, sink, gain, cut(self.of_sinks)
+        )
 
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""

@@ -54,8 +54,6 @@ def call(
     return call_app(app, argv, prog=prog)
 
 
-# ------------------------------------------------------------------------------------------------ signals
-
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

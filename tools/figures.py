@@ -1,8 +1,4 @@
-"""Draw the figures of the pages from the tables in benchmarks/, as `priorzoo evaluate` draws them.
-
-python tools/figures.py             all of them
-python tools/figures.py dna vision_photos    those whose path begins so
-"""
+"""Draw the figures of the pages from the tables in benchmarks/, as `priorzoo evaluate` draws them."""
 
 from __future__ import annotations
 
@@ -11,9 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
@@ -22,7 +16,6 @@ from modalities.contract import find_modality
 from modalities.evaluation import Evaluator
 from modalities.figures import overview_figure, scores_figure
 from modalities.results import LENGTH, Axis, ModelResult, Score
-from zoo.cli import call
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 MIXERS = ("goat", "ggd_goat", "rope", "markov-12", "mixer")
@@ -56,19 +49,14 @@ FAR = (
     Score("seconds", "seconds to read the text"),
     Score("left_out", "share of keys left out", unit_interval=True),
 )
-app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 
-@app.command()
-def main(
-    prefixes: Annotated[list[str] | None, typer.Argument(help="beginnings of paths; default: all figures")] = None,
-) -> None:
+def main() -> None:
     for figure, methods in FIGURES.items():
-        if figure.startswith(tuple(prefixes or ("",))):
-            draw(BENCHMARKS / figure, methods)
-            with Image.open(BENCHMARKS / figure) as picture:  # a third of the bytes
-                picture.convert("RGB").quantize(128).save(BENCHMARKS / figure, optimize=True)
-            typer.echo(f"written: benchmarks/{figure}")
+        draw(BENCHMARKS / figure, methods)
+        with Image.open(BENCHMARKS / figure) as picture:  # a third of the bytes
+            picture.convert("RGB").quantize(128).save(BENCHMARKS / figure, optimize=True)
+        print(f"written: benchmarks/{figure}")
 
 
 def draw(path: Path, methods: tuple[str, ...]) -> None:
@@ -117,4 +105,4 @@ def is_number(text: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(call(app, None, prog="tools/figures.py"))
+    main()

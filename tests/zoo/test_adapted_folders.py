@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import zoo
 from tests.zoo.test_cli import invoke
@@ -49,17 +49,34 @@ def test_reading_past_the_table_of_positions(kind: str) -> None:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
+    return create_base("llama", tmp_path)
+
+
+def create_base(kind: str, folder: Path) -> Path:
+    """A small causal LM of random weights."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=16, bos_token_id=1, eos_token_id=2))
-    model.save_pretrained(tmp_path / "base")
-    return tmp_path / "base"
+    options = {
+        "llama": SIZES | dict(max_position_embeddings=16),
+        "gpt2": dict(vocab_size=40, n_embd=32, n_layer=2, n_head=2),
+    }
+    options["gemma3_text"] = SIZES | dict(
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=16, sliding_window=8
+    )
+    config = AutoConfig.for_model(kind, **options[kind], bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
+    return folder / "base"
 
 
-@pytest.mark.parametrize("lora", [0, 2])
-@pytest.mark.parametrize("prior", [None, {"position": "ggd"}, zoo.adapters.limited_reach(soft=9.0)])
-def test_an_adapter_has_all_but_the_base(lora: int, prior: dict | None, base: Path, tmp_path: Path) -> None:
+SOFT = zoo.adapters.limited_reach(soft=9.0)
+BASES = [("llama", lora, prior) for lora in (0, 2) for prior in (None, {"position": "ggd"}, SOFT)]
+BASES += [("gpt2", 2, {"position": "ggd", "keep_rope": False}), ("gpt2", 0, SOFT), ("gemma3_text", 2, SOFT)]
+
+
+@pytest.mark.parametrize(("kind", "lora", "prior"), BASES)
+def test_an_adapter_has_all_but_the_base(kind: str, lora: int, prior: dict | None, tmp_path: Path) -> None:
     """On the base at another place: the same logits, cached generation, the adapter again, and merged a whole model."""
-    model = open_released(str(base), {"yarn": "2"})
+    base = create_base(kind, tmp_path)
+    model = open_released(str(base), {} if kind == "gpt2" else {"yarn": "2"})
     if lora:
         add_lora(model, lora)
     if prior:
@@ -75,7 +92,7 @@ def test_an_adapter_has_all_but_the_base(lora: int, prior: dict | None, base: Pa
     loaded = zoo.load_adapted(tmp_path / "adapter", base=str(tmp_path / "moved"))
     tokens = torch.randint(3, 40, (1, 24))
     assert torch.equal(loaded(tokens).logits, model.eval()(tokens).logits)
-    assert loaded.config.rope_parameters["rope_type"] == "yarn"
+    assert kind == "gpt2" or '"rope_type": "yarn"' in loaded.config.to_json_string()
     written = loaded.generate(tokens, max_new_tokens=6, do_sample=False)
     assert torch.equal(loaded.generate(tokens, max_new_tokens=6, do_sample=False, use_cache=False), written)
     zoo.save_adapted(loaded, tmp_path / "again")
@@ -84,6 +101,18 @@ def test_an_adapter_has_all_but_the_base(lora: int, prior: dict | None, base: Pa
     merged = zoo.load_adapted(tmp_path / "again", base=str(tmp_path / "moved"), merge=True)
     assert not [name for name, _ in merged.named_parameters() if "lora_" in name]
     torch.testing.assert_close(merged(tokens).logits, loaded(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_gemma_with_sinks_generates_until_its_cache_drops_keys(tmp_path: Path) -> None:
+    model = open_released(str(create_base("gemma3_text", tmp_path)), {"soft": "9", "sinks": "2"}).eval()
+    tokens, options = torch.randint(3, 40, (1, 4)), dict(do_sample=False, eos_token_id=None)
+    written = model.generate(tokens, max_new_tokens=4, **options)
+    assert torch.equal(model.generate(tokens, max_new_tokens=4, use_cache=False, **options), written)
+    assert model.generate(tokens, max_new_tokens=20, use_cache=False, **options).shape == (1, 24)
+    with pytest.raises(
+        ValueError, match="a cache of the last 8 keys does not tell their positions, on which sinks depend"
+    ):
+        model.generate(tokens, max_new_tokens=20, **options)
 
 
 def test_an_adapter_refuses_another_base(base: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from zoo.adapters import ADAPTER, adapt, find_folder, hub_name, limited_reach
+from zoo.adapters.hf import LEARNED
 from zoo.adapters.layer import RECORD, prior_parameters
 from zoo.errors import Options, require
 from zoo.files import data_folder, read_object, read_tensors, write_json, write_text
@@ -194,12 +195,13 @@ def _identity(model: PreTrainedModel) -> Options:
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """16 hex digits of the base's parameters in bfloat16: the same however wide a model is loaded."""
+    """16 hex digits of the base's parameters in bfloat16: the same however wide a model is loaded, and with its learned
+    positions taken out."""
     digest, priors = hashlib.sha256(), prior_parameters(model)
-    own = {
-        n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors and ".lora_" not in n
-    }
+    own = {n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors}
     for name, parameter in sorted(own.items()):
+        if ".lora_" in name or not {*name.split(".")}.isdisjoint(LEARNED):
+            continue
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().bfloat16().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from modalities.decoder.tokenizers import open_tokenizer
 from modalities.text import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
@@ -148,26 +149,32 @@ def test_what_is_not_served_is_named(tmp_path) -> None:
             PriorzooLM(**{"pretrained": NAME} | options)
 
 
-@pytest.mark.slow
-def test_the_command_is_the_harness_own(tasks, capsys, monkeypatch) -> None:
+@pytest.fixture
+def command(tasks, monkeypatch) -> list[str]:
     # The harness' own tasks, thousands of files, would be read first.
     monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
-    words = ["--model", "priorzoo", "--tasks", "choice", "--include_path", str(tasks)]
-    assert main(["lm-eval", *words, "--model_args", f"pretrained={NAME},batch_size=3", "--limit", "2"]) == 0
+    return ["lm-eval", "--model", "priorzoo", "--tasks", "choice", "--include_path", str(tasks), "--model_args"]
+
+
+@pytest.mark.slow
+def test_the_command_is_the_harness_own(command, capsys) -> None:
+    assert main([*command, f"pretrained={NAME},batch_size=3", "--limit", "2"]) == 0
     printed = capsys.readouterr().out
     assert "|choice|" in printed and "'batch_size': 3" in printed
-    assert main(["lm-eval", *words, "--model_args", f"pretrained={NAME},max_lenght=3"]) == 2
+    assert main([*command, f"pretrained={NAME},max_lenght=3"]) == 2
     assert "did you mean 'max_length'" in capsys.readouterr().err
 
 
-def test_an_adapter_of_a_released_model(tmp_path: Path) -> None:
+def test_an_adapter_of_a_released_model_by_the_command(command, tmp_path: Path) -> None:
     base = llama_of(create_model("text_rope_tiny.facts"), tmp_path / "base")
-    save_adapted(open_released(base, {"soft": "12"}), tmp_path / "adapter")
-    model = PriorzooLM(f"hf:{tmp_path}/adapter", device="cpu")
-    words, more = "The people of the United", " States"
-    ((found, _),) = model.loglikelihood([Instance("loglikelihood", {}, (words, more), 0)], disable_tqdm=True)
-    ids = torch.tensor([model.tokenizer(words + more)["input_ids"]])
-    scores = load_adapted(tmp_path / "adapter")(ids).logits[0].log_softmax(-1)
-    count = ids.shape[1] - len(model.tokenizer(words)["input_ids"])
-    wanted = scores[-count - 1 : -1].gather(-1, ids[0, -count:, None]).sum()
-    assert found == pytest.approx(wanted.item(), abs=1e-3)
+    save_adapted(open_released(base, {"soft": "12", "sinks": "2"}), tmp_path / "adapter")
+    assert main([*command, f"pretrained=hf:{tmp_path}/adapter", "--log_samples", "--output_path", str(tmp_path)]) == 0
+    [file] = tmp_path.glob("*/samples_choice_*.jsonl")
+    samples = sorted(map(json.loads, file.read_text().splitlines()), key=lambda sample: sample["doc_id"])
+    adapted, encode = load_adapted(tmp_path / "adapter"), open_tokenizer(base).encode
+    for question, sample in zip(QUESTIONS, samples, strict=True):
+        for text, [(found, _)] in zip(question["choices"], sample["resps"], strict=True):
+            ids = encode(question["text"] + " " + text)
+            count = len(ids) - len(encode(question["text"].rstrip()))
+            expected, _ = direct(lambda tokens: adapted(tokens).logits, ids, count)
+            assert float(found) == pytest.approx(expected, abs=1e-4)

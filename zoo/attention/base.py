@@ -290,11 +290,14 @@ def needs_mask(call: AttentionCall) -> bool:
     return call.causal and call.num_queries not in (call.num_keys, 1)
 
 
-def refuses_mask_and_dropout(call: AttentionCall) -> str | None:
-    """The answer of a kernel without a T × S matrix, which has neither a mask to read nor weights to drop."""
+def needs_matrix(call: AttentionCall) -> str | None:
+    """Why a kernel without a T × S matrix cannot serve a call: it has neither a mask to read nor weights to drop."""
     if call.mask is not None:
         return "it reads no T × S mask"
-    return "it does not drop weights" if call.dropout else None
+    if call.dropout:
+        return "it does not drop weights"
+    bidirectional = call.sinks and call.segments is not None and not call.causal
+    return "sinks of several documents need causal attention" if bidirectional else None
 
 
 def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:

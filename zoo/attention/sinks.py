@@ -19,11 +19,14 @@ from zoo.priors.base import PriorTerms
 from zoo.priors.tables import BlockedBias
 
 
-def attend_with_sinks(call: AttentionCall, attend: Callable[[AttentionCall], tuple[Tensor, Tensor]]) -> Tensor:
-    """(B, H, T, D) of a call with sinks, whose documents are alone in their rows or causal, or with a learned sink.
+def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+    """(B, H, T, D) of any call; with sinks, its documents are alone in their rows or causal.
 
-    attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows, with both gradients.
+    attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows, with both gradients; no
+        numbers with `wants_lse=False`.
     """
+    if not call.sinks and call.terms.sink is None:
+        return attend(call, wants_lse=False)[0]
     if call.sinks and call.segments is None and call.num_keys <= call.sinks:
         width = call.q.shape[-1]
         call = replace(call, k=call.k[..., -width:], terms=PriorTerms(sink=call.terms.sink), window=None, sinks=0)

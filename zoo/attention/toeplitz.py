@@ -28,12 +28,13 @@ from zoo.attention.base import (
     aligned,
     has_values,
     needs_mask,
+    needs_matrix,
     pad_heads,
-    refuses_mask_and_dropout,
     repeat_heads,
     single_documents,
 )
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
+from zoo.attention.sinks import attend_with_sinks
 from zoo.positions import document_starts
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -71,17 +72,11 @@ class ToeplitzKernel:
             return "the table is over a grid, where K is not a function of i − j"
         if call.window is not None and -call.offset >= call.window:
             return "no key is in the window of the first queries, and it needs one in each row"
-        if call.sinks and call.segments is not None and not call.causal:
-            return "sinks of several documents need causal attention"
-        return refuses_mask_and_dropout(call)
+        return needs_matrix(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
-        if call.sinks or call.terms.sink is not None:
-            from zoo.attention.sinks import attend_with_sinks
-
-            return attend_with_sinks(call, self.attend)
-        return self.attend(call, wants_lse=False)[0]
+        return attend_with_sinks(call, self.attend)
 
     def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
         """The output, and the log-sum-exp of the logits (B, H, T), or no numbers where it is not wanted."""

@@ -24,11 +24,12 @@ from zoo.attention.base import (
     cuda_capability,
     has_values,
     needs_grad,
-    refuses_mask_and_dropout,
+    needs_matrix,
     repeat_heads,
     traced_as_constant,
 )  # fmt: skip
 from zoo.attention.reach import SKIPS
+from zoo.attention.sinks import attend_with_sinks
 from zoo.priors.tables import FusedTable
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share"]
@@ -109,17 +110,11 @@ class TritonKernel:
             return "its table is neither over a line nor over a grid"
         if call.segments is not None and call.offset < 0:
             return "documents need a key for every query"
-        if call.sinks and call.segments is not None and not call.causal:
-            return "sinks of several documents need causal attention"
-        return refuses_mask_and_dropout(call)
+        return needs_matrix(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""
-        if call.sinks or call.terms.sink is not None:
-            from zoo.attention.sinks import attend_with_sinks
-
-            return attend_with_sinks(call, self.attend)
-        return self.attend(call, wants_lse=False)[0]
+        return attend_with_sinks(call, self.attend)
 
     def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
         """The output, and the log-sum-exp of the logits (B, H, T), no numbers where it is not wanted."""
@@ -127,7 +122,8 @@ class TritonKernel:
 
         table, scalars = call.table, _scalars(call)
         q, k, v, row_scale, segments = _operands(call)
-        few = call.num_queries <= self.decode_queries and not scalars[3]
+        on_grid = call.table is not None and call.table.shape is not None
+        few = call.num_queries <= self.decode_queries and not on_grid
         if few and not needs_grad(q, k, v, row_scale, None if table is None else table.table):
             decode = decode_op if torch.compiler.is_compiling() or not has_values(q) else fused_decode
             values = None if table is None else table.table.float()
@@ -193,12 +189,12 @@ def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | Non
     return q, k, v, row_scale, segments
 
 
-def _scalars(call: AttentionCall) -> tuple[bool, int, int, list[int], int, float]:
-    """causal, window, origin, grid, lanes and the softmax scale: the operator's scalar arguments."""
+def _scalars(call: AttentionCall) -> tuple[list[int], float]:
+    """`place`, of `op.operands`, and the softmax scale: the operator's scalar arguments."""
     origin, grid = 0, []
     if call.table is not None and call.table.shape is not None:
         origin, grid = call.table.center, [*call.table.shape, call.table.num_prefix]
     elif call.table is not None:
         origin = call.table.origin or 0
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
-    return call.causal, call.window or 0, origin, grid, lanes, call.softmax_scale
+    return [int(call.causal), call.window or 0, origin, lanes, *grid], call.softmax_scale

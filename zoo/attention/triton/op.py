@@ -26,18 +26,18 @@ def operands(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
-    causal: bool,
-    window: int,
-    origin: int,
-    grid: list[int],
-    lanes: int,
+    place: list[int],
     softmax_scale: float,
 ) -> Operands:
-    """An operator's flat arguments, which torch asks for, as one object; grid [height, width, prefix], or [] on a line."""
+    """An operator's flat arguments, which torch asks for, as one object.
+
+    place: [causal, window, origin, lanes] on a line; on a grid with its [height, width, prefix] behind.
+    """
     (batch, heads, queries, width_k), (_, groups, keys, width_v) = q.shape, (*k.shape[:3], v.shape[3])
     shape = (batch, heads, groups, queries, keys, width_k, width_v)
+    causal, window, origin, lanes, *grid = place
     height, width, prefix = grid or (0, 0, 0)
-    geometry = Geometry(*shape, lanes, causal, window, origin, height, width, prefix, softmax_scale)
+    geometry = Geometry(*shape, lanes, bool(causal), window, origin, height, width, prefix, softmax_scale)
     return Operands(q, k, v, table, row_scale, segments, geometry)
 
 
@@ -50,11 +50,7 @@ def _attention(
     segments: Tensor | None,
     params: Tensor | None,
     jacobian: Tensor | None,
-    causal: bool,
-    window: int,
-    origin: int,
-    grid: list[int],
-    lanes: int,
+    place: list[int],
     softmax_scale: float,
     constant_from: int,
     skip: bool,
@@ -64,7 +60,7 @@ def _attention(
     params, jacobian: of a parametric table, (P, H) and (P or, see `FusedTable`, P − 1, H, N): params get the gradient
     Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. constant_from: as in `table_gradient`.
     """
-    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
+    call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     plan = make_plan(call) if skip else None
     out, lse2 = attention_forward(call, plan)
     return out, lse2, torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows
@@ -85,17 +81,13 @@ def _backward_op(
     out: Tensor,
     lse2: Tensor,
     rows: Tensor,
-    causal: bool,
-    window: int,
-    origin: int,
-    grid: list[int],
-    lanes: int,
+    place: list[int],
     softmax_scale: float,
     constant_from: int,
     needs_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
-    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
+    call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     plan = Plan(rows, call.geometry) if rows.numel() else None
     upstream = output_gradient(grad_out, out, lse2, call.geometry, grad_lse2)
     log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
@@ -143,7 +135,7 @@ def _gradients(ctx, grad_out, grad_lse2, *_):
     needs = ctx.needs_input_grad
     dq, dk, dv, *grads = _backward_op(grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs[3])
     d_table, d_scale, d_params = (g if needs[n] else None for g, n in zip(grads, (3, 4, 6), strict=True))
-    return dq, dk, dv, d_table, d_scale, None, d_params, *[None] * 9
+    return dq, dk, dv, d_table, d_scale, None, d_params, *[None] * 5
 
 
 def _no_second_derivative(ctx, *_):
@@ -180,17 +172,13 @@ def fused_decode(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
-    causal: bool,
-    window: int,
-    origin: int,
-    grid: list[int],
-    lanes: int,
+    place: list[int],
     softmax_scale: float,
     wants_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """`attention_op` of few queries on a line, without gradients: its output and log2-sum-exp, empty if not wanted."""
     table = None if table is None else last_axis_contiguous(table)
-    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
+    call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     return decode(call, wants_lse=wants_lse)
 
 

@@ -153,8 +153,8 @@ class LayerCache:
                 return out
         queries = positions.tail(q.shape[2])
         length = self.extent.length
-        carry = self.carries[:, :, length - 1, 0] if self.carries is not None and length else None
-        terms = prior(queries, positions, causal=True, x=x, carry=carry)
+        state = {"carry": self.carries[:, :, length - 1, 0]} if self.carries is not None and length else {}
+        terms = prior(queries, positions, causal=True, x=x, **state)
         if terms.carry is not None:
             self.carries = _store(self.carries, terms.carry[..., None], self.extent)
         if terms.k_lanes is not None:

@@ -242,13 +242,11 @@ def create_position(
         raise ValueError(
             f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: one layer takes one of these"
         )
-    if not isinstance(options, Mapping) or not {"sinks", "window"} & options.keys():
-        return _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
-    own = {key: options[key] for key in ("sinks", "window") if key in options}
+    options = dict(options or {})
+    own = {key: options.pop(key) for key in ("sinks", "window") if key in options}
     sinks, window = own.get("sinks", 0), own.get("window")
     check_whole(f"sinks of {name!r}", sinks, 0)
-    others = {key: value for key, value in options.items() if key not in own}
-    position = _create(name, line_methods(), {}, supplied, others, lanes, pairs=2)
+    position = _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
     if isinstance(window, float) and 0 < window < 1:
         window = max(round(window * train_context), 1)
     if window is not None:

@@ -13,15 +13,7 @@ from torch import Tensor, nn
 
 from zoo.errors import check_flags, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import (
-    GridPrior,
-    IsotropicPrior,
-    Prior,
-    PriorTerms,
-    TablePrior,
-    bf16_pieces,
-    prior_dtype,
-)
+from zoo.priors.base import GridPrior, IsotropicPrior, Prior, PriorTerms, TablePrior, bf16_pieces, prior_dtype
 
 # Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position 2^20. One more lane subtracts
 # the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
@@ -116,9 +108,7 @@ class Alibi(TablePrior):
         slopes = self.slopes(distance.device).view(-1, *[1] * distance.ndim)
         return (-slopes * distance.abs()).to(distance.dtype)
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         if not causal:
             return super().forward(q_pos, k_pos, causal=causal, x=x)
         self.require_line(q_pos, k_pos)
@@ -216,9 +206,7 @@ class ScaleInvariant(TablePrior):
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         return (-2 * torch.log1p(distance.abs() / self.tau.to(distance.dtype))).expand(self.num_heads, *distance.shape)
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         terms = super().forward(q_pos, k_pos, causal=causal, x=x)
         assert terms.table is not None
         return replace(terms, gain=replace(terms.table, table=(1 - terms.table.table).sqrt()))

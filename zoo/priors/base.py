@@ -21,14 +21,7 @@ from torch import Tensor, nn
 
 from zoo.errors import Options, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.tables import (
-    Bias,
-    BlockedBias,
-    ParametricTable,
-    RelativeTable,
-    grid_displacements,
-    whole_bias,
-)
+from zoo.priors.tables import Bias, BlockedBias, ParametricTable, RelativeTable, grid_displacements, whole_bias
 
 _N = TypeVar("_N", bound=int)
 
@@ -191,10 +184,9 @@ class Prior(nn.Module):
         check_whole("num_heads", num_heads, 1)
         self.num_heads = num_heads
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only."""
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+        """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only, which also
+        takes as `carry` the last of `PriorTerms.carry` of the chunk before."""
         raise NotImplementedError
 
     def content(self, x: Tensor) -> Tensor | None:
@@ -301,10 +293,8 @@ class _CutPrior(Prior):
         super().__init__(len(heads))
         self.whole, self.heads, self.num_lanes = whole, heads, whole.num_lanes
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        return self.whole(q_pos, k_pos, causal=causal, x=x, carry=carry).of_heads(self.heads)
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+        return self.whole(q_pos, k_pos, causal=causal, x=x).of_heads(self.heads)
 
 
 class TablePrior(Prior):
@@ -317,9 +307,7 @@ class TablePrior(Prior):
         """(H, *distance.shape) log-prior at distances d = i − j, in the dtype of `distance`."""
         raise NotImplementedError
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         device = x.device if x is not None else prior_device(self)
         lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
@@ -351,9 +339,7 @@ class GridPrior(Prior):
         """
         raise NotImplementedError
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
             raise ValueError("a 2-D table needs queries and keys on the same grid")
         device = x.device if x is not None else prior_device(self)
@@ -385,9 +371,7 @@ class Uniform(Prior):
     is_zero = True
     is_relative = True
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         return PriorTerms()
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
@@ -409,7 +393,5 @@ class Sink(Uniform):
         check_number("start", start)
         self.logit = nn.Parameter(torch.full((num_heads,), float(start)))
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         return PriorTerms(sink=self.logit.to(prior_dtype(self)))

@@ -70,9 +70,7 @@ class Fire(Prior):
         multiplier, scale = (p.to(dtype).abs() for p in (self.multiplier, self.scale))
         return _Curve(scale, self.length.to(dtype) * multiplier, *(_copied(self.mlp[n], dtype) for n in (0, 2)))
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         bias = self._bias(q_pos, k_pos, causal, prior_dtype(self))
         return PriorTerms(bias=bias, causal=causal or None, offset=q_pos.offset - k_pos.offset)

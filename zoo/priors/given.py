@@ -112,9 +112,7 @@ class Matrix(Prior):
             numbers = torch.zeros(num_heads, int(shape[0] or 0), int(shape[1] or 0))
         self.values = nn.Parameter(numbers, requires_grad=False)
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         return PriorTerms(bias=self._dense(q_pos, k_pos, prior_dtype(self)), offset=q_pos.offset - k_pos.offset)
 

@@ -16,7 +16,7 @@ from zoo.priors.base import Prior, PriorTerms, linear_in, prior_device, prior_dt
 
 
 class Compose(Prior):
-    """K = Σ_n K_n of the named parts; part names are submodule names."""
+    """K = Σ_n K_n of the named parts; part names are submodule names. State goes to the part that depends on content."""
 
     by_head = ()
 
@@ -37,7 +37,8 @@ class Compose(Prior):
     ) -> PriorTerms:
         terms = PriorTerms()
         for part in self.parts():
-            terms = terms + part(q_pos, k_pos, causal=causal, x=x, carry=carry)
+            state = {"carry": carry} if carry is not None and part.depends_on_content else {}
+            terms = terms + part(q_pos, k_pos, causal=causal, x=x, **state)
         return terms
 
     def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
@@ -123,9 +124,7 @@ class KeyBias(_Sink):
         value = self.sink(self.features(at).to(dtype), at == 0)
         return value + self.slopes()[:, None] * at[:, None] if causal else value.double()
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         dtype = prior_dtype(self)
         ramp = self.bias(k_pos.index(self.gain.device), causal, dtype)
@@ -172,9 +171,7 @@ class KeyBias2d(_Sink):
         prefix = self.bump.to(dtype)[None, :, None].expand(1, -1, k_pos.num_prefix)
         return torch.cat([prefix, patches], dim=-1)
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         dtype = prior_dtype(self)
         q_lane = torch.ones(1, 1, q_pos.length, 1, device=self.gain.device, dtype=dtype)
         return PriorTerms(q_lane, self._bias(k_pos, dtype)[..., None])
@@ -245,9 +242,7 @@ class Spectral(Prior):
         alpha, beta = self.alpha.double().view(lead), self.beta.double().view(lead)
         return (alpha * angle.cos() + beta * angle.sin()).sum(-1)
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         k_at = k_pos.index(self.omega.device)
         q_at = k_at if q_pos is k_pos else q_pos.index(self.omega.device)
@@ -290,9 +285,7 @@ class Spectral2d(Prior):
         self.x = Spectral(num_heads, rank=rank, base=base, init=init)
         self.num_lanes = 4 * rank
 
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
+    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         device = self.y.omega.device
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
         qy, ky = self.y.lanes(q_y[None], k_y[None])

@@ -21,6 +21,7 @@ from modalities.evaluation import (
 )
 from modalities.paired import Observed, paired_rows, scores_by_unit, t_quantile
 from modalities.results import SeedMean, compact, mean_of_seeds
+from tests.refusals import refuses
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,12 @@ class Hues(Evaluator[HueSettings]):
 
 def test_settings():
     for name, wrong in {"lengths": (1,), "samples": 0, "batch_tokens": 0, "seed": -1}.items():
-        with pytest.raises(ValueError, match=name):
-            LengthSettings(**{name: wrong})
+        refuses(name, LengthSettings, **{name: wrong})
     assert LengthSettings(lengths=(64, 16, 64)).lengths == (16, 64)
     assert LengthSettings().resolved_lengths(128) == (128, 256, 512, 1024, 2048, 4096)
     assert counts("128,512,4k") == (128, 512, 4096) and counts("1M, 2") == (2**20, 2)
     for wrong in ("1x", "k", "-3", "1.5k"):
-        with pytest.raises(ValueError, match=wrong):
-            counts(wrong)
+        refuses(wrong, counts, wrong)
     ticks = {128: "128", 1008: "1008", 1024: "1k", 1536: "1.5k", 2**20 - 1024: "1023k", 2**20: "1M"}
     assert {n: compact(n) for n in ticks} == ticks
 
@@ -83,8 +82,7 @@ def test_means_of_seeds():
     assert mean.rows == [{"size": 2, "top1": 0.75, "parts": [0.5, 1.0], "note": None}]  # what both have
     assert (mean.low[0]["top1"], mean.high[0]["top1"]) == (0.5, 1.0)
     assert mean.deviation[0]["top1"] == pytest.approx(math.sqrt(0.125))
-    with pytest.raises(ValueError, match=r"\ba, b\b"):
-        mean_of_seeds([seed("a", size=[1]), seed("b", trained_at=32, size=[1])], "size")
+    refuses(r"\ba, b\b", mean_of_seeds, [seed("a", size=[1]), seed("b", trained_at=32, size=[1])], "size")
 
 
 def test_means_of_missing_numbers():
@@ -164,5 +162,4 @@ def test_groups_are_compared_with_a_label():
     assert (row["model"], row["against"], row["hue"], row["units"], row["seeds"]) == ("a", "b", 10, 3, 2)
     assert row["difference"] == pytest.approx(1.5)
     assert Paired().paired(results, "a-s1")[0]["difference"] == pytest.approx(-1.5)  # its seeds are one model
-    with pytest.raises(ValueError, match="'c'"):
-        Paired().paired(results, "c")
+    refuses("'c'", Paired().paired, results, "c")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from modalities.loading import FirstBatches, IndexedLoader, RowBatches, StreamLoader, permuted
+from tests.refusals import refuses
 
 
 class Report(list):
@@ -125,18 +126,15 @@ def test_a_pass_ends_alike_on_all_ranks_and_starts_over():
 def test_wrong_shares_and_foreign_states():
     for share in ({"micro_batch": 0}, {"rank": 2, "world": 2}, {"rank": -1}):
         for make in (indexed, streamed):
-            with pytest.raises(ValueError, match=" ".join(map(str, next(iter(share.items()))))):
-                make(**share)
-    with pytest.raises(ValueError, match=r"size=7\b.*\b9\b"):
-        indexed(size=9).load_state_dict(saved(indexed(size=7)))
+            refuses(" ".join(map(str, next(iter(share.items())))), make, **share)
+    refuses(r"size=7\b.*\b9\b", indexed(size=9).load_state_dict, saved(indexed(size=7)))
     states = [saved(loader) for loader in [streamed(rank=rank, world=2) for rank in range(2)] if take(loader, 1)]
     for share, word in (
         ({"rank": 1, "world": 2}, r"rank=0\b.*\b1\b"),  # batches that carry states have one a rank
         ({"world": 3}, "world=2"),
         ({"num_workers": 3, "world": 2}, "workers=1"),
     ):
-        with pytest.raises(ValueError, match=word):
-            streamed(**share).load_state_dict(states[0])
+        refuses(word, streamed(**share).load_state_dict, states[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -18,6 +18,7 @@ from modalities.text import MODALITY as TEXT
 from modalities.text import CausalLM
 from recipes.runs import RunFolder
 from tests.launching import ROOT, command
+from tests.refusals import refuses
 from zoo import catalog
 
 SMALL = dict(dim=16, num_layers=1, num_heads=2, hidden_dim=16)
@@ -83,17 +84,12 @@ def test_modalities_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "_modalities", lambda: installed | catalog.SHIPPED)
     catalog.load_modality.cache_clear()
     assert find_modality("text") is TEXT and find_modality("alpha") is TEXT  # those that ship win
-    with pytest.raises(ValueError, match=r"'zeta'.*Modality"):
-        find_modality("zeta")
-    with pytest.raises(ValueError, match=r"'txt'.*'text'"):
-        find_modality("txt")
-    with pytest.raises(ImportError, match=r"needy.*no_such_package"):
-        find_modality("needy")
-    with pytest.raises(ModuleNotFoundError, match=r"torn\.missing"):  # its own fault, with its own traceback
-        find_modality("torn")
+    refuses(r"'zeta'.*Modality", find_modality, "zeta")
+    refuses(r"'txt'.*'text'", find_modality, "txt")
+    refuses(r"needy.*no_such_package", find_modality, "needy", error=ImportError)
+    refuses(r"torn\.missing", find_modality, "torn", error=ModuleNotFoundError)  # its own fault, with its own traceback
     assert "text_ggd_tiny" in zoo.list_models("text_ggd_*")
-    with pytest.raises(ValueError, match="no_such_package"):  # a name that it might have
-        zoo.create_model("needy_tiny")
+    refuses("no_such_package", zoo.create_model, "needy_tiny")  # a name that it might have
     monkeypatch.undo()
     catalog.load_modality.cache_clear()
 
@@ -115,13 +111,10 @@ def test_saved_models_name_their_modality(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
         assert catalog.saved_modality(folder / "model") == name.partition("_")[0]
     dna = tmp_path / "dna_ggd_tiny" / "model"
-    with pytest.raises(ValueError, match=r"'dna'.*'text'"):
-        CausalLM.from_pretrained(dna)
+    refuses(r"'dna'.*'text'", CausalLM.from_pretrained, dna)
     (dna / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        zoo.load_model(dna)
+    refuses(r"model\.safetensors", zoo.load_model, dna, error=FileNotFoundError)
     for content, message in (('{"wings": 2}', "torn"), ("{", "torn"), ('{"modality": "txt"}', "'text'")):
         (tmp_path / "torn").mkdir(exist_ok=True)
         (tmp_path / "torn" / "config.json").write_text(content)
-        with pytest.raises(ValueError, match=message):
-            zoo.load_model(tmp_path / "torn")
+        refuses(message, zoo.load_model, tmp_path / "torn")

@@ -28,6 +28,7 @@ from modalities.dna.evaluators.completion import (
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import ModelResult
 from tests.dna.models import Composed, bpe_tokenizer, letters, split_source, tiny
+from tests.refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,7 @@ def test_lengths_and_stretches_end_where_heldout_contigs_do(source):
     assert bits.points(Composed(train_context=100)) == (100, 200, 400, 800, 1600)
     assert bits.points(tiny("kmer:4", train_context=100)) == (400, 800, 1600)
     model = Composed(train_context=16)
-    with pytest.raises(ValueError, match="longest region has 6000"):
-        of(lengths=(7000,), **source).cells(model)
+    refuses("longest region has 6000", of(lengths=(7000,), **source).cells, model)
     stretches = of(lengths=(16, 64), stretch=100, samples=2, **source).cells(model)
     assert {s.stop - s.start for cell in stretches for s in cell.data["stretches"]} == {100}
     for options, message in (
@@ -163,8 +163,7 @@ def test_a_file_unseen_in_training_is_read_whole_and_the_training_source_keeps_i
     assert unseen.contents() == f"all of {fasta}: 5,000 bases of 2 contigs (chrA, random)"
     for spec in (str(fasta), f"{tmp_path}/*.fa"):
         assert len(Bits(settings, {"source": spec}).heldout.items.contigs) == 1
-    with pytest.raises(ValueError, match="all of it is held out: give --split BED"):
-        list(Bits(settings).run(MarkovChain(2)))
+    refuses("all of it is held out: give --split BED", list, Bits(settings).run(MarkovChain(2)))
 
 
 NEW = 60
@@ -272,9 +271,7 @@ def test_a_constant_text_has_no_correlation(genomes, writes):
 
 
 def test_continuations_that_cannot_be_written(genomes):
-    with pytest.raises(ValueError, match="at least 50 bases"):
-        CompletionSettings(new_bases=49)
+    refuses("at least 50 bases", CompletionSettings, new_bases=49)
     with pytest.raises(ValueError, match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000"):
         completing(genomes, lengths=(24, 4096)).cells(tiny())
-    with pytest.raises(ValueError, match="composed cannot continue a sequence; leave it out"):
-        completing(genomes).cells(Composed())
+    refuses("composed cannot continue a sequence; leave it out", completing(genomes).cells, Composed())

@@ -15,6 +15,7 @@ from modalities.dna.data import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder, build, next_token_loss
 from modalities.dna.tokenizers import encode, load_tokenizer, reverse_complement
 from tests.dna.models import tiny
+from tests.refusals import refuses
 from zoo import create_model
 
 
@@ -39,10 +40,8 @@ def test_configurations_that_cannot_be() -> None:
         ({"tokenizer": "kmer:6"}, r"tokenizer 'kmer:6' has 4096 targets in \d+ ids; the model has num_targets 4, "),
         ({"tokenizer": "bases", **sizes}, "weights are of one tokenizer"),
     ):
-        with pytest.raises(ValueError, match=message):
-            DnaConfig(**options)
-    with pytest.raises(ValueError, match="evaluate with --strands both"):
-        build("dna_goat_tiny", {"strands": "both"}, DnaDataConfig())
+        refuses(message, DnaConfig, **options)
+    refuses("evaluate with --strands both", build, "dna_goat_tiny", {"strands": "both"}, DnaDataConfig())
 
 
 ORDERS = [1, 3, 5, 24]
@@ -197,11 +196,9 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"copy_orders": [3], "tokenizer": "kmer:3"}, r"copies are of single bases, 'bases'"),
         ({"copy_memory": 9}, r"copy_memory=9 without copy_orders, such as \[11"),
     ):
-        with pytest.raises(ValueError, match=message):
-            DnaConfig(**options)
+        refuses(message, DnaConfig, **options)
     decoder = model()
-    with pytest.raises(ValueError, match="pass ids of tokens, not their embeddings"):
-        decoder(torch.zeros(1, 5, 32, dtype=torch.float64))
+    refuses("pass ids of tokens, not their embeddings", decoder, torch.zeros(1, 5, 32, dtype=torch.float64))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="by one process, not by 2: train on one, or set it to 0"):

@@ -17,6 +17,7 @@ from modalities.dna.splits import GenomeSplit, Region
 from modalities.dna.tokenizers import BASES, UNKNOWN, decode, encode, load_tokenizer, reverse_complement
 from modalities.loading import Heldout
 from tests.dna.models import bpe_tokenizer, genome_of, tiny
+from tests.refusals import refuses
 
 
 def sequence(*shape, seed=0, unknown=0.1):
@@ -39,8 +40,7 @@ def test_letters():
         (b"A\x00", r"letter 1 .* '\\x00' is not"),
         ("ACGT1", r"letter 4 of the sequence: '1' .*IUPAC"),
     ):
-        with pytest.raises(ValueError, match=message):
-            encode(text)
+        refuses(message, encode, text)
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
@@ -69,8 +69,7 @@ def test_unknown_specs():
         ("", "non-empty string such as 'bases'"),
         ("bpe.json", "expected 'bases', 'kmer:K' or 'hf:FOLDER'"),
     ):
-        with pytest.raises(ValueError, match=message):
-            load_tokenizer(spec)
+        refuses(message, load_tokenizer, spec)
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +202,8 @@ def test_pseudo_counts_are_the_likeliest_for_what_is_set_aside(genome):
 def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch):
     monkeypatch.setattr(markov, "ORDER", 3)
     model = MarkovChain(2, train_context=64)
-    windows = np.stack([encode(letters(np.random.default_rng(2), 50, unknown=0.1))] * 2)
-    with pytest.raises(RuntimeError, match="markov-2 is not fitted"):
-        model.score(windows)
+    windows = sequence(2, 50, seed=2)
+    refuses("markov-2 is not fitted", model.score, windows, error=RuntimeError)
     model.fit(Heldout("g", "0" * 16, GenomeSplit("g", genome, REGIONS)))
     scores, p = model.score(windows), markov.fit(genome, REGIONS, 3).probabilities(windows, 2)
     known = windows < 4

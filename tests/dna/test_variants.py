@@ -28,6 +28,7 @@ from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import decode, load_tokenizer, reverse_complement
 from tests.dna.models import Composed, genome_of, letters, tiny, write_fasta
+from tests.refusals import refuses
 
 TEXT = """##fileformat=VCFv4.3
 ##contig=<ID=c,length=900>
@@ -85,9 +86,7 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path, name, capfd):
     data = path.read_bytes()
     for size in [*np.random.default_rng(0).integers(30, len(data), 20).tolist(), len(data) - 28, len(data) - 1]:
         path.write_bytes(data[:size])
-        with pytest.raises(ValueError, match=r"v\..*(truncated|damaged)") as caught:
-            list(read_variants(path))
-        assert "\n" not in str(caught.value)
+        refuses(r"v\..*(truncated|damaged)", list, read_variants(path))
     assert capfd.readouterr().err == ""
 
 
@@ -101,8 +100,7 @@ def test_malformed_files(tmp_path):
         (b"", r"the header: truncated"),
     ):
         (tmp_path / "v").write_bytes(content)
-        with pytest.raises(ValueError, match=message):
-            list(read_variants(tmp_path / "v"))
+        refuses(message, list, read_variants(tmp_path / "v"))
 
 
 @pytest.fixture
@@ -249,5 +247,4 @@ def test_requests_that_cannot_be_served(files, tmp_path):
         (other, {"variants": path[:-3] + "vfc"}, r"no file of variants .*; did you mean '.*v\.vcf'"),
     ):
         chosen = replace(files({"c": text, "e": "ACGT"}, vcf(*rows)), **options)
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            Variants(chosen).cells(Composed())
+        refuses(message, Variants(chosen).cells, Composed(), error=(ValueError, FileNotFoundError))

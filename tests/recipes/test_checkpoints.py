@@ -20,6 +20,7 @@ from recipes.config import ConfigError, find_recipe, resolve
 from recipes.runs import FACTS, RunFolder, RunLock, check_same, convert, load_run, new_run_dir, newest_run_dir, seal
 from tests.durability.files import Runs
 from tests.recipes.test_train import SMALL, main, run
+from tests.refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,7 @@ def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
     assert run(tmp_path / "run", "train.zero_stage=1", "evaluate.every=0") == 0
     newest, mark = RunFolder(tmp_path / "run").checkpoints()[-1], tmp_path / "executed"
     poison(next(newest.glob("*optim_states.pt")), mark)
-    with pytest.raises(ConfigError, match="nothing in it was executed"):
-        convert(newest, tmp_path / "universal" / newest.name)
+    refuses("nothing in it was executed", convert, newest, tmp_path / "universal" / newest.name, error=ConfigError)
     assert not mark.exists()
 
 
@@ -142,8 +142,7 @@ def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path):
     script += "lock = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=rf"in use: process {other.pid} on "):
-            RunLock(tmp_path)
+        refuses(rf"in use: process {other.pid} on ", RunLock, tmp_path, error=ConfigError)
         other.kill()
     lock = RunLock(tmp_path)  # what a killed process left in the file is no lock
     ready, started = os.pipe()
@@ -176,8 +175,7 @@ def test_forbidden_distances_do_not_stop_a_resume(tmp_path):
     RunFolder(tmp_path).describe(plan)
     check_same(plan, tmp_path)
     recipe.model.options["position_options"] = {"values": [0.0, 1.0]}
-    with pytest.raises(ConfigError, match="position_options"):
-        check_same(resolve(recipe, world=1), tmp_path)
+    refuses("position_options", check_same, resolve(recipe, world=1), tmp_path, error=ConfigError)
 
 
 def test_a_run_of_a_version_with_fewer_settings_is_resumed(tmp_path):
@@ -210,6 +208,5 @@ def test_a_lock_is_a_file_of_its_own(tmp_path):
     (tmp_path / "link/run.lock").symlink_to(tmp_path / "precious")
     os.mkfifo(tmp_path / "pipe/run.lock")
     for name in ("link", "pipe"):
-        with pytest.raises(ConfigError, match="is a link or no regular file"):
-            RunLock(tmp_path / name)
+        refuses("is a link or no regular file", RunLock, tmp_path / name, error=ConfigError)
     assert (tmp_path / "precious").read_text() == "precious"

@@ -29,6 +29,7 @@ from recipes.fetchers import common, scenes, text, vision
 from recipes.fetchers.scenes import crowd, draw_crowd
 from tests.durability.files import Runs
 from tests.launching import Done, call
+from tests.refusals import refuses
 
 TTF = Path(matplotlib.get_data_path()) / "fonts/ttf"
 FONTS = {
@@ -111,18 +112,14 @@ def test_downloads_are_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "urlopen", answer)
     monkeypatch.setattr(common, "WAITS", (0.0, 0.0, 0.0))
     assert common.download(url, tmp_path).read_bytes() == b"abcd"
-    with pytest.raises(common.FetchError, match=r"HTTP status 404$"):
-        common.download(url, tmp_path)
+    refuses(r"HTTP status 404$", common.download, url, tmp_path, error=common.FetchError)
     answers += [Answer(b"abc", 9) for _ in range(3)]
-    with pytest.raises(common.FetchError, match="3 of 9 bytes came, after 3 tries"):
-        common.download(url, tmp_path)
+    refuses("3 of 9 bytes came, after 3 tries", common.download, url, tmp_path, error=common.FetchError)
     answers += [Answer(b"abcde", 4) for _ in range(3)]
-    with pytest.raises(common.FetchError, match="more than 4 bytes came"):
-        common.download(url, tmp_path)
+    refuses("more than 4 bytes came", common.download, url, tmp_path, error=common.FetchError)
     monkeypatch.setattr(common, "SLOWEST", -1e-3)  # the time of a whole download is over at once
     answers += [Answer(b"z" * 99) for _ in range(3)]
-    with pytest.raises(common.FetchError, match="or too slowly, after 3 tries"):
-        common.download(url, tmp_path)
+    refuses("or too slowly, after 3 tries", common.download, url, tmp_path, error=common.FetchError)
     assert common.HttpAlone().redirect_request(None, None, 302, "", {}, "ftp://x/file") is None
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"abcd"]
 

@@ -20,6 +20,7 @@ from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
 from recipes.fetchers import common, dna
+from tests.refusals import refuses
 
 MAF = b"""##maf version=1 scoring=multiz
 a score=1.0
@@ -113,10 +114,8 @@ def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content):
     (tmp_path / "genomes").mkdir()
     (tmp_path / "genomes/fly.fa").write_text(">mine\nA\n")
     content[FLY] = b">chr2R\nAcGTAC\n"
-    with pytest.raises(
-        common.FetchError, match=r"fly from augustus-doc 1:2.0-1: chr2R.fa has SHA-256 \w+; expected is"
-    ):
-        fetch(tmp_path)
+    words = r"fly from augustus-doc 1:2.0-1: chr2R.fa has SHA-256 \w+; expected is"
+    refuses(words, fetch, tmp_path, error=common.FetchError)
     assert contents(tmp_path) == {"genomes/fly.fa": b">mine\nA\n"}
     line = fetch(tmp_path, offline=False)
     assert line.endswith("OTHER bytes than the shipped weights' data (another assembly or masking): fly")
@@ -130,13 +129,11 @@ def test_what_cannot_be_used_is_named(tmp_path, content):
         (MOULD, gzip.compress(MAF)[:-20], "maffilter-examples 1:2.0-1: zt.maf.gz cannot be read"),
     ):
         whole, content[place] = content[place], raw
-        with pytest.raises(common.FetchError, match=named):
-            fetch(tmp_path)
+        refuses(named, fetch, tmp_path, error=common.FetchError)
         assert contents(tmp_path) == {}
         content[place] = whole
     del content[FLY]
-    with pytest.raises(common.FetchError, match=r"augustus-doc 1:2.0-1: chr2R.fa is missing"):
-        fetch(tmp_path)
+    refuses(r"augustus-doc 1:2.0-1: chr2R.fa is missing", fetch, tmp_path, error=common.FetchError)
 
 
 def test_only_the_first_bases_are_kept(tmp_path, content, monkeypatch):
@@ -147,7 +144,6 @@ def test_only_the_first_bases_are_kept(tmp_path, content, monkeypatch):
 
 def test_names_and_alignments(tmp_path):
     (tmp_path / "x.maf.gz").write_bytes(gzip.compress(MAF.replace(b"3 - 6 ", b"4 - 6 ")))
-    with pytest.raises(ValueError, match=r"Ztritici_IPO323\.chr_1 has 4 bases at 0 of 6, and it has not"):
-        list(dna.read_maf(tmp_path / "x.maf.gz"))
+    refuses(r"Ztritici_IPO323\.chr_1 has 4 bases at 0 of 6, and it has not", list, dna.read_maf(tmp_path / "x.maf.gz"))
     assert dna.contig_name("ustilago", "Umaydis:um_contig_1.252:1:+:11353") == "ustilago_contig_1.252"
     assert dna.contig_name("yeast", "chrXVI") == "yeast_chr16"

@@ -10,6 +10,7 @@ import torch
 
 from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, open_recipe, resolve
+from tests.refusals import refuses
 from zoo import create_model
 
 GIVEN = """
@@ -65,8 +66,7 @@ def test_recipes_are_found_by_name(files) -> None:
         (f"{files}/none.py", r"no file '.*none\.py'"),
         (f"{files}/wrong.py", r"importing .*wrong\.py fails: ModuleNotFoundError.*nowhere_to_be_found"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            open_recipe(name)
+        refuses(message, open_recipe, name, error=ConfigError)
 
 
 def changed(name: str, *settings: str) -> dict:
@@ -87,5 +87,4 @@ def test_options_inside_options_are_set_one_by_one() -> None:
         ("positon_options.rank=4", "no option 'positon_options'; did you mean 'position_options'"),
         ("dim.x=4", "dim is 128, which has no entries"),
     ):
-        with pytest.raises(ConfigError, match=words):
-            changed("text.ggd_tiny", setting)
+        refuses(words, changed, "text.ggd_tiny", setting, error=ConfigError)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from modalities.text import CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from tests.launching import ROOT, command
+from tests.refusals import refuses
 from tests.text.test_model import small as small_model
 from zoo.priors import Prior
 
@@ -81,13 +82,10 @@ def test_outputs_that_may_be_asked_for(models, tokens) -> None:
 def test_what_is_not_served_is_named(models, tokens) -> None:
     _, wrapped = models
     for name in ("position_ids", "token_type_ids", "encoder_hidden_states"):
-        with pytest.raises(TypeError, match=name):
-            wrapped(tokens, **{name: tokens})
-        with pytest.raises((TypeError, ValueError), match=name):
-            wrapped.generate(tokens, **{name: tokens}, **GREEDY)
+        refuses(name, wrapped, tokens, **{name: tokens}, error=TypeError)
+        refuses(name, wrapped.generate, tokens, **{name: tokens}, **GREEDY, error=(TypeError, ValueError))
     for kind in ("static", "quantized", "offloaded"):
-        with pytest.raises(ValueError, match=r"new_cache\(tokens\)"):
-            wrapped.generate(tokens, cache_implementation=kind, **GREEDY)
+        refuses(r"new_cache\(tokens\)", wrapped.generate, tokens, cache_implementation=kind, **GREEDY)
     for call, message in (
         (lambda: wrapped(tokens, past_key_values=transformers.DynamicCache()), "DynamicCache; expected a cache that"),
         (lambda: wrapped(tokens, attention_mask=torch.ones(2, 3)), r"shape \(2, 3\); expected \(2, 12\)"),
@@ -96,8 +94,7 @@ def test_what_is_not_served_is_named(models, tokens) -> None:
         (lambda: hf.PriorzooTextConfig(vocab_size=7), "disagrees with architecture"),
         (lambda: hf.PriorzooTextConfig(architecture={"depth": 3}), "depth"),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            call()
+        refuses(message, call, error=(TypeError, ValueError))
 
 
 @pytest.mark.parametrize("tied", [False, True])

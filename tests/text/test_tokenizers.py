@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from modalities.text.hf import fast_tokenizer
 from modalities.text.tokenizers import load_tokenizer
+from tests.refusals import refuses
 
 TEXT = "In 1903 the Senate met; 48213 dollars — naïve, 日本.\n  Two  spaces.\t"
 
@@ -72,10 +73,8 @@ def test_special_tokens_of_a_json_can_be_named(bpe_folder, tmp_path):
         model.token_to_id(t) for t in ("<s>", "</s>", "<pad>")
     ]
     assert load_tokenizer(f"{path}?bos=[GO]").bos_id == model.token_to_id("[GO]")
-    with pytest.raises(ValueError, match=r"bos.*'\[NO\]'"):
-        load_tokenizer(f"{path}?bos=[NO]")
-    with pytest.raises(ValueError, match=r"'boss'.*'bos'"):
-        load_tokenizer(f"{path}?boss=x")
+    refuses(r"bos.*'\[NO\]'", load_tokenizer, f"{path}?bos=[NO]")
+    refuses(r"'boss'.*'bos'", load_tokenizer, f"{path}?boss=x")
 
 
 def test_errors_name_what_is_valid(tmp_path):
@@ -87,10 +86,8 @@ def test_errors_name_what_is_valid(tmp_path):
         (f"{tmp_path}/tokeniser.json", FileNotFoundError, r"did you mean '.*/tokenizer\.json'"),
         (f"{tmp_path}/tokenizer.json", ValueError, r"tokenizer\.json"),
     ):
-        with pytest.raises(error, match=message):
-            load_tokenizer(spec)
-    with pytest.raises(ValueError, match=r"\b300\b.*\b263\b"):
-        load_tokenizer().decode([300])
+        refuses(message, load_tokenizer, spec, error=error)
+    refuses(r"\b300\b.*\b263\b", load_tokenizer().decode, [300])
 
 
 SPECIAL = ["<|startoftext|>", "<|endoftext|>", "<pad>"]

@@ -25,6 +25,7 @@ from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.modality import MAP_WEIGHT, loss, weight
 from modalities.vision.objects import check_objects, parse_objects, target_of, window_on
 from modalities.vision.rings import ring_centre
+from tests.refusals import refuses
 from tests.vision.image_files import encoded, write_tar
 
 CLASSES = 6
@@ -74,8 +75,7 @@ def test_what_are_no_objects_is_skipped_by_reason():
         ({"bbox": box, "category": [0.5]}, "bad objects: .* whole categories"),
         ({"bbox": [[0, 0, 0, 1]], "category": [1]}, "bad objects: .* above 0"),
     ):
-        with pytest.raises(BadImage, match=reason):
-            parse_objects(fields)
+        refuses(reason, parse_objects, fields, error=BadImage)
 
 
 def test_windows_hold_the_marked_objects_and_lie_in_one_another():
@@ -90,8 +90,7 @@ def test_windows_hold_the_marked_objects_and_lie_in_one_another():
             inner = [window]
     apart = parse_objects({"bbox": [[0, 0, 8, 8], [80, 0, 8, 8]], "category": [0, 1]})
     for shape, message in (((64, 64), "spread: the marked objects take 88"), ((104, 96), "too small: 96×96")):
-        with pytest.raises(BadImage, match=message):
-            window_on((96, 96), apart, shape, (0, 0))
+        refuses(message, window_on, (96, 96), apart, shape, (0, 0), error=BadImage)
 
 
 def test_pictures_that_cannot_be_asked_have_a_reason():
@@ -103,8 +102,7 @@ def test_pictures_that_cannot_be_asked_have_a_reason():
         (objects, 96, "map", "label out of range"),
         (objects, 8, "map", "boxes lie outside of an image of 8×8"),
     ):
-        with pytest.raises(BadImage, match=message):
-            check_objects(wrong, (size, size), target, [], max(fields["category"]) + 1)
+        refuses(message, check_objects, wrong, (size, size), target, [], max(fields["category"]) + 1, error=BadImage)
 
 
 # ---- sources ----
@@ -288,13 +286,11 @@ def test_mean_iou_against_a_confusion_matrix(opened):
 def test_a_model_that_cannot_be_asked_is_refused(opened, stored):
     opened()
     for name, model in (("find", small(class_token=False)), ("map", small(global_pool="token"))):
-        with pytest.raises(ValueError, match=r"data\.target='"):
-            measured(name, model, sizes=(32,))
+        refuses(r"data\.target='", measured, name, model, sizes=(32,))
     trained = {"source": "scenes", "target": "count+map", "num_classes": 27, "augment": "window"}
     settings = SceneSettings(source="squares", sizes=(32,))
     for name, data, target in (("find", trained, "count\\+map"), ("map", {"source": "glyphs"}, "label")):
-        with pytest.raises(ValueError, match=rf"{name} asks for .*data\.target='{target}'"):
-            EVALUATORS[name](settings, data).cells(Oracle())
+        refuses(rf"{name} asks for .*data\.target='{target}'", EVALUATORS[name](settings, data).cells, Oracle())
     assert EVALUATORS["find"](settings, {"source": "glyphs"}).cells(Oracle())  # letters by label: it names one
     # A run is measured on what its training held out, where that can be asked.
     assert EVALUATORS["map"](SceneSettings(), trained).source_name == "scenes"

@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import zoo
+from tests.refusals import refuses
 from tests.zoo.test_cli import invoke
 from zoo.adapters import adapters_table
 from zoo.adapters.released import add_lora, open_released, write_record
@@ -25,8 +26,7 @@ def test_transformers_alone_does_not_load_a_folder_without_its_priors(tmp_path: 
     for auto in (AutoModel, AutoModelForCausalLM):
         with pytest.raises(ValueError, match=r"llama with priors, which zoo\.load_adapted loads"):
             auto.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no adapted model"):
-        zoo.load_adapted(tmp_path / "none")
+    refuses("no adapted model", zoo.load_adapted, tmp_path / "none")
     loaded = zoo.load_adapted(tmp_path)
     assert loaded.config.model_type == "llama" and loaded.config.vocab_size == 40
     again = pickle.loads(pickle.dumps(copy.deepcopy(loaded.config)))
@@ -87,8 +87,7 @@ def test_an_adapter_has_all_but_the_base(kind: str, lora: int, prior: dict | Non
                 parameter.add_(0.02 * torch.randn_like(parameter))
     zoo.save_adapted(model, tmp_path / "adapter")
     base.rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match="give base=FOLDER"):
-        zoo.load_adapted(tmp_path / "adapter")
+    refuses("give base=FOLDER", zoo.load_adapted, tmp_path / "adapter")
     loaded = zoo.load_adapted(tmp_path / "adapter", base=str(tmp_path / "moved"))
     tokens = torch.randint(3, 40, (1, 24))
     assert torch.equal(loaded(tokens).logits, model.eval()(tokens).logits)
@@ -109,10 +108,8 @@ def test_gemma_with_sinks_generates_until_its_cache_drops_keys(tmp_path: Path) -
     written = model.generate(tokens, max_new_tokens=4, **options)
     assert torch.equal(model.generate(tokens, max_new_tokens=4, use_cache=False, **options), written)
     assert model.generate(tokens, max_new_tokens=20, use_cache=False, **options).shape == (1, 24)
-    with pytest.raises(
-        ValueError, match="a cache of the last 8 keys does not tell their positions, on which sinks depend"
-    ):
-        model.generate(tokens, max_new_tokens=20, **options)
+    words = "a cache of the last 8 keys does not tell their positions, on which sinks depend"
+    refuses(words, model.generate, tokens, max_new_tokens=20, **options)
 
 
 def test_an_adapter_refuses_another_base(base: Path, tmp_path: Path) -> None:
@@ -129,8 +126,7 @@ def test_an_adapter_refuses_another_base(base: Path, tmp_path: Path) -> None:
     for name, other, key in (("trained", "other", "digest"), ("untrained", "small", "sizes")):
         with pytest.raises(ValueError, match=rf"{name} is an adapter of .*base, and .*{other} is another model: {key}"):
             zoo.load_adapted(tmp_path / name, base=str(tmp_path / other))
-    with pytest.raises(ValueError, match="takes no base"):
-        zoo.load_adapted(tmp_path / "half", base=str(base))
+    refuses("takes no base", zoo.load_adapted, tmp_path / "half", base=str(base))
 
 
 def test_adapters_that_ship() -> None:
@@ -166,5 +162,4 @@ def test_a_name_is_an_adapter_and_its_base(base: Path, tmp_path: Path, monkeypat
         raise OSError("neither here nor on the hub")
 
     monkeypatch.setattr("zoo.adapters.released.open_released", missing)  # which tries for half a minute
-    with pytest.raises(ValueError, match=r"adapter of base, .*`priorzoo fetch-data text base`, or base=FOLDER"):
-        zoo.load_adapted("base.soft")
+    refuses(r"adapter of base, .*`priorzoo fetch-data text base`, or base=FOLDER", zoo.load_adapted, "base.soft")

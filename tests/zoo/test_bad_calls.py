@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.refusals import refuses
 from zoo import Positions, compose, create_prior, prior_attention
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import whole_bias
@@ -107,15 +108,12 @@ def test_a_call_with_one_thing_wrong_is_refused() -> None:
                 if draw.random() < 0.5:
                     del call[unneeded]
             call[argument] = change(call[argument]) if callable(change) else change
-            with pytest.raises(ValueError, match=words) as raised:
-                prior_attention(**call)
-            assert "\n" not in str(raised.value) and len(str(raised.value)) < 300, raised.value
+            assert len(refuses(words, prior_attention, **call)) < 300
 
 
 def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
     goat, t5 = create_prior("goat", num_heads=HEADS, train_context=8), create_prior("t5", num_heads=HEADS)
-    with pytest.raises(ValueError, match="part '1' of a composed prior must be"):
-        compose(goat, "ggd")
+    refuses("part '1' of a composed prior must be", compose, goat, "ggd")
     line = Positions.line(KEYS)
     with pytest.raises(ValueError, match="one has causal=True, the other causal=False"):
         goat(line, line, causal=True) + t5(line, line, causal=False)

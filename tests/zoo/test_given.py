@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.refusals import refuses
 from tests.zoo.priors_table import decoded
 from zoo import Positions, create_model, create_prior, load_model
 from zoo.priors.given import IMPOSSIBLE, Matrix, Table
@@ -57,23 +58,18 @@ def test_bad_tables_are_named() -> None:
         ({"values": lambda d: d[1:], "length": 5}, "length 5 cannot hold 4 numbers"),
         ({}, "needs its length"),
     ]:
-        with pytest.raises(ValueError, match=words):
-            Table(2, **options)
+        refuses(words, Table, 2, **options)
 
 
 def test_positions_beyond_a_matrix_are_refused() -> None:
     prior = Matrix(1, values=torch.zeros(4, 6) + torch.arange(6.0))
     prior(Positions.line(4), Positions.line(6), causal=False)
-    with pytest.raises(ValueError, match=r"4 query positions.*got position 4"):
-        prior(Positions.line(5), Positions.line(6), causal=False)
-    with pytest.raises(ValueError, match=r"6 key positions.*got position 6"):
-        prior(Positions.line(1, offset=2), Positions.line(7), causal=True)
+    refuses(r"4 query positions.*got position 4", prior, Positions.line(5), Positions.line(6), causal=False)
+    refuses(r"6 key positions.*got position 6", prior, Positions.line(1, offset=2), Positions.line(7), causal=True)
     packed = Positions.documents(torch.tensor([[0] * 4 + [1] * 3]))  # none beyond its document's fourth
     assert prior.log_prior(packed, packed, causal=True).shape == (1, 1, 7, 7)
-    with pytest.raises(ValueError, match="needs its numbers"):
-        create_prior("matrix", num_heads=2)
-    with pytest.raises(ValueError, match=r"must be \(T, S, None\), got \[4, 6, 2\]"):
-        Matrix(1, shape=[4, 6, 2])
+    refuses("needs its numbers", create_prior, "matrix", num_heads=2)
+    refuses(r"must be \(T, S, None\), got \[4, 6, 2\]", Matrix, 1, shape=[4, 6, 2])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.refusals import refuses
 from tests.zoo.priors_table import GRID, make
 from zoo import Positions, create_prior
 from zoo.methods import create_grid_position, list_grid_positions
@@ -102,11 +103,9 @@ def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
 def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
     for name in GRID:
         line = Positions.line(4)
-        with pytest.raises(ValueError, match="grid"):
-            make(name)(line, line, causal=False)
+        refuses("grid", make(name), line, line, causal=False)
         if make(name)(POS, POS, causal=False).table is not None:
-            with pytest.raises(ValueError, match="the same grid"):
-                make(name)(POS, Positions.grid(5, 3, num_prefix=2), causal=False)
+            refuses("the same grid", make(name), POS, Positions.grid(5, 3, num_prefix=2), causal=False)
 
 
 def turned_by(rotary: Rotary2d, patch: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.refusals import refuses
 from tests.zoo.priors_table import decoded
 from zoo import Positions, create_model, list_models, load_model, priors
 from zoo.methods import (
@@ -95,8 +96,7 @@ def test_bad_sums_are_named() -> None:
         ("ggd+alibi", {"aliby": {}}, "no part 'aliby'; did you mean 'alibi'"),
         ("ggd+alibi", {"alibi": {"learnble": True}}, "part 'alibi' of 'ggd.alibi' has no option 'learnble'; did you"),
     ]:
-        with pytest.raises(ValueError, match=words):
-            create_position(name, **LINE, options=options)
+        refuses(words, create_position, name, **LINE, options=options)
 
 
 @pytest.mark.parametrize("position", [["ggd", "rope", "ggd_goat", "nope"], ("cable", "learned")])
@@ -128,8 +128,7 @@ def test_bad_lists_are_named() -> None:
         (["ggd", "alibi"], {"ggd": 3}, "got 3"),
         (["learned", "sinusoidal"], {}, "learned and sinusoidal"),
     ]:
-        with pytest.raises(ValueError, match=words):
-            create_model("text_ggd_tiny", position=position, position_options=options)
+        refuses(words, create_model, "text_ggd_tiny", position=position, position_options=options)
 
 
 class Fading(TablePrior):
@@ -167,15 +166,13 @@ def test_a_registered_prior_has_models(registry, tmp_path) -> None:
     model.save_pretrained(tmp_path)
     assert same_states(load_model(tmp_path), model)
     del priors.PRIORS["fading"]
-    with pytest.raises(ValueError, match=r"unknown part 'fading'.*--import FILE\.py"):
-        load_model(tmp_path)
+    refuses(r"unknown part 'fading'.*--import FILE\.py", load_model, tmp_path)
 
 
 def test_a_grid_prior_is_a_method_of_grids_whatever_its_name(registry) -> None:
     zoo.register_prior("ripples", FadingGrid)
     assert "ripples" in grid_methods() and "ripples" not in line_methods()
-    with pytest.raises(ValueError, match="'ripples2d' is taken"):
-        zoo.register_prior("ripples2d", FadingGrid)
+    refuses("'ripples2d' is taken", zoo.register_prior, "ripples2d", FadingGrid)
 
 
 def test_bad_registrations_are_named(registry) -> None:
@@ -187,8 +184,7 @@ def test_bad_registrations_are_named(registry) -> None:
         ("own", nn.Linear, "derived from zoo.Prior"),
         ("own", Fading(2), "derived from zoo.Prior"),
     ]:
-        with pytest.raises(ValueError, match=words):
-            zoo.register_prior(name, made)
+        refuses(words, zoo.register_prior, name, made)
 
 
 def test_what_is_meant_by_names_of_no_method_is_said() -> None:
@@ -214,8 +210,7 @@ def test_a_method_in_a_longer_model_is_as_it_was_trained():
         equal = [prior.log_prior(line, line, causal=True) for prior in (short, longer)]
         assert torch.equal(*equal)
     for name in ("learned", "local"):
-        with pytest.raises(ValueError, match=f"'{name}'"):
-            pinned_context(name, 64)
+        refuses(f"'{name}'", pinned_context, name, 64)
 
 
 @torch.no_grad()
@@ -235,8 +230,7 @@ def test_hybrids_and_windows_per_layer(tmp_path) -> None:
     assert pinned_context("rnope_swa", 64) == {"local": {"window": 16}}
     assert create_position("alibi", options={"window": 5}, **LINE).window == 5
     for name, window, words in [("rnope", 4, "a method for each layer"), ("alibi", 0, "window of 'alibi' must be")]:
-        with pytest.raises(ValueError, match=words):
-            create_position(name, options={"window": window}, **LINE)
+        refuses(words, create_position, name, options={"window": window}, **LINE)
 
 
 def test_the_window_of_local_follows_its_option():

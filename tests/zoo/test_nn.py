@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.refusals import refuses
 from zoo import Positions
 from zoo.methods import ENCODINGS, list_positions
 from zoo.nn import PriorMultiheadAttention
@@ -161,8 +162,7 @@ def test_what_cannot_be_made_or_called() -> None:
         ({"add_bias_kv": True}, "add_bias_kv adds a key without a position"),
         ({"position": "learned"}, "added to the embedding"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            PriorMultiheadAttention(WIDTH, HEADS, **options)
+        refuses(message, PriorMultiheadAttention, WIDTH, HEADS, **options)
     module, x = create("ggd"), torch.randn(2, 5, WIDTH, dtype=DOUBLE)
     bad: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
         ((x, x[0], x[0]), {}, "must be dense and have 3 axes"),
@@ -174,7 +174,5 @@ def test_what_cannot_be_made_or_called() -> None:
         ((x, x[:, :3], x[:, :3]), {"is_causal": True}, "attention of 5 queries needs as many"),
     ]
     for tensors, options, message in bad:
-        with pytest.raises(ValueError, match=message):
-            module(*tensors, **options)
-    with pytest.raises(ValueError, match="the same tensor"):
-        create("cable")(x, x.clone(), x, is_causal=True)
+        refuses(message, module, *tensors, **options)
+    refuses("the same tensor", create("cable"), x, x.clone(), x, is_causal=True)

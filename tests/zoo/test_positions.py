@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.refusals import refuses
 from zoo import Positions
 from zoo.positions import Learned, Rotary, Sinusoidal
 
@@ -23,10 +24,8 @@ def test_parts_of_a_line_keep_their_places() -> None:
     for part in (Positions.documents(segments).slice(2, 5), Positions.documents(segments).slice(0, 5).tail(3)):
         assert (part.length, part.offset, part.index().tolist()) == (3, 2, [[2, 0, 1]])
     for start, stop in ((-1, 2), (2, 2), (0, 7)):
-        with pytest.raises(ValueError, match=rf"\[{start}, {stop}\) of 6"):
-            Positions.line(6).slice(start, stop)
-    with pytest.raises(ValueError, match="of a line"):
-        Positions.grid(2, 3).slice(0, 2)
+        refuses(rf"\[{start}, {stop}\) of 6", Positions.line(6).slice, start, stop)
+    refuses("of a line", Positions.grid(2, 3).slice, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,7 @@ def test_embeddings() -> None:
     assert sinusoidal.shape == (1, 5, 8) and sinusoidal[0, 0, 0].item() == pytest.approx(math.sin(3))
     learned = Learned(8, train_context=4)
     assert torch.equal(learned(Positions.line(4), like)[0], learned.weight)
-    with pytest.raises(ValueError, match="end at 4 tokens, got position 4"):
-        learned(Positions.line(5), like)
+    refuses("end at 4 tokens, got position 4", learned, Positions.line(5), like)
 
 
 def test_bad_rotary_options() -> None:
@@ -81,5 +79,4 @@ def test_bad_rotary_options() -> None:
         ({"mscale": 1.0}, "'yarn' does"),
         ({"scaling": "yarn", "factor": 2.0, "train_context": 9, "mscale": 1.0}, "mscale and mscale_all_dim"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            Rotary(16, **options)
+        refuses(message, Rotary, 16, **options)

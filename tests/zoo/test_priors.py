@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from tests.refusals import refuses
 from tests.zoo.priors_table import CASES, LINE, OPTIONS, inputs, make, positions_for
 from zoo import Positions, compose, create_prior, list_priors, prior_attention
 from zoo.priors.alibi import alibi_slopes
@@ -219,22 +220,17 @@ def test_bad_options_are_named() -> None:
         ("cable", {"d_model": 4, "gate": "softplu"}, "did you mean 'softplus'"),
         ("goat", {}, "needs the option 'train_context'"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            create_prior(name, num_heads=2, **options)
+        refuses(message, create_prior, name, num_heads=2, **options)
 
 
 def test_where_a_prior_is_not_defined_it_says_so() -> None:
     pos = Positions.line(4)
-    with pytest.raises(ValueError, match="causal attention only"):
-        make("cable")(pos, pos, causal=False, x=inputs(4))
-    with pytest.raises(ValueError, match="same number of heads"):
-        compose(make("ggd"), make("ggd", num_heads=4))
-    with pytest.raises(ValueError, match="one part of a composed prior"):
-        compose(make("cable"), make("cable"))(pos, pos, causal=True, x=inputs(4))
+    refuses("causal attention only", make("cable"), pos, pos, causal=False, x=inputs(4))
+    refuses("same number of heads", compose, make("ggd"), make("ggd", num_heads=4))
+    refuses("one part of a composed prior", compose(make("cable"), make("cable")), pos, pos, causal=True, x=inputs(4))
     grid = Positions.grid(2, 2)
     for name in {*LINE} - {"uniform", "sink"}:
-        with pytest.raises(ValueError, match="needs a 2-D prior"):
-            make(name)(grid, grid, causal=True, x=inputs(4))
+        refuses("needs a 2-D prior", make(name), grid, grid, causal=True, x=inputs(4))
 
 
 def test_soft_windows_and_gentle_slopes_are_set_by_number() -> None:
@@ -246,5 +242,4 @@ def test_soft_windows_and_gentle_slopes_are_set_by_number() -> None:
     slopes = create_prior("alibi", num_heads=2, mean_lag=[10, 1000]).slopes()
     assert torch.equal(slopes, torch.tensor([math.log1p(0.1), math.log1p(0.001)], dtype=torch.float64))
     for name, options in (("ggd", {"init": {"gamma": 1}}), ("alibi", {"mean_lag": [1]})):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            create_prior(name, num_heads=2, **options)
+        refuses(next(iter(options)), create_prior, name, num_heads=2, **options)

@@ -50,11 +50,11 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in settings.items() if name not in RANKS}
 
 
-def command(
-    words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **more: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder`; returns the finished process. `more`: environment variables."""
-    return subprocess.run(words, env=environment(**more), cwd=folder, capture_output=True, text=True, timeout=timeout)
+def command(words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **more: str) -> str:
+    """Run a command, which must succeed, in `folder`; returns its standard output. `more`: environment variables."""
+    done = subprocess.run(words, env=environment(**more), cwd=folder, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def deepspeed_launcher(ranks: int = 2) -> list[str]:

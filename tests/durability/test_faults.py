@@ -27,8 +27,7 @@ def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> No
     subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, HERE / "inject.c", "-ldl"], check=True)
     stride = "1" if os.environ.get("PRIORZOO_FAULTS") else "45"
     words = [sys.executable, str(HERE / "trials.py"), str(tmp_path), stride]
-    done = command(words, timeout=7200, folder=ROOT, LD_PRELOAD=str(library), PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stderr[-2000:]
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    printed = command(words, timeout=7200, folder=ROOT, LD_PRELOAD=str(library), PYTHONPATH=str(ROOT))
+    outcome = json.loads(printed.splitlines()[-1])
     assert outcome["operations"] > 100 and outcome["trials"] >= 3 and outcome["differences_seen"]
     assert outcome["wrong"] == {}

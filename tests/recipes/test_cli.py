@@ -39,8 +39,8 @@ def test_help_names_every_command(capsys):
 def test_commands_start_without_what_they_do_not_need():
     script = "import sys; from recipes.cli import main; [main(line.split()) for line in sys.argv[1:]]; "
     lines = ["--help", "evaluate --help", "adapt --help", "evaluate txt_ggd_tiny passkey"]
-    done = command([sys.executable, "-c", script + "print('loaded', *sys.modules)", *lines], folder=ROOT)
-    loaded = set(done.stdout.rpartition("loaded ")[2].split())
+    printed = command([sys.executable, "-c", script + "print('loaded', *sys.modules)", *lines], folder=ROOT)
+    loaded = set(printed.rpartition("loaded ")[2].split())
     assert "torch" in loaded and not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & loaded
 
 

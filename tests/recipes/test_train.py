@@ -330,8 +330,7 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
 def test_two_ranks_are_one_rank_and_one_continues(whole, tmp_path):
     """ZeRO 1 under `deepspeed` is the same run; its checkpoint then continues in one process."""
     words = [str(ROOT / "recipes/train.py"), *SMALL, "--run-dir", str(tmp_path / "run"), "--set", "train.zero_stage=1"]
-    done = command([*deepspeed_launcher(), *words])
-    assert done.returncode == 0, done.stdout + done.stderr
+    command([*deepspeed_launcher(), *words])
     same(tmp_path / "run", whole)
     assert run(tmp_path / "run", "train.zero_stage=1", "train.steps=5", resume="auto") == 0
     shutil.copytree(whole, tmp_path / "one")
@@ -371,8 +370,8 @@ files = {{str(getattr(module, "__file__", "")) for module in sys.modules.values(
 files = [f for f in files if f.startswith({str(ROOT)!r}) and "site-packages" not in f]
 print(code, len(files), sum(f.startswith({str(ROOT / "recipes")!r}) for f in files))
 """
-    done = command([sys.executable, "-c", script], PYTHONPATH=str(ROOT))
-    code, files, recipes = map(int, done.stdout.splitlines()[-1].split())
+    printed = command([sys.executable, "-c", script], PYTHONPATH=str(ROOT))
+    code, files, recipes = map(int, printed.splitlines()[-1].split())
     assert code == 0 and recipes <= 8 and files <= 60  # the aim is 45
 
 

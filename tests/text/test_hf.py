@@ -279,11 +279,10 @@ def test_a_fresh_process_reads_the_folder(tmp_path) -> None:
     hf.wrap(model).save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES
     where = {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    done = command([sys.executable, "-c", READ, str(tmp_path)], folder=tmp_path, **where)
-    assert done.returncode == 0, done.stderr
+    printed = command([sys.executable, "-c", READ, str(tmp_path)], folder=tmp_path, **where)
     tokenizer = load_tokenizer("bytes")
     prompts = ["The people", "a"]
     written = model.generate([[BOS, *tokenizer.encode(p)] for p in prompts], max_new_tokens=5, eos_id=257)
     expected = [p + tokenizer.decode(new) for p, new in zip(prompts, written, strict=True)]
-    assert done.stdout.splitlines()[-1] == str(expected)
+    assert printed.splitlines()[-1] == str(expected)
     assert {path.name for path in (tmp_path / "again").iterdir()} == FILES

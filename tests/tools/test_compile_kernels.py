@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.launching import ROOT
+from tests.launching import ROOT, command
 
 pytest.importorskip("triton")
 
@@ -27,19 +25,16 @@ for module in ("forward", "plan", "decode"):
 """
 
 
-def python(*words: str) -> subprocess.CompletedProcess[str]:
+def python(*words: str) -> str:
     """A process of its own: tests interpret kernels, and that is settled when triton is imported."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    words = ("env", "--unset=TRITON_INTERPRET", sys.executable, *words)
+    return command([*words], timeout=300, folder=ROOT, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.slow
 def test_kernels_compile_spill_nothing_and_a_new_length_compiles_nothing_new() -> None:
     """Neither in training nor token by token."""
     only = "--modules forward --widths 64 --dtypes bfloat16 --variants table lanes"
-    done = python("tools/compile_kernels.py", *only.split())
-    assert done.returncode == 0 and "2 kernels, 0 amiss" in done.stdout, done.stdout + done.stderr
-    done = python("-c", EVERY_LENGTH)
-    assert done.returncode == 0, done.stderr
-    counts = dict(word.split(":") for word in done.stdout.split() if ":" in word)
-    assert len(counts) >= 6 and set(counts.values()) == {"1"}, done.stdout
+    assert "2 kernels, 0 amiss" in python("tools/compile_kernels.py", *only.split())
+    counts = dict(word.split(":") for word in python("-c", EVERY_LENGTH).split() if ":" in word)
+    assert len(counts) >= 6 and set(counts.values()) == {"1"}, counts

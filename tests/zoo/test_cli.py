@@ -23,8 +23,6 @@ def invoke(*arguments: object, app: typer.Typer = app) -> launching.Done:
 def test_list_takes_a_pattern() -> None:
     done = invoke("list", "text_kerple*_tiny")
     assert done.exit_code == 0 and done.output.split() == ["text_kerple_ssmax_tiny", "text_kerple_tiny"]
-    done = invoke("list", "text_ggd*.facts", "--pretrained")
-    assert done.exit_code == 0 and "text_ggd_ssmax_tiny.facts" in done.output and "0.92M" in done.output
     assert (done := invoke("list", "nothing*", "--verbose")).exit_code == 2 and "Traceback" in done.stderr
 
 
@@ -68,13 +66,11 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "pip install 'priorzoo[vision]'" in done.stdout
+    assert "pip install 'priorzoo[vision]'" in launching.command([sys.executable, "-c", code])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["timm", "from transformers import LlamaConfig, ViTModel", "peft"])
 def test_libraries_are_imported_after_zoo(first: str) -> None:
     line = first if first.startswith("from") else f"import {first}"
-    subprocess.run([sys.executable, "-c", f"import zoo\n{line}"], check=True, timeout=120)
+    launching.command([sys.executable, "-c", f"import zoo\n{line}"])

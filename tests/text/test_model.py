@@ -17,8 +17,10 @@ from zoo.catalog import register_model
 from zoo.methods import list_layered_positions
 from zoo.priors import Prior
 
-# Every method, with and without SSMax by turns.
+# Every method, with and without SSMax by turns, and sums of each two kinds of terms, with a rotation and an embedding.
 VARIANTS = [f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_layered_positions())]
+SUMS = ["alibi+ggd", "t5+table", "sinusoidal+ggd", "cable+fire+key_bias", "rope+key_bias+learned", "local+goat"]
+VARIANTS += [f"text_{name}_ssmax_tiny" for name in SUMS]
 FEW = ["text_ggd_ssmax_tiny", "text_goat_tiny", "text_cable_tiny"]
 
 
@@ -45,7 +47,7 @@ def tokens() -> torch.Tensor:
 def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
     """A prefix's logits do not see the rest; chunked and token-wise decoding equals prefill; packing equals rows alone;
     prompts that are padded on the left are written on like single ones."""
-    model = small(name)
+    model = small(name, num_kv_heads=1 if "+" in name else 2)
     full = model(tokens)
     # The lanes are float32 at best where the prior has no parameters, hence 1e-5 and not 1e-12.
     close = dict(atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Sums of methods by name, a method per layer, and priors from outside."""
+"""Sums of methods by name, a method per layer, and priors from outside. Decoding with sums: tests/text/test_model.py."""
 
 from __future__ import annotations
 
@@ -19,21 +19,11 @@ from zoo.methods import (
     list_positions,
     pinned_context,
 )
-from zoo.priors import GridPrior, Prior, TablePrior
+from zoo.priors import GridPrior, TablePrior
 
 LINE = dict(dim=64, num_heads=2, train_context=32)
 GRID = dict(dim=64, num_heads=2, train_grid=(3, 4))
 SHAPE = dict(num_layers=2, dim=64, num_heads=2, num_kv_heads=1, hidden_dim=32)
-# Sums of each two kinds of terms, and those with a rotation and an embedding.
-SUMMED = [
-    "alibi+ggd",
-    "t5+table",
-    "sinusoidal+ggd",
-    "ggd_goat",
-    "cable+fire+key_bias",
-    "rope+key_bias+learned",
-    "local+goat",
-]
 
 
 def seeded(name: str, **overrides) -> nn.Module:
@@ -64,19 +54,6 @@ def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
         "ggd_goat", **LINE
     ).prior  # the key bias without a slope, the spectral part seeded at rank 2
     assert prior.key_bias.slopes().max() < 1e-15 and prior.spectral.rank == 2 and prior.spectral.alpha.any()
-
-
-@pytest.mark.parametrize("name", SUMMED)
-@torch.no_grad()
-def test_a_sum_on_a_line_decodes_as_it_reads(name: str) -> None:
-    model = seeded(f"text_{name}_ssmax_tiny", **SHAPE, train_context=40).double().eval()
-    for prior in (module for module in model.modules() if isinstance(module, Prior)):
-        for parameter in prior.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    tokens = torch.randint(0, 256, (2, 33))
-    torch.testing.assert_close(decoded(model, tokens), model(tokens), atol=1e-5, rtol=1e-5)
-    prompts = [tokens[0, :15].tolist(), tokens[1, :6].tolist()]
-    assert model.generate(prompts, max_new_tokens=3)[1] == model.generate(prompts[1:], max_new_tokens=3)[0]
 
 
 def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:

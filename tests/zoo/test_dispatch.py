@@ -44,12 +44,6 @@ def kernels_on(missing: str | None = MISSING) -> dict[str, Kernel]:
     return KERNELS | {"flash": flash(missing), "triton": TritonKernel(capability=hopper, distrust=lambda *_: None)}
 
 
-@pytest.fixture
-def claimed(monkeypatch):
-    """Tensors of the CPU pass for tensors on CUDA."""
-    monkeypatch.setattr(AttentionCall, "on_cuda", True)
-
-
 def cuda_call(
     *, dtype=torch.bfloat16, queries=16, keys=16, width=64, lanes=0, table=False, bias="", window=None, causal=True
 ) -> AttentionCall:
@@ -127,8 +121,9 @@ def attend_runs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
 
 
 @pytest.fixture
-def package(claimed, monkeypatch) -> ModuleType:
-    """A flash-attn that computes in float64 on the CPU, so that differences are errors."""
+def package(monkeypatch) -> ModuleType:
+    """A flash-attn that computes in float64 on the CPU, so that differences are errors; tensors of the CPU pass for CUDA's."""
+    monkeypatch.setattr(AttentionCall, "on_cuda", True)
     made = ModuleType("flash_attn")
     made.__version__ = "2.8.3"
     made.flash_attn_func, made.flash_attn_varlen_func = attend, attend_runs
@@ -148,8 +143,7 @@ def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, pac
         if kernel.refuses(call):
             assert (kernel.without_package() and needs_mask(call)) or (call.segments is not None and call.offset)
             continue
-        for key, value in evaluate(leaves, options, kernel, case.grid).items():
-            torch.testing.assert_close(value, expected[key], rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(evaluate(leaves, options, kernel, case.grid), expected, rtol=1e-10, atol=1e-11)
 
 
 def test_documents_choose_the_package_and_are_found_once(package) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.zoo.test_attention import CASES, HEAD_WIDTH, HEADS, UNUSED, Case, build, of_small_blocks, terms_of
+from tests.zoo.test_attention import CASES, HEADS, Case, build, evaluate, of_small_blocks, terms_of, with_gradients
 from zoo.attention import KERNELS, prior_attention, skipped_share
 from zoo.attention.base import AttentionCall, Kernel, repeat_heads, visible
 from zoo.attention.dispatch import choose_kernel
@@ -41,7 +41,7 @@ def masked(name: str, realised: str, shape: tuple[int, int]) -> tuple[dict[str, 
 def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[str, Any]) -> Tensor:
     """Σ_j e^z_j m_j v_j / Σ_j e^z_j m_j over the keys that are seen, m = 1; 0 where there are none."""
     q, k, v = leaves["q"], leaves["k"], leaves["v"]
-    logits = torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(HEAD_WIDTH) + terms.dense()
+    logits = torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(q.shape[-1]) + terms.dense()
     if "query_scale" in leaves:
         logits = logits * leaves["query_scale"][..., None]
     others = {key: value for key, value in options.items() if key != "mask"}
@@ -51,11 +51,6 @@ def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[st
     unnormed = (logits - logits.detach().amax(-1, keepdim=True)).exp() * shown
     total = unnormed.sum(-1, keepdim=True)
     return unnormed @ repeat_heads(v, HEADS) / (total + (total == 0))
-
-
-def gradients(out: Tensor, leaves: dict[str, Tensor]) -> list[Tensor]:
-    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(out.dtype)
-    return list(torch.autograd.grad((out * weight).sum(), list(leaves.values()), **UNUSED))
 
 
 # Each case with two realisations, and every realisation with every kernel and shape of mask.
@@ -70,12 +65,8 @@ COMBINED = [
 def test_a_mask_by_definition_with_every_gradient(name: str, realised: str, kernel: str, shape: str) -> None:
     leaves, terms, options = masked(name, realised, SHAPES[shape])
     which: str | Kernel = kernel if kernel != "sdpa" else of_small_blocks("sdpa", CASES[name])
-    scale = leaves.get("query_scale")
-    got = prior_attention(*_heads(leaves), terms, query_scale=scale, kernel=which, **options)
-    expected = by_definition(leaves, terms, options)
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
-    grads = gradients(got, leaves), gradients(expected, leaves)
-    torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
+    expected = with_gradients(by_definition(leaves, terms, options), leaves)
+    torch.testing.assert_close(evaluate(leaves, options, which, terms=terms), expected, rtol=1e-9, atol=1e-11)
 
 
 def _heads(leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

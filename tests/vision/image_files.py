@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import tarfile
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import open_heldout
 from modalities.vision.shards import scan
-from zoo.files import file_sha256
+from zoo.files import file_sha256, write_json
 
 PLAIN = {"augment": "none", "image_size": 12, "num_classes": 4, "mean": (0, 0, 0), "std": (1, 1, 1)}
 
@@ -95,11 +94,6 @@ def numbers(batch):
     """The numbers of solid images in a batch of a loader with mean 0 and std 1."""
     colours = (255 * batch["images"][:, :, 0, 0]).round().long()
     return (colours[:, 0] + 256 * colours[:, 1]).tolist()
-
-
-def write_json(path, value):
-    Path(path).write_text(json.dumps(value))
-    return path
 
 
 def take(iterable, count):

@@ -16,18 +16,8 @@ from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader, heldout_by, heldout_name
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, decode_image, limit_aspect, preprocess, to_rgb
-from tests.vision.image_files import (
-    PLAIN,
-    config,
-    encoded,
-    numbers,
-    opened,
-    picture,
-    solid,
-    take,
-    write_folder,
-    write_shards,
-)  # fmt: skip
+from tests.refusals import refuses
+from tests.vision.image_files import config, encoded, numbers, opened, picture, solid, take, write_folder, write_shards
 
 IMAGENET = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "rand_augment": "rand-m9-n2-mstd0.5"}
 IMAGENET |= {"random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
@@ -55,8 +45,7 @@ def sources(tmp_path_factory):
     ],
 )
 def test_bad_configs(options, message):
-    with pytest.raises(ValueError, match=message):
-        VisionDataConfig(**options)
+    refuses(message, VisionDataConfig, **options)
 
 
 # ---- order, coverage, resume ----
@@ -146,16 +135,15 @@ def test_targets_and_pixels_are_mixed_smoothed_and_normalised(sources):
     assert torch.equal(plain["images"], smooth["images"])
     torch.testing.assert_close(smooth["targets"], torch.full((10, 4), 0.05) + 0.8 * onehot)
     torch.testing.assert_close(first(mean=(0.5,) * 3, std=(0.25,) * 3)["images"], (plain["images"] - 0.5) / 0.25)
-    with pytest.raises(ValueError, match="micro_batch 3 must be even"):
-        build_loader(config(sources["folder"], **IMAGENET), micro_batch=3)
+    refuses("micro_batch 3 must be even", build_loader, config(sources["folder"], **IMAGENET), micro_batch=3)
 
 
 def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path):
     write_shards(tmp_path, [2], damage={n: {"png": encoded(picture(3)), "cls": b"0"} for n in range(2)})
-    plain = {**PLAIN, "source": f"wds:{tmp_path}", "augment": "imagenet", "crop_scale": (1.0, 1.0), "image_size": 32}
+    plain = {"augment": "imagenet", "crop_scale": (1.0, 1.0), "image_size": 32}
     values = {"crop_scale": (0.3, 0.6), "hflip": 0.5, "color_jitter": 0.4, "random_erasing": 0.9}
     for name, value in (values | {"rand_augment": "rand-m9-n2-p1"}).items():
-        batches = take(build_loader(VisionDataConfig(**plain | {name: value}), micro_batch=2), 8)
+        batches = take(build_loader(config(f"wds:{tmp_path}", **plain | {name: value}), micro_batch=2), 8)
         pictures = {batch["images"][i].numpy().tobytes() for batch in batches for i in range(2)}
         assert len(pictures) >= (2 if name == "hflip" else 8)
 
@@ -171,8 +159,7 @@ def test_a_training_decides_what_it_held_out():
     assert Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name == "glyphs-builtin"
     assert one == heldout_by({**data, "seed": 2, "image_size": 48}) and heldout_name(one) == "folder:a"
     assert heldout_name(heldout_by({**data, "heldout_source": "folder:b"})) == "all of folder:b, classes of folder:a"
-    with pytest.raises(ValueError, match="--source"):
-        heldout_by({"source": "wds:x-{0..3}.tar"})
+    refuses("--source", heldout_by, {"source": "wds:x-{0..3}.tar"})
 
 
 @pytest.mark.parametrize(("split", "count", "size", "side"), [("train", 1976, 48, 64), ("heldout", 416, 96, 384)])
@@ -193,10 +180,8 @@ def test_classes_are_those_of_the_config_and_the_same_in_both_splits(sources, tm
             with pytest.raises(ValueError, match=r"4 classes, num_classes is 3: --set data\.num_classes=4"):
                 other = config(source, num_classes=3, heldout_source=sources["wds"])
                 build_loader(other, split=split, micro_batch=2)
-        with pytest.raises(ValueError, match="'c' in training is 'd' held out"):
-            opened(config(source, heldout_source=swapped))
-    with pytest.raises(ValueError, match="set heldout_source"):
-        build_loader(config(sources["wds"]), split="heldout", micro_batch=2)
+        refuses("'c' in training is 'd' held out", opened, config(source, heldout_source=swapped))
+    refuses("set heldout_source", build_loader, config(sources["wds"]), split="heldout", micro_batch=2)
 
 
 # ---- images ----
@@ -268,8 +253,7 @@ def test_bad_images_have_a_reason(monkeypatch):
             decode_image(data)
         assert error.value.reason == reason
     monkeypatch.setattr(images, "MAX_PIXELS", 100)
-    with pytest.raises(BadImage, match="too large: 12×12 pixels"):
-        decode_image(encoded(solid(1)))
+    refuses("too large: 12×12 pixels", decode_image, encoded(solid(1)), error=BadImage)
 
 
 def test_the_largest_central_window_is_read():

@@ -189,9 +189,8 @@ def test_keywords_of_timms_scripts_are_served_or_refused() -> None:
     assert model.config.img_size == 48 and model.patch_embed.proj.in_channels == 1
     for options, size in (({"img_size": 96}, 96), ({"img_size": 96, "pretrained": True}, 48)):  # weights have theirs
         fresh = timm.create_model(TRAINED, **options)
-        assert (
-            timm.data.resolve_model_data_config(fresh)["input_size"] == (3, *fresh.config.train_size) == (3, size, size)
-        )
+        input_size = timm.data.resolve_model_data_config(fresh)["input_size"]
+        assert input_size == (3, *fresh.config.train_size) == (3, size, size)
     for wrong, message in (
         ({"dynamic_img_size": False}, "dynamic_img_size=True; it reads any size"),
         ({"attn_drop_rate": 0.1}, "attn_drop_rate=0.0.*drop_path_rate"),

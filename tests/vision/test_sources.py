@@ -25,10 +25,10 @@ from tests.vision.image_files import (
     take,
     write_folder,
     write_index,
-    write_json,
     write_shards,
     write_tar,
 )  # fmt: skip
+from zoo.files import write_json
 
 
 def test_unknown_sources(tmp_path, monkeypatch):

@@ -49,11 +49,8 @@ def test_every_example(tmp_path: Path) -> None:
 
     (_, hyperbola), (_, commands) = section("A prior from outside")
     blocks = section("Adding a prior") + section("Adding a kernel")
-    sources = [source for kind, source in blocks if kind == "python"] + [
-        hyperbola,
-        section("Adding an evaluator")[0][1],
-    ]
-    for source in sources:
+    sources = [source for kind, source in blocks if kind == "python"]
+    for source in [*sources, hyperbola, section("Adding an evaluator")[0][1]]:
         (tmp_path / source.splitlines()[0].removeprefix("# ")).write_text(source)
     for kind, diff in blocks:
         if kind == "diff":

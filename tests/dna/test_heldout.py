@@ -16,15 +16,7 @@ from modalities.dna import baselines as markov
 from modalities.dna.baselines import MarkovChain
 from modalities.dna.evaluators import completion
 from modalities.dna.evaluators.bits import Bits, BitsSettings
-from modalities.dna.evaluators.completion import (
-    WINDOW,
-    Completion,
-    CompletionSettings,
-    chance,
-    gc_correlation,
-    gc_trajectory,
-    write_bases,
-)
+from modalities.dna.evaluators.completion import Completion, CompletionSettings, gc_trajectory, write_bases
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import ModelResult
 from tests.dna.models import Composed, bpe_tokenizer, letters, split_source, tiny
@@ -218,12 +210,12 @@ def after(texts):
 def test_statistics_against_their_definitions():
     rng = np.random.default_rng(0)
     truth, written = (rng.integers(0, 4, (5, 80)).astype(np.uint8) for _ in range(2))
-    direct = [(np.isin(truth[0, n : n + WINDOW], (1, 2))).mean() for n in range(80 - WINDOW + 1)]
+    direct = [(np.isin(truth[0, n : n + completion.WINDOW], (1, 2))).mean() for n in range(80 - completion.WINDOW + 1)]
     np.testing.assert_allclose(gc_trajectory(truth)[0], direct)
     expected = [np.corrcoef(gc_trajectory(t[None])[0], gc_trajectory(w[None])[0])[0, 1] for t, w in zip(truth, written)]  # noqa: B905
-    np.testing.assert_allclose(gc_correlation(truth, written), expected)
+    np.testing.assert_allclose(completion.gc_correlation(truth, written), expected)
     pairs = [(a == b) for a in truth[0] for b in truth[0]]
-    assert chance(truth)[0] == pytest.approx(np.mean(pairs))
+    assert completion.chance(truth)[0] == pytest.approx(np.mean(pairs))
 
 
 @torch.no_grad()

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 from modalities.dna.hf import OutsideDnaDecoder, PriorzooDnaForCausalLM, fast_tokenizer, wrap
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
-from recipes.targets import find_outside, find_targets, modality_of
+from recipes.targets import find_outside, modality_of
 from tests.dna.models import tiny
-from tests.text.outside_models import character_tokenizer
+from tests.text.outside_models import character_tokenizer, load
 
 
 def kmer_tokenizer(k):
@@ -29,10 +29,6 @@ def kmer_tokenizer(k):
     backend.decoder = decoders.Fuse()
     special = dict(unk_token="<unk>", cls_token="<cls>", pad_token="<pad>")
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
-
-
-def load(name):
-    return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
 
 
 def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):

@@ -22,7 +22,7 @@ from tests.refusals import refuses
 
 def sequence(*shape, seed=0, unknown=0.1):
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 4, shape).astype(np.uint8)
+    codes = rng.choice(4, shape, p=(0.4, 0.1, 0.2, 0.3)).astype(np.uint8)
     codes[rng.random(shape) < unknown] = UNKNOWN
     return codes
 
@@ -120,15 +120,12 @@ def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
     torch.testing.assert_close(scores.nll, torch.where(counted, (forth.nll + back.nll.flip(1)) / 2, 0.0))
 
 
-def letters(rng, length, unknown=0.02):
-    text = "".join(rng.choice(list("ACGT"), length, p=[0.4, 0.3, 0.2, 0.1]))
-    return "".join("N" if rng.random() < unknown else letter for letter in text)
+LENGTHS = {"a": 3000, "b": 1200, "c": 400}
 
 
 @pytest.fixture
 def genome():
-    rng = np.random.default_rng(0)
-    return genome_of(**{name: letters(rng, size) for name, size in (("a", 3000), ("b", 1200), ("c", 400))})
+    return genome_of(**{name: decode(sequence(n, seed=n, unknown=0.02)) for name, n in LENGTHS.items()})
 
 
 REGIONS = (
@@ -170,8 +167,7 @@ def test_probabilities_are_those_of_a_dictionary(genome):
     texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"]
     words = counted(texts, order)
     chain = markov.Markov(markov.fit(genome, REGIONS, order).tables, taus)
-    rng = np.random.default_rng(1)
-    windows = np.stack([encode(letters(rng, 40, unknown=0.1)) for _ in range(3)])
+    windows = sequence(3, 40, seed=1)
     for k in range(order + 1):
         p = chain.probabilities(windows, k)
         for row, window in enumerate(windows):

@@ -13,17 +13,7 @@ import pytest
 import torch
 
 from modalities.dna.evaluators import variants
-from modalities.dna.evaluators.variants import (
-    UNEVEN,
-    Change,
-    Variant,
-    Variants,
-    VariantSettings,
-    haplotypes,
-    normalize,
-    place,
-    read_variants,
-)
+from modalities.dna.evaluators.variants import Change, Variant, Variants, VariantSettings, normalize, read_variants
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import decode, load_tokenizer, reverse_complement
@@ -177,10 +167,10 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
     for row in rows:
         change = normalize(genome, "c", row["pos"] - 1, row["ref"], row["alt"])
         if change.growth % k:  # one of the windows is no whole number of k-mers
-            assert row["reason"] == UNEVEN and math.isnan(row["llr_nats"])
+            assert row["reason"] == variants.UNEVEN and math.isnan(row["llr_nats"])
             continue
-        where = place(change, 300, size, k)
-        windows = haplotypes(genome, where)
+        where = variants.place(change, 300, size, k)
+        windows = variants.haplotypes(genome, where)
         haplotype = text[: row["pos"] - 1] + row["alt"] + text[row["pos"] - 1 + len(row["ref"]) :]
         assert decode(windows[1]) == haplotype[where.start :][: len(windows[1])]
         nats = [by_base(codes) for codes in windows]
@@ -231,7 +221,7 @@ def test_every_variant_is_listed_with_its_reason(files):
     assert "symbolic" in reasons["none"] and reasons["long"].startswith(f"{variants.NO_ROOM}: the alleles")
     assert reasons["full"].endswith("span 16 bases; the longer window has 16, the other 0")
     kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
-    assert kmers["uneven"]["reason"] == UNEVEN and math.isnan(kmers["uneven"]["llr_nats"])  # the frame moves
+    assert kmers["uneven"]["reason"] == variants.UNEVEN and math.isnan(kmers["uneven"]["llr_nats"])  # the frame moves
 
 
 def test_requests_that_cannot_be_served(files, tmp_path):

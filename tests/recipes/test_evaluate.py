@@ -63,9 +63,9 @@ def contents(out: Path, evaluator: str) -> dict:
     return {content["label"]: content for content in results}
 
 
-def table(path: Path) -> list[dict[str, str]]:
+def table(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
     with open(path) as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(file, delimiter=delimiter))
 
 
 def test_a_stopped_run_continues(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 
@@ -62,16 +61,14 @@ def test_files_are_listed(tmp_path, run) -> None:
     assert code == 0, errors
     for path in out.rglob("*.json"):  # what has no base is NaN, which JSON does not have
         json.loads(path.read_text(), parse_constant=pytest.fail)
-    with (out / "score.dna.test__run_.tsv").open() as file:
-        assert [row["bases"] for row in csv.DictReader(file, delimiter="\t")] == ["200", "0"]
+    assert [row["bases"] for row in table(out / "score.dna.test__run_.tsv", "\t")] == ["200", "0"]
     assert "score: 200 of the 203 bases of 2 records of" in printed and "all 2" in printed
     head = "##fileformat=VCFv4.3\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
     calls.write_text(head + "chr1\t101\t.\tA\tG,*\t9.50\t.\tX\n")
     words = f"variants --fasta {fasta} --variants {calls} --window 64 --strands both --out {out}"
     code, printed, errors = invoke(run, *words.split())
     assert code == 0 and "not scored: 1 with a symbolic allele" in printed, errors
-    with (out / "variants.dna.test__run_.tsv").open() as file:
-        snv, other = csv.DictReader(file, delimiter="\t")
+    snv, other = table(out / "variants.dna.test__run_.tsv", "\t")
     assert " ".join(snv) == "chrom pos id ref alt kind reason llr_nats llr_bits flank_llr_nats window flank"
     assert (snv["pos"], snv["kind"], snv["flank"], other["alt"]) == ("101", "snv", "63", "*")
     assert f"{float(snv['llr_nats']):+.3f}" in printed

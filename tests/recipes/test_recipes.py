@@ -153,10 +153,8 @@ def test_muon_trains_the_layers_matrices(name):
 
 
 def test_a_context_is_extended_with_the_position_that_was_trained():
-    recipe, context = (
-        find_recipe("text.ggd_goat_ssmax_tiny_extend"),
-        find_recipe("text.ggd_goat_ssmax_tiny").data.context,
-    )
+    recipe = find_recipe("text.ggd_goat_ssmax_tiny_extend")
+    context = find_recipe("text.ggd_goat_ssmax_tiny").data.context
     assert recipe.data.context == 4 * context and recipe.model.init_from == "newest:text.ggd_goat_ssmax_tiny"
     assert recipe.model.options["position_options"] == {"key_bias": {"train_context": context}}
     for name in ("text.learned_tiny_extend", "text.ggd+learned_tiny_extend"):

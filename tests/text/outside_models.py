@@ -9,6 +9,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from modalities.decoder.llama import as_llama
 from modalities.text.hf import fast_tokenizer
+from recipes.targets import find_targets
+
+
+def load(name):
+    """The model behind `hf:NAME`, in float32."""
+    return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
 
 
 def llama_of(model, folder):

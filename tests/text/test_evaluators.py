@@ -74,11 +74,6 @@ def made(kind, trained_on=None, **settings):
     return kind(kind.settings_class(**settings), trained_on)
 
 
-def summary(kind, model, **settings):
-    evaluator = made(kind, **settings)
-    return {row["length"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
-
-
 def documents():
     return open_heldout("sotu-excerpt", "bytes").items
 
@@ -241,7 +236,8 @@ def test_perplexity_of_short_documents(kind, units, tmp_path):
 def test_among_other_numbers_copying_is_one_and_another_value_zero(kind, name):
     for answer, score in ((passkey_of, 1.0), (other_number_of, 0.0)):
         options = {"lengths": (1500,), "samples": 2, "depths": 3, "template": name, "distractors": (4,)}
-        row = summary(kind, KnownAnswer(answer), **options)[1500]
+        evaluator = made(kind, **options)
+        (row,) = evaluator.rows(dict(evaluator.run(KnownAnswer(answer))))
         assert row["samples"] == 6 and row["depths"] == [0.0, 0.5, 1.0]
         assert (row["teacher_forced"], row["free_generation"]) == (score, score)
         assert row["free_generation_by_depth"] == [score] * 3 and row["free_generation_standard_error"] == 0.0

@@ -27,7 +27,8 @@ from recipes.commands import CommandError
 from recipes.evaluate import outside_hash
 from recipes.targets import find_outside, find_targets, modality_of
 from tests.recipes.test_evaluate import invoke
-from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
+from tests.refusals import refuses
+from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of, load
 from zoo import create_model
 from zoo.adapters.released import open_released
 
@@ -49,10 +50,6 @@ def folders(zoo_model, tmp_path_factory):
 
 def plain(tmp_path, **options):
     return gpt2(tmp_path / "gpt2", character_tokenizer(LETTERS, ["<e>"], eos="<e>"), **options)
-
-
-def load(name):
-    return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
 
 
 MEASURED = {
@@ -137,8 +134,7 @@ def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
         short = outside.model(tokens[:1, 7:]).logits.float()
         torch.testing.assert_close(outside(tokens, segments=padding)[:1, 7:], short, **same)
     if kind in ("bloom", "gptj"):
-        with pytest.raises(ValueError, match=f"attention of {kind} cannot be seen: [01] of 2 layers"):
-            analyse(outside, tokens)
+        refuses(f"attention of {kind} cannot be seen: [01] of 2 layers", analyse, outside, tokens)
     else:
         assert len(analyse(outside, tokens)) == 2
 
@@ -164,8 +160,7 @@ def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
     prompt, answer = Template().draw(900, 0.5, np.random.default_rng(0), spaced, open_haystack("own", spaced))
     assert len(prompt) + len(answer) == 900 and prompt[prompt == spaced.bos_id].tolist() == [spaced.bos_id]
     assert "  " not in spaced.decode(prompt) and spaced.decode(answer).strip().isdigit()
-    with pytest.raises(ValueError, match="no bos_token, eos_token or cls_token"):
-        tokenizer_of(tmp_path / "none")
+    refuses("no bos_token, eos_token or cls_token", tokenizer_of, tmp_path / "none")
 
 
 # --------------------------------------------------------------------------------------------- limits and errors
@@ -198,11 +193,9 @@ def test_modality_and_forced_forms(folders, tmp_path):
     llama = folders["llama"]
     assert modality_of(f"hf:{llama}") == modality_of(f"hf:text:{llama}") == "text"
     assert find_outside(f"hf:text:{llama}")[::2] == ("text", llama) and find_outside("text_x") is None
-    with pytest.raises(CommandError, match="hf has no models of vision"):
-        find_outside(f"hf:vision:{llama}")
+    refuses("hf has no models of vision", find_outside, f"hf:vision:{llama}", error=CommandError)
     character_tokenizer("xyz", ["<e>"], eos="<e>").save_pretrained(tmp_path / "strange")
-    with pytest.raises(CommandError, match="read none of text, dna; to insist, hf:text:"):
-        find_outside(f"hf:{tmp_path}/strange")
+    refuses("read none of text, dna; to insist, hf:text:", find_outside, f"hf:{tmp_path}/strange", error=CommandError)
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
@@ -235,16 +228,14 @@ def test_an_adapter_of_peft_with_priors_is_refused(tmp_path, folders):
     model = zoo.adapt(open_causal_lm(folders["llama"]), "ggd", options={"init": "alibi"})
     settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["position_bias"], task_type="CAUSAL_LM")
     adapter = peft.get_peft_model(model, settings)
-    with pytest.raises(ValueError, match="merge_and_unload"):
-        zoo.save_adapted(adapter, tmp_path / "lost")
+    refuses("merge_and_unload", zoo.save_adapted, adapter, tmp_path / "lost")
     with torch.no_grad():
         for parameter in adapter.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     adapter.save_pretrained(tmp_path / "adapter")
     open_tokenizer(folders["llama"]).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"its adapter of PEFT has priors"):
-        open_causal_lm(str(tmp_path / "adapter"))
+    refuses(r"its adapter of PEFT has priors", open_causal_lm, str(tmp_path / "adapter"))
 
 
 ARMS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 
 import pytest
 import torch
@@ -46,11 +47,6 @@ def loader(spec, *, rank=0, world=1, **options):
     return build_loader(config(spec, **options), micro_batch=4, rank=rank, world=world)
 
 
-def batches(iterable, count):
-    iterator = iter(iterable)
-    return [next(iterator) for _ in range(count)]
-
-
 def train_texts(texts):
     return {t[:5] for t in texts if document_split(Document(t)) == "train"}
 
@@ -67,7 +63,7 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
     seen = []
     for rank in range(world):
         whole = build_loader(TextDataConfig(**options), micro_batch=16, rank=rank, world=world)
-        rows = (row for batch in batches(whole, blocks * 16 * workers) for row in batch["tokens"])
+        rows = (row for batch in islice(whole, blocks * 16 * workers) for row in batch["tokens"])
         seen.append(set(re.findall(r"<\d{3}>", "".join(map(BYTES.decode, rows)))))
     assert len(set.union(*seen)) == sum(map(len, seen))
     assert set.union(*seen) <= train_texts(texts)
@@ -87,7 +83,7 @@ def test_resume_is_exact(spec, world, workers, stops):
     for number, state in states.items():
         second = loader(spec, **options)
         second.load_state_dict(state)
-        for old, new in zip(whole[number : number + 90], batches(second, 90), strict=True):
+        for old, new in zip(whole[number : number + 90], islice(second, 90), strict=True):
             assert torch.equal(old["tokens"], new["tokens"]) and torch.equal(old["segments"], new["segments"])
             assert old["tokens"].dtype == new["tokens"].dtype == torch.int64
     if not workers and world == 1:  # the last stop lay beyond the first epoch
@@ -95,7 +91,7 @@ def test_resume_is_exact(spec, world, workers, stops):
 
 
 def test_documents_of_packed_rows_see_one_another(spec):
-    masked, packed = (batches(loader(spec, documents=documents), 3) for documents in ("masked", "packed"))
+    masked, packed = (islice(loader(spec, documents=documents), 3) for documents in ("masked", "packed"))
     for one, other in zip(masked, packed, strict=True):
         assert one["tokens"].equal(other["tokens"]) and one["segments"].any() and not other["segments"].any()
 

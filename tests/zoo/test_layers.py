@@ -90,11 +90,8 @@ def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_ga
     extras = {"qk_norm": True, "output_gate": True, "ssmax_positive": True}
     model = create_model("text_rope_ssmax_tiny", **extras).eval()
     layer = model.layers[0].attention
-    assert (
-        layer.ssmax.positive
-        and layer.gate is not None
-        and "layers.0.attention.q_norm.weight" in model.no_weight_decay()
-    )
+    assert layer.ssmax.positive and layer.gate is not None
+    assert "layers.0.attention.q_norm.weight" in model.no_weight_decay()
     tokens = torch.arange(33)[None]
     torch.testing.assert_close(decoded(model, tokens), model(tokens), atol=1e-5, rtol=1e-5)
 

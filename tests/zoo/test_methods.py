@@ -50,9 +50,8 @@ def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
     example = torch.randn(1, 3, 48, 48) if short.startswith("vision") else torch.randint(0, 4, (1, 20))
     assert torch.equal(one(example), other(example))
     assert list(dict(one.layers[0].attention.prior.named_children())) == ["ggd", "spectral", "key_bias"]
-    prior = create_position(
-        "ggd_goat", **LINE
-    ).prior  # the key bias without a slope, the spectral part seeded at rank 2
+    prior = create_position("ggd_goat", **LINE).prior
+    # The key bias without a slope, the spectral part seeded at rank 2.
     assert prior.key_bias.slopes().max() < 1e-15 and prior.spectral.rank == 2 and prior.spectral.alpha.any()
 
 

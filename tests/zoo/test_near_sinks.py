@@ -71,13 +71,12 @@ def test_outputs_and_gradients_of_dense_attention(name: str, monkeypatch: pytest
             layer.rotation = None
     results, parameters = [], [path for path, _ in model.named_parameters() if "norm" not in path]
     for m in (near, far, dense(model, monkeypatch)):
-        out = output(m, given, use_cache=False) if name != "modernbert" else output(m, given)
+        out = output(m, given, use_cache=False)
         named = dict(m.named_parameters())
         results.append([out, *torch.autograd.grad(out.sin().sum(), [named[path] for path in parameters])])
     for got, other, expected in zip(*results, strict=True):
         assert (got - expected).abs().max() < 1e-3 * (other - expected).abs().max().clamp(min=1e-6)
-    if name != "modernbert":
-        assert torch.equal(results[0][0][:, : LIMIT + 1], results[1][0][:, : LIMIT + 1])
+    assert torch.equal(results[0][0][:, : LIMIT + 1], results[1][0][:, : LIMIT + 1])
 
 
 @torch.no_grad()

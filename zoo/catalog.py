@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from zoo.errors import did_you_mean, nearest
+from zoo.errors import did_you_mean, nearest, one_line
 from zoo.files import file_sha256, read_object, read_tensors
 from zoo.model import ZooModel
 
@@ -155,7 +155,7 @@ def create_model(name: str, **overrides: object) -> ZooModel:
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
-            raise ValueError(f"the weights of {name} do not fit this model: {error}") from error
+            raise ValueError(f"the weights of {name} do not fit this model: {one_line(error)}") from error
         model.class_names = tuple(weights_entry(name).get("class_names", ()))
     return model
 

@@ -37,8 +37,7 @@ def test_names_of_weights() -> None:
         (lambda: create_model("text_ggd_ssmax_small.facts"), "no weights 'text_ggd_ssmax_small.facts'; did you mean"),
         (lambda: create_model(NAME, dim=64), "do not fit this model"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            call()
+        refuses(message, call)
 
 
 @pytest.fixture

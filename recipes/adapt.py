@@ -129,7 +129,7 @@ def adapt_command(
         facts["expected"] = (
             f"{clock(run.steps * run.batch / size * seconds)}, {(peak + weights) / 2**30:.1f} GiB, by short rows"
         )
-    console.print(facts_table(f"{name} adapted{' (dry run)' if dry_run else ''}", facts))
+    console.print(facts_table(f"{name}: {'dry run' if dry_run else 'plan'}", facts))
     if dry_run:
         return
     if rows is not None and heldout is not None:

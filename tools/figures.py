@@ -20,14 +20,7 @@ from modalities.results import LENGTH, Axis, ModelResult, Score
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 MIXERS = ("goat", "ggd_goat", "rope", "markov-12", "mixer")
 SEEDED = ("ggd_goat_ssmax", "goat_ssmax", "ggd2d_separable_ssmax", "lookhere_ssmax", "rope2d_axial_ssmax")
-GLYPHS = (
-    "goat_ssmax",
-    "ggd2d_separable_ssmax",
-    "alibi_ssmax",
-    "rope2d_axial_ssmax",
-    "rope2d_mixed_ssmax",
-    "learned_ssmax",
-)
+GLYPHS = ("goat", "ggd2d_separable", "alibi", "rope2d_axial", "rope2d_mixed", "learned")
 # methods of each figure, of a table beside it; empty: all
 FIGURES: dict[str, tuple[str, ...]] = {
     "text_tiny/overview.png": (),
@@ -39,16 +32,23 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "vision_scenes/between/find.png": (),
     "vision_scenes/other/find.png": (),
     "vision_scenes/variants/find.png": (),
-    "vision_tiny/resolution.png": GLYPHS,
+    "vision_tiny/resolution.png": tuple(f"{name}_ssmax" for name in GLYPHS),
     "vision_photos/resolution.png": (),
     "vision_solar/resolution.png": (),
     "far/far.png": (),
+    "released/lengths.png": (),
 }
-FAR = (
-    Score("exact_match", "facts recalled exactly", unit_interval=True),
-    Score("seconds", "seconds to read the text"),
-    Score("left_out", "share of keys left out", unit_interval=True),
-)
+SCORES = {
+    "far": (
+        Score("exact_match", "facts recalled exactly", unit_interval=True),
+        Score("seconds", "seconds to read the text"),
+        Score("left_out", "share of keys left out", unit_interval=True),
+    ),
+    "lengths": (
+        Score("bits_per_byte", "bits per byte of the last tokens"),
+        Score("tokens_right", "tokens of answers right", unit_interval=True),
+    ),
+}
 
 
 def main() -> None:
@@ -61,11 +61,8 @@ def main() -> None:
 
 def draw(path: Path, methods: tuple[str, ...]) -> None:
     modality = path.relative_to(BENCHMARKS).parts[0].partition("_")[0]
-    if path.stem == "far":
-        results = read_results(path.with_suffix(".csv"), LENGTH, methods)
-        for row in (row for result in results for row in result.rows):
-            row["exact_match_standard_error"] = row["standard_error"]
-        return scores_figure(results, path, FAR)
+    if scores := SCORES.get(path.stem):
+        return scores_figure(read_results(path.with_suffix(".csv"), LENGTH, methods), path, scores)
     evaluators = find_modality(modality).evaluators
     if path.stem != "overview":
         evaluator = evaluators[path.stem]()

@@ -15,6 +15,7 @@ Exit codes: 0 done, 2 the request cannot be served as written.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,9 +45,7 @@ class Adaptation:
     rank: int = option(8, "of LoRA")
     source: str = option("sotu-excerpt", "where texts come from, as in a text recipe")
     facts_fraction: float = option(0.0, "share of rows that state facts and ask for them")
-    context: int | None = option(
-        None, "tokens a row, 2 or more; default: the model's own", parse=lambda t: counts(t)[0]
-    )
+    context: int | None = option(None, "tokens a row; default: the model's own", parse=lambda t: counts(t)[0])
     steps: int = option(500, "of the optimiser; 0 for a prior without training")
     batch: int = option(32, "rows a step")
     lr: float = option(5e-4, "of the weights")
@@ -54,9 +53,10 @@ class Adaptation:
     seed: int = option(0, "of the priors, the rows and their order")
 
     def __post_init__(self) -> None:
-        for name, least in (("context", 2), ("steps", 0), ("batch", 1), ("rank", 1)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise CommandError(f"--{name} {value}: expected at least {least}")
+        bounds = {"context": 2, "steps": 0, "batch": 1, "rank": 1, "lr": 0, "prior_lr_scale": 0, "seed": 0}
+        for name, least in bounds.items():
+            if (value := getattr(self, name)) is not None and not least <= value < math.inf:
+                raise CommandError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
         check_choice("train", self.train, ("prior", "lora", "all"))
         check_choice("rope", self.rope, ("keep", "drop"))
 

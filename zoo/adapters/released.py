@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from zoo.adapters import ADAPTER, adapt, find_folder, hub_name, limited_reach
 from zoo.adapters.hf import LEARNED
 from zoo.adapters.layer import RECORD, prior_parameters
-from zoo.errors import Options, require
+from zoo.errors import Options, nearest, require
 from zoo.files import data_folder, read_object, read_tensors, write_json, write_text
 
 SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # of a rotation, and what transformers calls them
@@ -184,7 +184,8 @@ def _set_field(config: PretrainedConfig, key: str, value: object) -> None:
     for part in path:
         place = place.get(part) if isinstance(place, dict) else getattr(place, part, None)
     if not (last in place if isinstance(place, dict) else hasattr(place, last)):
-        raise ValueError(f"{config.model_type} has no field {key!r} in its configuration")
+        hint = nearest(key, [*SCALINGS, *REACH, "dtype", *config.to_dict()])
+        raise ValueError(f"{config.model_type} has no field {key!r} in its configuration; {hint}")
     place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
 
 

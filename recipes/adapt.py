@@ -56,7 +56,7 @@ class Adaptation:
         bounds = {"context": 2, "steps": 0, "batch": 1, "rank": 1, "lr": 0, "prior_lr_scale": 0, "seed": 0}
         for name, least in bounds.items():
             if (value := getattr(self, name)) is not None and not least <= value < math.inf:
-                raise CommandError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
+                raise CommandError(f"--{name.replace('_', '-')} {value}: expected a number of at least {least}")
         check_choice("train", self.train, ("prior", "lora", "all"))
         check_choice("rope", self.rope, ("keep", "drop"))
 

@@ -63,7 +63,8 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
     seen = []
     for rank in range(world):
         whole = build_loader(TextDataConfig(**options), micro_batch=16, rank=rank, world=world)
-        rows = (row for batch in islice(whole, blocks * 16 * workers) for row in batch["tokens"])
+        rows = [row for batch in islice(whole, blocks * 16 * workers) for row in batch["tokens"]]
+        assert len(rows) == blocks * 16 * workers * 16
         seen.append(set(re.findall(r"<\d{3}>", "".join(map(BYTES.decode, rows)))))
     assert len(set.union(*seen)) == sum(map(len, seen))
     assert set.union(*seen) <= train_texts(texts)
@@ -91,7 +92,8 @@ def test_resume_is_exact(spec, world, workers, stops):
 
 
 def test_documents_of_packed_rows_see_one_another(spec):
-    masked, packed = (islice(loader(spec, documents=documents), 3) for documents in ("masked", "packed"))
+    masked, packed = (list(islice(loader(spec, documents=documents), 3)) for documents in ("masked", "packed"))
+    assert len(masked) == 3
     for one, other in zip(masked, packed, strict=True):
         assert one["tokens"].equal(other["tokens"]) and one["segments"].any() and not other["segments"].any()
 

@@ -102,6 +102,18 @@ def test_an_adapter_has_all_but_the_base(kind: str, lora: int, prior: dict | Non
     torch.testing.assert_close(merged(tokens).logits, loaded(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
+def test_learned_positions_that_are_kept_count_as_weights(tmp_path: Path) -> None:
+    base = create_base("gpt2", tmp_path)
+    model = open_released(str(base), {})
+    add_lora(model, 2)
+    zoo.save_adapted(model, tmp_path / "adapter")
+    other = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        other.transformer.wpe.weight += 1
+    other.save_pretrained(base)
+    refuses("is another model", zoo.load_adapted, tmp_path / "adapter", base=str(base))
+
+
 def test_gemma_with_sinks_generates_until_its_cache_drops_keys(tmp_path: Path) -> None:
     model = open_released(str(create_base("gemma3_text", tmp_path)), {"soft": "9", "sinks": "2"}).eval()
     tokens, options = torch.randint(3, 40, (1, 4)), dict(do_sample=False, eos_token_id=None)

@@ -106,9 +106,10 @@ def merge_lora(model: PreTrainedModel) -> None:
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write what a model has besides its base, which `open_released` opened: priors, LoRA, settings."""
-    record, tensors = model.__dict__[RECORD] | {"priors": getattr(model.config, RECORD, None)}, _trained(model)
+    priors = getattr(model.config, RECORD, None)
+    record, tensors = model.__dict__[RECORD] | {"priors": priors}, _trained(model)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    record["base"] = _identity(model) | {"digest": weights_digest(model), "window": window} | record["base"]
+    record["base"] = _identity(model) | {"digest": weights_digest(model, priors), "window": window} | record["base"]
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / TENSORS)
     write_record(record, folder)
@@ -136,7 +137,8 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
     except OSError as error:
         cure = f"`priorzoo fetch-data text {name}`, or base=FOLDER" if Path(name).name == name else "give base=FOLDER"
         raise ValueError(f"{folder} is an adapter of {name}, which is no folder and not of the hub: {cure}") from error
-    own = _identity(model) | {"digest": weights_digest(model) if tensors and made_for["digest"] else made_for["digest"]}
+    counts = tensors and made_for["digest"]
+    own = _identity(model) | {"digest": weights_digest(model, record["priors"]) if counts else made_for["digest"]}
     for key in ("architecture", "sizes", "digest"):
         if own[key] != made_for[key]:
             what = f"{key} {own[key]}, expected {made_for[key]}"
@@ -184,7 +186,7 @@ def _set_field(config: PretrainedConfig, key: str, value: object) -> None:
     for part in path:
         place = place.get(part) if isinstance(place, dict) else getattr(place, part, None)
     if not (last in place if isinstance(place, dict) else hasattr(place, last)):
-        hint = nearest(key, [*SCALINGS, *REACH, "dtype", *config.to_dict()])
+        hint = nearest(key, {*SCALINGS, *REACH, "dtype", *config.to_dict(), *config.get_text_config().to_dict()})
         raise ValueError(f"{config.model_type} has no field {key!r} in its configuration; {hint}")
     place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
 
@@ -195,13 +197,14 @@ def _identity(model: PreTrainedModel) -> Options:
     return {"architecture": type(model).__name__, "sizes": sizes}
 
 
-def weights_digest(model: PreTrainedModel) -> str:
-    """16 hex digits of the base's parameters in bfloat16: the same however wide a model is loaded, and with its learned
-    positions taken out."""
+def weights_digest(model: PreTrainedModel, record: Options | None) -> str:
+    """16 hex digits of the base's parameters in bfloat16, the same however wide a model is loaded; without learned positions
+    where the record of its priors says that they are taken out."""
     digest, priors = hashlib.sha256(), prior_parameters(model)
+    taken_out = set() if record is None or record["keep_rope"] else {*LEARNED}
     own = {n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors}
     for name, parameter in sorted(own.items()):
-        if ".lora_" in name or not {*name.split(".")}.isdisjoint(LEARNED):
+        if ".lora_" in name or not taken_out.isdisjoint(name.split(".")):
             continue
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().bfloat16().contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -22,8 +22,8 @@ from zoo.priors.tables import BlockedBias
 def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
     """(B, H, T, D) of any call; with sinks, its documents are alone in their rows or causal.
 
-    attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows, with both gradients; no
-        numbers with `wants_lse=False`.
+    attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows, with both gradients. With
+        `wants_lse=False` that is empty.
     """
     if not call.sinks and call.terms.sink is None:
         return attend(call, wants_lse=False)[0]

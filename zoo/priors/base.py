@@ -170,12 +170,14 @@ class Prior(nn.Module):
 
     Attributes:
         num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
+        has_state: whether `forward` takes and its terms give `carry`, state from chunk to chunk.
         requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
             and made when their options are given.
         by_head: names of its own parameters with an entry per head, (H, …), where heads differ by nothing else; None: untold.
     """
 
     num_lanes: int = 0
+    has_state: bool = False
     requires_options: bool = False
     by_head: tuple[str, ...] | None = None
 

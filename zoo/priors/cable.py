@@ -38,7 +38,7 @@ class Cable(Prior):
         bias: whether W_c x has b; eq. 2 prints none, the released code has one.
     """
 
-    depends_on_content = True
+    depends_on_content = has_state = True
     by_head = ()
 
     def __init__(

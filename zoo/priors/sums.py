@@ -16,7 +16,7 @@ from zoo.priors.base import Prior, PriorTerms, linear_in, prior_device, prior_dt
 
 
 class Compose(Prior):
-    """K = Σ_n K_n of the named parts; part names are submodule names. State goes to the part that depends on content."""
+    """K = Σ_n K_n of the named parts; part names are submodule names. State goes to the part that has one."""
 
     by_head = ()
 
@@ -31,13 +31,14 @@ class Compose(Prior):
         for name, part in parts.items():
             self.add_module(name, part)
         self.num_lanes = sum(part.num_lanes for part in parts.values())
+        self.has_state = any(part.has_state for part in parts.values())
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         terms = PriorTerms()
         for part in self.parts():
-            state = {"carry": carry} if carry is not None and part.depends_on_content else {}
+            state = {"carry": carry} if carry is not None and part.has_state else {}
             terms = terms + part(q_pos, k_pos, causal=causal, x=x, **state)
         return terms
 

@@ -213,13 +213,7 @@ def stored_options(position: str | Sequence[str], positions: Iterable[Position])
 
 
 def create_position(
-    name: str,
-    *,
-    dim: int,
-    num_heads: int,
-    train_context: int,
-    options: Options | None = None,
-    lanes: str = "inside",
+    name: str, *, dim: int, num_heads: int, train_context: int, options: Options | None = None, lanes: str = "inside"
 ) -> Position:
     """The parts of a position method for one layer of a model along a line.
 

@@ -93,11 +93,7 @@ class Matrix(Prior):
     by_head = ("values",)
 
     def __init__(
-        self,
-        num_heads: int,
-        *,
-        values: Numbers | None = None,
-        shape: Sequence[int | None] | None = None,
+        self, num_heads: int, *, values: Numbers | None = None, shape: Sequence[int | None] | None = None
     ) -> None:
         super().__init__(num_heads)
         if (values is None) == (shape is None):

@@ -114,6 +114,7 @@ def list_command(
         return print("\n".join(names))
     for title, columns, rows in [adapters_table(names)] if adapters else pretrained_tables(names):
         headings = [Column(name, justify="right" if n else "left", overflow="fold") for n, name in enumerate(columns)]
+        headings[0].no_wrap = adapters
         table = Table(
             *headings, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
         )

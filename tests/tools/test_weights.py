@@ -81,9 +81,11 @@ def test_published_weights_have_an_entry_like_those_that_ship(asked, tmp_path) -
 
 def test_an_adapter_goes_into_the_package_with_its_scores(asked, tmp_path) -> None:
     made, rows = tmp_path / "made", [{"length": 64, "bits_per_byte": 1.23456, "seconds": 2.0}]
+    rows.append({"length": 128, "tokens_right_beyond": 0.5, "bits_per_byte": 1.5})
     shutil.copytree(find_folder("smollm2.soft"), made)
     (tmp_path / "recall.json").write_text(json.dumps({"rows": rows}))
     weights.adapter("smollm2.mine", made, tmp_path / "recall.json")
     record = json.loads((tmp_path / "weights/smollm2.mine/adapter.json").read_text())
-    assert record["measured"] == [{"length": 64, "bits_per_byte": 1.2346}] and record["base"]["name"] == "smollm2"
-    assert "| 64 | 1.2346 |" in (tmp_path / "weights/smollm2.mine/README.md").read_text()
+    assert record["measured"][0] == {"length": 64, "bits_per_byte": 1.2346} and record["base"]["name"] == "smollm2"
+    card = (tmp_path / "weights/smollm2.mine/README.md").read_text()
+    assert "| 64 | 1.2346 | – |" in card and "| 128 | 1.5 | 0.5 |" in card

@@ -129,12 +129,12 @@ def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]
         record = read_object(folder / ADAPTER)
         base, measured = record["base"], record.get("measured") or [{}]
         parts = [f"{key}={value}" for key, value in (record["settings"] | record["reach"]).items()]
-        if record["priors"] and not record["reach"]:
+        if record["priors"] and not record["reach"] and record["priors"]["position"] != "nope":
             parts.append(record["priors"]["position"])
         method = ", ".join(parts + [f"LoRA {record['lora']}"] * bool(record["lora"]))
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         lengths = [f"{n:,}" for n in (base["window"], measured[-1].get("length", base["window"]))]
-        scores = [str(measured[-1].get(score, "–")) for score in ("bits_per_byte", "tokens_right")]
+        scores = [f"{x:.3f}" if (x := measured[-1].get(score)) else "–" for score in ("bits_per_byte", "tokens_right")]
         tokens = f"{record['training'].get('tokens', 0):,}"
         rows.append([folder.name, base["name"], method, *lengths, tokens, f"{size:.2f}", *scores])
     title = "adapters of released models\ntokens: trained on; at reach: bits per byte, share of facts' tokens right"

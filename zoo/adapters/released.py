@@ -121,7 +121,8 @@ def write_record(record: Options, folder: Path) -> None:
     facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
     rows, measured = "\n".join(f"| {key} | {value} |" for key, value in facts.items()), ""
     if scores := record.get("measured"):
-        lines = [list(scores[0]), ["---:"] * len(scores[0]), *(row.values() for row in scores)]
+        columns = list(scores[-1])  # beyond the window there are scores of what is said there
+        lines = [columns, ["---:"] * len(columns), *([row.get(name, "–") for name in columns] for row in scores)]
         measured = "\n" + "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
     write_text(folder / "README.md", CARD.format(base=facts["base"], rows=rows) + measured)
     write_json(folder / ADAPTER, record)

@@ -165,7 +165,7 @@ def test_a_name_is_an_adapter_and_its_base(base: Path, tmp_path: Path, monkeypat
     assert torch.equal(zoo.load_adapted("base.soft")(tokens).logits, model.eval()(tokens).logits)
     assert "| 16 | 1.5 | 0.25 |" in (tmp_path / "weights/base.soft/README.md").read_text()
     [row] = adapters_table(["base.soft"])[2]
-    assert row == ["base.soft", "base", "yarn=2, soft=9, sinks=2", "16", "32", "0", "0.00", "1.75", "–"]
+    assert row == ["base.soft", "base", "yarn=2, soft=9, sinks=2", "16", "32", "0", "0.00", "1.750", "–"]
     assert "base.soft" in invoke("list", "--adapters").output
     assert invoke("list", "--adapters", "other*").exit_code == 2
     base.rename(tmp_path / "moved")

@@ -121,7 +121,7 @@ def write_record(record: Options, folder: Path) -> None:
     facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
     rows, measured = "\n".join(f"| {key} | {value} |" for key, value in facts.items()), ""
     if scores := record.get("measured"):
-        columns = list(scores[-1])  # beyond the window there are scores of what is said there
+        columns = list(dict.fromkeys(name for row in scores for name in row))
         lines = [columns, ["---:"] * len(columns), *([row.get(name, "–") for name in columns] for row in scores)]
         measured = "\n" + "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
     write_text(folder / "README.md", CARD.format(base=facts["base"], rows=rows) + measured)
@@ -198,7 +198,7 @@ def _identity(model: PreTrainedModel) -> Options:
     return {"architecture": type(model).__name__, "sizes": sizes}
 
 
-def weights_digest(model: PreTrainedModel, record: Options | None) -> str:
+def weights_digest(model: PreTrainedModel, record: Options | None = None) -> str:
     """16 hex digits of the base's parameters in bfloat16, the same however wide a model is loaded; without learned positions
     where the record of its priors says that they are taken out."""
     digest, priors = hashlib.sha256(), prior_parameters(model)

@@ -290,7 +290,7 @@ def needs_mask(call: AttentionCall) -> bool:
     return call.causal and call.num_queries not in (call.num_keys, 1)
 
 
-def needs_matrix(call: AttentionCall) -> str | None:
+def refuses_matrix(call: AttentionCall) -> str | None:
     """Why a kernel without a T × S matrix cannot serve a call: it has neither a mask to read nor weights to drop."""
     if call.mask is not None:
         return "it reads no T × S mask"

@@ -22,8 +22,8 @@ from zoo.attention.base import (
     AttentionCall,
     cuda_capability,
     needs_mask,
-    needs_matrix,
     pad_heads,
+    refuses_matrix,
     repeat_heads,
     traced_as_constant,
 )
@@ -74,7 +74,7 @@ class FlashKernel:
             return f"head width with lanes must be at most {WIDEST}, got {width}"
         if self.capability(str(call.q.device)) < (8, 0):
             return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
-        if why := needs_matrix(call):
+        if why := refuses_matrix(call):
             return why
         if call.sinks or call.terms.sink is not None:
             return "it has no sinks; use kernel='triton'"

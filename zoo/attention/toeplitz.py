@@ -28,8 +28,8 @@ from zoo.attention.base import (
     aligned,
     has_values,
     needs_mask,
-    needs_matrix,
     pad_heads,
+    refuses_matrix,
     repeat_heads,
     single_documents,
 )
@@ -72,7 +72,7 @@ class ToeplitzKernel:
             return "the table is over a grid, where K is not a function of i − j"
         if call.window is not None and -call.offset >= call.window:
             return "no key is in the window of the first queries, and it needs one in each row"
-        return needs_matrix(call)
+        return refuses_matrix(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""

@@ -170,7 +170,7 @@ class Prior(nn.Module):
 
     Attributes:
         num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
-        has_state: whether `forward` takes and its terms give `carry`, state from chunk to chunk.
+        has_state: whether `forward` takes `carry` and its terms give it: state that goes from chunk to chunk.
         requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
             and made when their options are given.
         by_head: names of its own parameters with an entry per head, (H, …), where heads differ by nothing else; None: untold.
@@ -187,8 +187,8 @@ class Prior(nn.Module):
         self.num_heads = num_heads
 
     def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
-        """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only, which also
-        takes as `carry` the last of `PriorTerms.carry` of the chunk before."""
+        """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only. A
+        prior with `has_state` also takes `carry`, the last entry of `PriorTerms.carry` from the chunk before."""
         raise NotImplementedError
 
     def content(self, x: Tensor) -> Tensor | None:

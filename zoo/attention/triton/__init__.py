@@ -24,7 +24,7 @@ from zoo.attention.base import (
     cuda_capability,
     has_values,
     needs_grad,
-    needs_matrix,
+    refuses_matrix,
     repeat_heads,
     traced_as_constant,
 )  # fmt: skip
@@ -110,7 +110,7 @@ class TritonKernel:
             return "its table is neither over a line nor over a grid"
         if call.segments is not None and call.offset < 0:
             return "documents need a key for every query"
-        return needs_matrix(call)
+        return refuses_matrix(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""

@@ -23,7 +23,7 @@ from zoo import Positions, prior_attention
 from zoo.attention import KERNELS, Kernel
 from zoo.attention.base import AttentionCall, needs_mask
 from zoo.attention.dispatch import MaskWarning, choose_kernel
-from zoo.attention.flash import FlashKernel
+from zoo.attention.flash import PACKAGES, FlashKernel, find_package
 from zoo.attention.triton import TritonKernel
 from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.tables import BlockedBias
@@ -36,8 +36,9 @@ def hopper(device: str) -> tuple[int, int]:
 
 
 def flash(missing: str | None = MISSING, **options: Any) -> FlashKernel:
-    """Kernel 'flash' on such a GPU, without flash-attn unless `missing` is None."""
-    return FlashKernel(**{"capability": hopper, "package": lambda: missing} | options)
+    """Kernel 'flash' on such a GPU, without flash-attn unless `missing` is None or the name of a module."""
+    package = ("", missing) if missing == MISSING else (missing or "flash_attn", "")
+    return FlashKernel(**{"capability": hopper, "package": lambda: package} | options)
 
 
 def kernels_on(missing: str | None = MISSING) -> dict[str, Kernel]:
@@ -102,7 +103,7 @@ def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     logits = torch.einsum("bihd,bjhd->bhij", q, k)
     distance = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1] - torch.arange(k.shape[1])
-    left, right = window_size
+    left, right = (-1 if side is None else side for side in window_size)
     right = 0 if causal else right
     hidden = ((distance > left) & (left >= 0)) | ((distance < -right) & (right >= 0))
     return torch.einsum("bhij,bjhd->bihd", logits.masked_fill(hidden, -math.inf).softmax(-1), v)
@@ -124,10 +125,12 @@ def attend_runs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
 def package(monkeypatch) -> ModuleType:
     """A flash-attn that computes in float64 on the CPU, so that differences are errors; tensors of the CPU pass for CUDA's."""
     monkeypatch.setattr(AttentionCall, "on_cuda", True)
-    made = ModuleType("flash_attn")
-    made.__version__ = "2.8.3"
+    made, beta = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
     made.flash_attn_func, made.flash_attn_varlen_func = attend, attend_runs
-    monkeypatch.setitem(sys.modules, "flash_attn", made)
+    beta.flash_attn_func = lambda *heads, **options: (attend(*heads, **options), "log-sum-exp")
+    beta.flash_attn_varlen_func = lambda *heads, **options: (attend_runs(*heads, **options), "log-sum-exp")
+    for module in (made, beta):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return made
 
 
@@ -138,12 +141,27 @@ def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, pac
     leaves, options = build(case, realised)
     leaves["v"] = torch.cat([leaves["v"], leaves["v"][..., :5]], -1).detach().requires_grad_()
     expected = evaluate(leaves, options, "reference", case.grid)
-    for kernel in (flash(None, dtypes=(DOUBLE,)), flash(dtypes=(DOUBLE,))):
+    for kernel in (flash(which, dtypes=(DOUBLE,)) for which in (None, "flash_attn.cute", MISSING)):
         call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), **options)
         if kernel.refuses(call):
-            assert (kernel.without_package() and needs_mask(call)) or (call.segments is not None and call.offset)
+            assert (not kernel.package_name() and needs_mask(call)) or (call.segments is not None and call.offset)
             continue
         torch.testing.assert_close(evaluate(leaves, options, kernel, case.grid), expected, rtol=1e-10, atol=1e-11)
+
+
+def test_the_newest_flash_attention_that_fits_is_found(package, monkeypatch) -> None:
+    """4 alone leaves `flash_attn` an empty package; 3 runs on compute capability 9."""
+    third = ModuleType("flash_attn_interface")
+    third.flash_attn_varlen_func = attend_runs
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", third)
+    for major, expected in ((9, "flash_attn_interface"), (8, "flash_attn")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda major=major: (major, 0))
+        assert find_package() == (expected, "")
+    del package.flash_attn_varlen_func
+    assert find_package() == ("flash_attn.cute", "")
+    for name in PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert find_package() == ("", MISSING)
 
 
 def test_documents_choose_the_package_and_are_found_once(package) -> None:

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,19 +33,30 @@ WIDEST = 256
 Runs: TypeAlias = tuple[Tensor, int]  # see `find_runs`
 
 
-def find_package() -> str | None:
-    """Import flash-attn. Why it cannot be used; None if it can."""
-    try:
-        importlib.import_module("flash_attn")
-    except ImportError as error:  # it is not there, or is built against another torch
-        return f"the flash-attn package cannot be loaded ({error})"
-    return None
+# FlashAttention 3, which is for compute capability 9 alone, 2, and 4, which is a beta: the first that is installed is taken.
+PACKAGES = ("flash_attn_interface", "flash_attn", "flash_attn.cute")
+
+
+def find_package() -> tuple[str, str]:
+    """(the module with FlashAttention's functions, imported; or "", and why it cannot be used)"""
+    why = "the flash-attn package is not installed"
+    for name in PACKAGES:
+        try:
+            # 4 alone leaves `flash_attn` an empty package.
+            if hasattr(importlib.import_module(name), "flash_attn_varlen_func") and (
+                name != PACKAGES[0] or torch.cuda.get_device_capability()[0] == 9
+            ):
+                return name, ""
+        except ImportError as error:
+            if error.name not in PACKAGES:  # it is built against another torch, or what it needs is not there
+                why = f"the package {name} cannot be loaded ({error})"
+    return "", why
 
 
 class FlashKernel:
     """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where flash-attn is installed.
 
-    `capability` gives the compute capability of a device; `package` why flash-attn cannot be used, or None: called once.
+    `capability` gives the compute capability of a device; `package` is `find_package`, called once.
     """
 
     def __init__(
@@ -53,7 +64,7 @@ class FlashKernel:
         *,
         dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16),
         capability: Callable[[str], tuple[int, int]] = cuda_capability,
-        package: Callable[[], str | None] = find_package,
+        package: Callable[[], tuple[str, str]] = find_package,
     ) -> None:
         self.dtypes, self.capability = dtypes, capability
         self._package = cache(package)
@@ -80,8 +91,8 @@ class FlashKernel:
             return "it has no sinks; use kernel='triton'"
         if not needs_mask(call):
             return None
-        if why := self.without_package():
-            return f"{why}, and torch's flash attention has no documents, windows or offsets; use kernel='triton'"
+        if not self.package_name():
+            return f"{self._package()[1]}, and torch's kernel has no documents, windows or offsets; use kernel='triton'"
         if call.segments is None:
             return None
         if torch.compiler.is_compiling():
@@ -99,26 +110,28 @@ class FlashKernel:
         if k.shape[1] != v.shape[1]:
             k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
         q, k, v = pad_heads(q, k, v)
-        if self.without_package() is not None:
+        name = self.package_name()
+        if not name:
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
                 is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
             return out[..., :width]
-        package = sys.modules["flash_attn"]
+        package, options = sys.modules[name], _options(call, name)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         if call.segments is None:
-            return package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)[..., :width]
-        runs = self.runs_of(call.segments)
-        assert runs is not None
-        bounds, longest = runs
-        q, k, v = (heads.flatten(0, 1) for heads in (q, k, v))
-        out = package.flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest, **_options(call))
-        return out.unflatten(0, (call.q.shape[0], call.num_queries)).transpose(1, 2)[..., :width]
+            out = package.flash_attn_func(q, k, v, **options)
+        else:
+            bounds, longest = cast(Runs, self.runs_of(call.segments))  # `refuses` saw that there are runs
+            q, k, v = (heads.flatten(0, 1) for heads in (q, k, v))
+            lengths = dict(cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=longest, max_seqlen_k=longest)
+            out = package.flash_attn_varlen_func(q, k, v, **lengths, **options)
+        out = out[0] if isinstance(out, tuple) else out  # 4 gives the log-sum-exp too
+        return out.reshape(call.q.shape[0], call.num_queries, num_heads, -1).transpose(1, 2)[..., :width]
 
     @traced_as_constant
-    def without_package(self) -> str | None:
-        """Why flash-attn cannot be used; None if it can."""
-        return self._package()
+    def package_name(self) -> str:
+        """The module that has FlashAttention's functions; "" if none can be used."""
+        return self._package()[0]
 
     def runs_of(self, segments: Tensor) -> Runs | None:
         """`find_runs`, kept for the next layer."""
@@ -135,8 +148,9 @@ class FlashKernel:
 FLASH = FlashKernel()
 
 
-def _options(call: AttentionCall) -> dict[str, object]:
-    side = -1 if call.window is None else call.window - 1
+def _options(call: AttentionCall, package: str) -> dict[str, object]:
+    unbounded = None if package == "flash_attn.cute" else -1
+    side = unbounded if call.window is None else call.window - 1
     return {
         "softmax_scale": 1.0,
         "causal": call.causal,

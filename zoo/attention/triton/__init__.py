@@ -108,6 +108,8 @@ class TritonKernel:
             return f"head width with lanes must be at most {WIDEST}, got {width}"
         if call.table is not None and call.table.origin is None and call.table.shape is None:
             return "its table is neither over a line nor over a grid"
+        if call.table is not None and call.table.shape and math.prod(call.table.shape) * call.table.shape[1] >= 2**32:
+            return f"its grid's patches times its width must be below 2³², got {call.table.shape}"
         if call.segments is not None and call.offset < 0:
             return "documents need a key for every query"
         return refuses_matrix(call)
@@ -135,7 +137,8 @@ class TritonKernel:
             fused = FusedTable.of(replace(table, origin=None) if wants_lse else table, causal=call.causal)
             values, params, jacobian = fused.values, fused.params, fused.jacobian
         least = self.least_keys if segments is None else self.least_keys // 4
-        skip = _skips() and call.num_keys >= least and _may_skip(call)
+        # Only a bound on logits that varies between tiles leaves some out; that of content alone does not.
+        skip = any(x is not None for x in (table, call.terms.q_lanes, segments)) and call.num_keys >= least and _skips()
         out, lse2 = fused_attention(
             q, k, v, values, row_scale, segments, params, jacobian, *scalars, 0 if wants_lse else _constant_from(call), skip
         )  # fmt: skip
@@ -158,11 +161,6 @@ def skipped_share(call: AttentionCall) -> float:
     q, k, v, row_scale, segments = _operands(call)
     table = None if call.table is None else call.table.table.float()
     return skipped_share(operands(q, k, v, table, row_scale, segments, *_scalars(call)))
-
-
-def _may_skip(call: AttentionCall) -> bool:
-    """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance."""
-    return any(x is not None for x in (call.table, call.terms.q_lanes, call.segments))
 
 
 def _constant_from(call: AttentionCall) -> int:

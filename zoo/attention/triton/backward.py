@@ -31,6 +31,7 @@ from zoo.attention.triton.common import (
     TableIndex,
     cdiv,
     entries,
+    lanes_apart,
     last_axis_contiguous,
     mm,
     narrow,
@@ -390,11 +391,6 @@ def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
         g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, g.grid_width or None,
         g.prefix or None, origin, *tiles, g.factor,
     )  # fmt: skip
-
-
-def lanes_apart(g: Geometry) -> int:
-    """Leading columns of q and k that get their own tile: the lanes, if they would double the padded width of q and k."""
-    return g.lanes if padded_width(g.width_k - g.lanes) < padded_width(g.width_k) else 0
 
 
 def shape_options(g: Geometry) -> dict[str, int | bool]:

@@ -20,6 +20,9 @@ from torch import Tensor
 from triton.runtime import driver
 
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+# The assembly that reads tables is pure, since they are constant. Triton 3.9 moves results of impure assembly through shared
+# memory, and then spills; under earlier ones pure assembly spills at 256 columns.
+PURE = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
 LOG2E = tl.constexpr(1.4426950408889634)
 NOWHERE = nullcontext()
 
@@ -82,6 +85,11 @@ class Operands:
     def table2(self) -> Tensor | None:
         """(H, N) contiguous: the table in base 2, times log2 e."""
         return None if self.table is None else (self.table * LOG2E.value).contiguous()
+
+
+def lanes_apart(g: Geometry) -> int:
+    """Leading columns of q and k that get their own tile: the lanes, if they would double the padded width of q and k."""
+    return g.lanes if padded_width(g.width_k - g.lanes) < padded_width(g.width_k) else 0
 
 
 def strided(x: Tensor) -> tuple[Tensor | int, ...]:
@@ -193,7 +201,11 @@ def code_of(tokens, grid_width, prefix):
     patch = tokens
     if prefix is not None:
         patch = tokens - prefix
-    return patch + (patch // grid_width) * (grid_width - 1)  # x = patch − y·width: one division, and no remainder
+    # y = ⌊patch / width⌋ = ⌊patch·⌈2³²/width⌉ / 2³²⌋, exact while patch·width < 2³²: a product where a division by a number
+    # that is not known at compile time takes twenty instructions. x = patch − y·width.
+    inverse = (0xFFFFFFFF // grid_width.to(tl.uint32)) + 1
+    y = tl.umulhi(patch.to(tl.uint32), inverse).to(tl.int32)
+    return patch + y * (grid_width - 1)
 
 
 @triton.jit
@@ -202,12 +214,6 @@ def place_of(tokens, index):
     if index.grid_width is not None:
         return code_of(tokens, index.grid_width, index.prefix)
     return tokens
-
-
-@triton.jit
-def placed_of(rows, cols, prefix):
-    """(BM, BN) bool: query and key are both on the grid."""
-    return (rows[:, None] >= prefix) & (cols[None, :] >= prefix)
 
 
 @triton.jit
@@ -221,10 +227,10 @@ def unstaged_load(at, seen, MASKED: tl.constexpr):
         return tl.load(at, mask=seen if MASKED else None, other=0.0 if MASKED else None)
     elif MASKED:
         return tl.inline_asm_elementwise(
-            "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=False, pack=1
+            "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=PURE, pack=1
         )
     else:
-        return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=PURE, pack=1)
 
 
 @triton.jit
@@ -245,7 +251,7 @@ def bias_of(table, rows, cols, seen, index, MASKED: tl.constexpr):
         row_at = table + (index.origin + BN - BM) + first_row + tl.arange(BM, 2 * BM).to(tl.int64)
         at = row_at[:, None] - first_col.to(tl.int64)[None, :] - tl.arange(BN, 2 * BN).to(tl.int64)[None, :]
     if index.prefix is not None and MASKED:
-        seen = seen & placed_of(rows, cols, index.prefix)
+        seen = seen & (rows[:, None] >= index.prefix) & (cols[None, :] >= index.prefix)
     return unstaged_load(at, seen, MASKED)
 
 
@@ -334,9 +340,7 @@ def tile_at(
 @triton.jit
 def row_values(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
     """One value per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
-    if MASKED:
-        return tl.load(vector + rows, mask=rows < count, other=beyond)
-    return tl.load(vector + rows)
+    return tl.load(vector + rows, mask=rows < count, other=beyond) if MASKED else tl.load(vector + rows)
 
 
 @triton.jit

@@ -8,15 +8,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
+    INTERPRET,
     Mask,
     Operands,
     TableIndex,
     bias_of,
     cdiv,
     key_range,
+    lanes_apart,
     mm,
     narrow,
     on_device,
@@ -37,6 +40,16 @@ CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
+
+
+# Without and with a plan, which takes registers: where the next block's products run ahead, see `runs_ahead`.
+AHEAD_64 = ((128, 128, 8, 2), (128, 64, 8, 3))
+
+
+def runs_ahead(q: Tensor, dk: int, dv: int) -> bool:
+    """Whether the products of one block are issued before the exponentials of the last: in the interpreter always."""
+    fits = dk == dv == 64 and q.element_size() == 2
+    return INTERPRET.value or (fits and driver.active.get_current_target().arch == 90)
 
 
 def block_sizes(
@@ -84,37 +97,52 @@ class Block(NamedTuple):
 
 
 @triton.jit
+def _loaded(at, there, CHECKED: tl.constexpr):
+    return tl.load(at, mask=there, other=0.0) if CHECKED else tl.load(at)
+
+
+@triton.jit
+def _content(block, n, present, LANES: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr):
+    """(BM, BN) products of the queries with key block n; CHECKED: of zeros beyond the last key and column, or not `present`."""
+    k_ptr, sks = block.k
+    cols, dk = n * BN + tl.arange(0, BN), block.lanes + tl.arange(0, DK)
+    # Key offsets exceed 2^31. A 32 × 32 → 64 bit product is one instruction and takes fewer registers than offsets inside
+    # the block, which the compiler would keep across blocks.
+    far = cols.to(tl.int64)[:, None]
+    k_at = (k_ptr + dk[None, :]) + far * sks
+    there = (cols[:, None] < block.mask.keys) & present
+    z = mm(block.q, tl.trans(_loaded(k_at, there & (dk[None, :] < block.width_k), CHECKED)))
+    if LANES:
+        dl = tl.arange(0, LANES)
+        lanes_at = (k_ptr + dl[None, :]) + far * sks
+        z = mm(block.q_lanes, tl.trans(_loaded(lanes_at, there & (dl[None, :] < block.lanes), CHECKED)), z)
+    return z
+
+
+@triton.jit
 def _attend(
     sums, block, lo, hi, LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, MASKED: tl.constexpr
+    EVEN: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """`sums` over key blocks [lo, hi) too: the weighted values (BM, DV), the weights (BM,), both relative to exp2 of the
-    largest logits so far (BM,)."""
+    largest logits so far (BM,). AHEAD: the products of the next block run beside the exponentials of this one."""
     acc, total, top = sums
     rows, keys = block.rows, block.mask.keys
-    k_ptr, sks = block.k
     v_ptr, svs = block.v
-    dk, dv = block.lanes + tl.arange(0, DK), tl.arange(0, DV)
+    dv = tl.arange(0, DV)
+    CHECKED: tl.constexpr = MASKED or not EVEN
+    following = acc
+    if AHEAD:
+        following = _content(block, lo, lo < hi, LANES, DK, BN, True)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
-        # Key offsets exceed 2^31. A 32 × 32 → 64 bit product is one instruction and takes fewer registers than offsets inside
-        # the block, which the compiler would keep across blocks.
-        far = cols.to(tl.int64)[:, None]
-        k_at, v_at = (k_ptr + dk[None, :]) + far * sks, (v_ptr + dv[None, :]) + far * svs
-        if MASKED or not EVEN:
-            k = tl.load(k_at, mask=(cols[:, None] < keys) & (dk[None, :] < block.width_k), other=0.0)
-            v = tl.load(v_at, mask=(cols[:, None] < keys) & (dv[None, :] < block.width_v), other=0.0)
+        v_at = (v_ptr + dv[None, :]) + cols.to(tl.int64)[:, None] * svs
+        v = _loaded(v_at, (cols[:, None] < keys) & (dv[None, :] < block.width_v), CHECKED)
+        if AHEAD:
+            z = following
+            following = _content(block, tl.minimum(n + 1, hi - 1), True, LANES, DK, BN, CHECKED)
         else:
-            k, v = tl.load(k_at), tl.load(v_at)
-        z = mm(block.q, tl.trans(k))
-        if LANES:
-            dl = tl.arange(0, LANES)
-            lanes_at = (k_ptr + dl[None, :]) + far * sks
-            if MASKED or not EVEN:
-                k_lanes = tl.load(lanes_at, mask=(cols[:, None] < keys) & (dl[None, :] < block.lanes), other=0.0)
-            else:
-                k_lanes = tl.load(lanes_at)
-            z = mm(block.q_lanes, tl.trans(k_lanes), z)
+            z = _content(block, n, True, LANES, DK, BN, CHECKED)
         seen = rows[:, None] >= 0
         if MASKED:
             col_ids = None
@@ -152,7 +180,7 @@ def _forward(
     q, k, v, table, row_scale, segments, plan, out, lse, ssb, sth,
     heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
-    CAUSAL: tl.constexpr, EVEN: tl.constexpr
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head. What a call does not have is None."""
     q_ptr, sqb, sqh, sqt = q
@@ -199,9 +227,9 @@ def _forward(
         width_k, width_v, mask, index,
     )  # fmt: skip
     sums = tl.zeros([BM, DV], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], float("-inf"), tl.float32)
-    sums = _attend(sums, block, lo, full_lo, LANES, DK, DV, BN, CAUSAL, EVEN, True)
-    sums = _attend(sums, block, full_lo, full_hi, LANES, DK, DV, BN, CAUSAL, EVEN, False)
-    acc, total, top = _attend(sums, block, full_hi, hi, LANES, DK, DV, BN, CAUSAL, EVEN, True)
+    sums = _attend(sums, block, lo, full_lo, LANES, DK, DV, BN, CAUSAL, EVEN, AHEAD, True)
+    sums = _attend(sums, block, full_lo, full_hi, LANES, DK, DV, BN, CAUSAL, EVEN, AHEAD, False)
+    acc, total, top = _attend(sums, block, full_hi, hi, LANES, DK, DV, BN, CAUSAL, EVEN, AHEAD, True)
     # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
     lse2 = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
     result = narrow(acc / tl.where(total == 0.0, 1.0, total)[:, None], out_ptr.dtype.element_ty)
@@ -218,17 +246,19 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
     table2 = call.table2
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
-    dk, dv, lanes = padded_width(g.width_k), padded_width(g.width_v), 0
-    if (
-        g.lanes and padded_width(g.width_k - g.lanes) < dk
-    ):  # lanes that would double a tile's padded width get their own tile
-        dk, lanes = padded_width(g.width_k - g.lanes), g.lanes
+    lanes = lanes_apart(g)
+    dk, dv = padded_width(g.width_k - lanes), padded_width(g.width_v)
     padded_lanes = padded_width(lanes) if lanes else 0
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
         crowded = g.grid_width > 0 or g.window > 0 or (segments is not None and dk + dv > 256)
-        bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
+        full = dk + padded_lanes == g.width_k and dv == g.width_v
+        ahead = full and not (crowded or padded_lanes) and segments is None and runs_ahead(q, dk, dv)
+        if ahead:
+            bm, bn, warps, stages = AHEAD_64[plan is not None]
+        else:
+            bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
             strided(q), strided(k), strided(v), table2, row_scale, segments, None if plan is None else plan.rows,
@@ -236,7 +266,7 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
             g.grid_width or None, g.prefix or None, g.factor, lanes, g.width_k, g.width_v,
             LANES=padded_lanes, DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal,
-            EVEN=dk + padded_lanes == g.width_k and dv == g.width_v,
+            EVEN=full, AHEAD=ahead,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out, lse2

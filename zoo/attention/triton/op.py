@@ -20,15 +20,9 @@ from zoo.attention.triton.table_grad import table_gradient
 
 
 def operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    place: list[int],
-    softmax_scale: float,
-) -> Operands:
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
+    place: list[int], softmax_scale: float
+) -> Operands:  # fmt: skip
     """An operator's flat arguments, which torch asks for, as one object.
 
     place: [causal, window, origin, lanes] on a line; on a grid with its [height, width, prefix] behind.
@@ -42,19 +36,9 @@ def operands(
 
 
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    params: Tensor | None,
-    jacobian: Tensor | None,
-    place: list[int],
-    softmax_scale: float,
-    constant_from: int,
-    skip: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
+    params: Tensor | None, jacobian: Tensor | None, place: list[int], softmax_scale: float, constant_from: int, skip: bool
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The output (B,H,T,Dv), log2-sum-exp (B,H,T) and the plan's rows, empty without `skip`, of `Operands` and `Geometry`.
 
     params, jacobian: of a parametric table, (P, H) and (P or, see `FusedTable`, P − 1, H, N): params get the gradient
@@ -68,24 +52,11 @@ def _attention(
 
 @torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
 def _backward_op(
-    grad_out: Tensor,
-    grad_lse2: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    params: Tensor | None,
-    jacobian: Tensor | None,
-    out: Tensor,
-    lse2: Tensor,
-    rows: Tensor,
-    place: list[int],
-    softmax_scale: float,
-    constant_from: int,
-    needs_table: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad_out: Tensor, grad_lse2: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
+    params: Tensor | None, jacobian: Tensor | None, out: Tensor, lse2: Tensor, rows: Tensor,
+    place: list[int], softmax_scale: float, constant_from: int, needs_table: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
     call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     plan = Plan(rows, call.geometry) if rows.numel() else None
@@ -166,16 +137,9 @@ def fused_attention(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
 
 
 def fused_decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    place: list[int],
-    softmax_scale: float,
-    wants_lse: bool,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
+    place: list[int], softmax_scale: float, wants_lse: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attention_op` of few queries on a line, without gradients: its output and log2-sum-exp, empty if not wanted."""
     table = None if table is None else last_axis_contiguous(table)
     call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)

@@ -10,9 +10,11 @@ GPU_OUT    ?= benchmarks/gpu
 # Test processes, one thread each: one more than two cores, as some wait for files and for processes of their own. They take
 # tests that follow each other, so that few fixtures are made twice.
 JOBS       ?= 3
-# The oldest Triton that is served, in front of the environment's own; its interpreter needs an older numpy.
+# The oldest Triton that is served and the newest, in front of the environment's own. The older interpreter needs an older numpy.
 TRITON_OLD := build/triton-3.6.0
+TRITON_NEW := build/triton-3.9.0
 WITH_OLD   := PYTHONPATH=$(TRITON_OLD) $(BIN)/python
+WITH_NEW   := PYTHONPATH=$(TRITON_NEW) TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python
 
 .PHONY: setup demo test suite test-fast lint docs kernels bench gpu weights clean
 
@@ -44,12 +46,13 @@ lint: setup  ## style and types
 docs: setup  ## the site, in build/site; a broken link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-$(TRITON_OLD)/.ready: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRITON_OLD) triton==3.6.0 "numpy<2.4"
+build/triton-%/.ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) triton==$* "numpy<2.4"
 	@touch $@
 
-kernels: setup $(TRITON_OLD)/.ready  ## every Triton kernel compiled for compute capability 9.0 by the newest and the oldest version: ten minutes
+kernels: setup $(TRITON_OLD)/.ready $(TRITON_NEW)/.ready  ## every Triton kernel compiled for compute capability 9.0, by three versions: half an hour
 	$(BIN)/python tools/compile_kernels.py
+	$(WITH_NEW) tools/compile_kernels.py --lenient
 	$(WITH_OLD) tools/compile_kernels.py --lenient
 	$(WITH_OLD) -m pytest -n 0 -m "not slow" tests/gpu tests/zoo/test_triton_operators.py
 

@@ -1,4 +1,4 @@
-"""Wall time and peak memory of a block of code; numbers of a device, read later."""
+"""What a step takes: activations by shapes, wall time and peak memory of a block of code, numbers of a device, read later."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def activation_numbers(layers: int, dim: int, hidden: int, recomputed: bool, width: int) -> float:
+    """Numbers of `width` bytes that a token leaves for the backward pass: of a block 8·dim (norms, q, k, v, heads' output) and
+    `hidden` of its MLP, or 2·dim where blocks are recomputed, and then one block. In float32, the CPU's, 16·dim, since
+    heads are copied and norms not fused, and 1.5 blocks more, by which a process grows in the backward pass."""
+    block = (16 if width == 4 else 8) * dim + hidden
+    return layers * (2 * dim if recomputed else block) + block * (1.5 if width == 4 else float(recomputed))
 
 
 class Meter:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.contract import Cost
+from modalities.cost import activation_numbers
 from modalities.decoder.tokenizers import save_copy, use_copy
 from modalities.starts import check_start, deviation, start_weights
 from zoo.attention.base import Kernel, has_values, single_documents
@@ -310,18 +311,13 @@ class RowData(Protocol):
 
 
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
-    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer.
-
-    Activations in numbers a token: per layer 10·C + 4·hidden (2·hidden in GPT-2's layers), or 2·C where blocks are recomputed,
-    and then those of one block. In float32, the CPU's, 16·C: norms are not fused there, and heads are copied.
-    """
+    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer."""
     config, length = model.config, data.context
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
     matrices += config.vocab_size * config.dim if config.tied else 0  # tied: the embedding is the head's matrix
     flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
-    block = (16 if width == 4 else 10) * config.dim + (4 if config.style == "llama" else 2) * config.hidden_dim
-    recomputed = config.activation_checkpointing
-    layers = config.num_layers * 2 * config.dim + block if recomputed else config.num_layers * block
+    hidden = (4 if config.style == "llama" else 2) * config.hidden_dim
+    layers = activation_numbers(config.num_layers, config.dim, hidden, config.activation_checkpointing, width)
     return Cost(length, flops, length * width * layers, 4.0 * config.vocab_size * length, LOGIT_BYTES)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import modalities.vision.registry  # noqa: F401  registers the models with timm
 from modalities.contract import Cost, Evaluators, Modality
+from modalities.cost import activation_numbers
 from modalities.loading import first_heldout
 from modalities.vision.architectures import Options
 from modalities.vision.config import VisionDataConfig
@@ -81,9 +82,8 @@ def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
 
 def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a (query, key) pair and layer:
-    attention's two products are 4·C forward and 8·C backward, all T² pairs are visible. Activations, in numbers of `width`
-    bytes a token and layer: 10·C + 4·hidden (norms, q, k, v, output, residuals, MLP), or 2·C where blocks are recomputed. Of
-    several training shapes FLOPs are their mean, and activations those of the largest.
+    attention's two products are 4·C forward and 8·C backward, all T² pairs are visible. Of several training shapes FLOPs are
+    their mean, and activations those of the largest.
     """
     config, patch = model.config, model.config.patch_size
     shapes = data.train_shapes if data.shapes else [config.train_size]
@@ -92,8 +92,10 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and not name.startswith(others))
     flops = 6.0 * (matrices * (sum(counts) / len(counts)) + config.dim * config.num_classes)
     flops += 12.0 * config.dim * (sum(tokens**2 for tokens in counts) / len(counts)) * config.num_layers
-    per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
-    return Cost(1, flops, max(counts) * width * config.num_layers * per_layer)
+    layers = activation_numbers(
+        config.num_layers, config.dim, 4 * config.hidden_dim, config.activation_checkpointing, width
+    )
+    return Cost(1, flops, max(counts) * width * layers)
 
 
 MODALITY = Modality(

@@ -37,7 +37,7 @@ def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
 
 @pytest.mark.parametrize("name", ["text.ggd_ssmax_tiny", "text.rope_tiny"])
 def test_estimated_activations_are_those_kept(name):
-    """Within a quarter: what autograd keeps of a forward, the weights aside."""
+    """Within a quarter: what autograd keeps of a forward, the weights aside, and the backward pass adds of 1.5 blocks."""
     recipe = find_recipe(name)
     modality, rows = find_modality(recipe.modality), 2
     model = modality.build(recipe.model.name, recipe.model.options, recipe.data).train()
@@ -56,7 +56,8 @@ def test_estimated_activations_are_those_kept(name):
     train = replace(recipe.train, batch=rows, precision="fp32")
     cost = modality.cost(model, recipe.data, 4)
     memory = memory_per_rank(0, resolve(replace(recipe, train=train), world=1), cost)
-    assert memory["activations"] + memory["logits"] == pytest.approx(sum(kept.values()), rel=0.25)
+    forward = memory["activations"] * (layers := len(model.layers)) / (layers + 1.5)
+    assert forward + memory["logits"] == pytest.approx(sum(kept.values()), rel=0.25)
 
 
 def test_every_model_of_a_size_has_a_recipe():

@@ -59,6 +59,8 @@ class Adaptation:
                 raise CommandError(f"--{name.replace('_', '-')} {value}: expected a number of at least {least}")
         check_choice("train", self.train, ("prior", "lora", "all"))
         check_choice("rope", self.rope, ("keep", "drop"))
+        if self.train == "lora" and not self.steps:
+            raise CommandError("--steps 0: LoRA starts without effect; expected --train prior, or at least 1 step")
 
 
 def adapt_command(
@@ -91,9 +93,8 @@ def adapt_command(
     context = run.context or model.config.max_position_embeddings
     rows, heldout = None, None
     if run.steps:
-        count, facts_fraction = run.steps * run.batch, run.facts_fraction
         rows = adapting.adaptation_rows(
-            spec, run.source, context, count=count, seed=run.seed, facts_fraction=facts_fraction
+            spec, run.source, context, run.steps * run.batch, seed=run.seed, facts_fraction=run.facts_fraction
         )
         heldout = adapting.adaptation_rows(spec, run.source, context)
     losses = {"as it came": adapting.heldout_loss(model, heldout)} if heldout and not dry_run else {}

@@ -77,7 +77,7 @@ class AdaptationRows(Dataset):
 
 
 def adaptation_rows(
-    tokenizer: str, source: str, context: int, *, count: int | None = None, seed: int = 0, facts_fraction: float = 0.0
+    tokenizer: str, source: str, context: int, count: int | None = None, *, seed: int = 0, facts_fraction: float = 0.0
 ) -> AdaptationRows:
     """`count` shuffled rows to train on, some of which state facts; without a count the first of the held-out split, plain."""
     split = "heldout" if count is None else "train"

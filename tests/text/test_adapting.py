@@ -116,6 +116,7 @@ def test_an_adapter_is_trained_resumed_and_measured(words: list[str], llama: str
         (["LLAMA", "--resume"], "has no checkpoint"),
         (["LLAMA", "--train", "priors"], "did you mean 'prior'"),
         (["LLAMA", "--position", "rope"], "rotation"),
+        (["LLAMA", "--train", "lora", "--steps", "0"], "LoRA starts without effect; expected --train prior"),
         (["LLAMA", "--lr", "-1"], "--lr -1.0: expected a number of at least 0"),
         (["LLAMA@yarm=2"], "did you mean 'yarn'"),
         (["LLAMA@soft=40", "--position", "ggd", "--steps", "0"], "has a prior already"),

@@ -201,9 +201,7 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     if "context" in data:
         context = data["context"]
         return facts | {"tokens": samples * context, "train_context": context, "tokenizer": data["tokenizer"]}
-    from modalities.vision.sources import class_names
-
-    images = {"images": samples, "image_size": data["image_size"], "class_names": list(class_names(data["source"]))}
+    images = {"images": samples, "image_size": data["image_size"], "class_names": list(model.class_names)}
     return facts | images | {"augmentation": data["augment"], "model_options": recipe["model"]["options"] or "none"}
 
 

@@ -16,6 +16,7 @@ from recipes.cli import COMMANDS, main
 from tests.launching import ROOT, command
 
 GLYPHS = "vision_goat_ssmax_tiny_patch8.glyphs"
+SCENES = "vision_ggd2d_separable_ssmax_scene_patch8.scenes"
 
 
 def test_help_names_every_command(capsys):
@@ -100,6 +101,11 @@ def test_predict_prints_names_and_probabilities(tmp_path, capsys):
         assert sum(share for _, share in classes) == pytest.approx(1) and len(classes) == 26
         assert all(f"{share:.4f}" in printed for _, share in classes[:2])
         assert classes[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
+    assert main(["predict", SCENES, files[0], "--size", "96"]) == 0  # 27 classes, the first of them the background
+    assert zoo.create_model(SCENES).class_names == ("background", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    for name in zoo.list_models("vision_*", pretrained=True):
+        model = zoo.create_model(name)
+        assert len(model.class_names) in (0, model.num_classes), name
     assert main(["predict", GLYPHS, files[0], "--size", "50", "--verbose"]) == 2
     assert "nearest sizes are 48 and 56" in capsys.readouterr().err.split("\nerror: ")[1]  # behind its trace
 

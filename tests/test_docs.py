@@ -41,7 +41,7 @@ def test_links_and_folders_exist() -> None:
     links = [(page, link) for page in OUTSIDE for link in re.findall(r"\]\(([^)#:]+)\)", PAGES[page])]
     assert len(links) > 5
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
-    folders = re.findall(r"^\* `(\w+)/`", README, flags=re.MULTILINE)
+    folders = re.findall(r"`(\w+)/`: ", README)
     assert len(folders) == 4 and all((ROOT / folder).is_dir() for folder in folders)
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def activation_numbers(layers: int, dim: int, hidden: int, recomputed: bool, width: int) -> float:
-    """Numbers of `width` bytes that a token leaves for the backward pass: of a block 8·dim (norms, q, k, v, heads' output) and
-    `hidden` of its MLP, or 2·dim where blocks are recomputed, and then one block. In float32, the CPU's, 16·dim, since
-    heads are copied and norms not fused, and 1.5 blocks more, by which a process grows in the backward pass."""
+    """Numbers of `width` bytes that one token keeps for the backward pass. A block keeps 8·dim (norms, q, k, v, heads' output)
+    + `hidden` (MLP). A recomputed block keeps 2·dim, and the backward pass adds one block. In float32 (CPU) the 8 is 16,
+    because heads are copied and norms are not fused, and the backward pass adds 1.5 blocks."""
     block = (16 if width == 4 else 8) * dim + hidden
     return layers * (2 * dim if recomputed else block) + block * (1.5 if width == 4 else float(recomputed))
 

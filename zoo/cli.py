@@ -91,7 +91,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
             traceback.print_exc()
         message = one_line(error)
         if not from_outside(error):
-            code, message = 1, f"{type(error).__name__}: {message}; a fault of priorzoo; --verbose, last, shows where"
+            code, message = 1, f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a trace"
     if message and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code

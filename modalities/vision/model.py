@@ -141,8 +141,8 @@ class VisionTransformer(ZooModel):
             if not self.config.class_token:
                 raise ValueError("every patch has an answer, and the picture has none: the model has no class token")
             logits = logits[0]
-        known = len(self.class_names) == self.num_classes
-        names = self.class_names if known else tuple(map(str, range(self.num_classes)))
+        numbers = tuple(map(str, range(self.num_classes)))
+        names = self.class_names if len(self.class_names) == self.num_classes else numbers
         shares = logits.double().softmax(-1)
         return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
 

@@ -155,7 +155,7 @@ def test_the_newest_flash_attention_that_fits_is_found(package, monkeypatch) -> 
     third.flash_attn_varlen_func = attend_runs
     monkeypatch.setitem(sys.modules, "flash_attn_interface", third)
     for major, expected in ((9, "flash_attn_interface"), (8, "flash_attn")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda major=major: (major, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, major=major: (major, 0))
         assert find_package() == (expected, "")
     del package.flash_attn_varlen_func
     assert find_package() == ("flash_attn.cute", "")

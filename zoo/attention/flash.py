@@ -44,7 +44,7 @@ def find_package() -> tuple[str, str]:
         try:
             # 4 alone leaves `flash_attn` an empty package.
             if hasattr(importlib.import_module(name), "flash_attn_varlen_func") and (
-                name != PACKAGES[0] or torch.cuda.get_device_capability()[0] == 9
+                name != PACKAGES[0] or cuda_capability("cuda")[0] == 9
             ):
                 return name, ""
         except ImportError as error:

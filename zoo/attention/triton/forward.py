@@ -42,7 +42,7 @@ BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (3
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
 
 
-# Without and with a plan, which takes registers: where the next block's products run ahead, see `runs_ahead`.
+# Where `runs_ahead` holds, a call takes the first blocks without a plan and the second with one, which takes registers.
 AHEAD_64 = ((128, 128, 8, 2), (128, 64, 8, 3))
 
 
@@ -97,12 +97,12 @@ class Block(NamedTuple):
 
 
 @triton.jit
-def _loaded(at, there, CHECKED: tl.constexpr):
+def load_checked(at, there, CHECKED: tl.constexpr):
     return tl.load(at, mask=there, other=0.0) if CHECKED else tl.load(at)
 
 
 @triton.jit
-def _content(block, n, present, LANES: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr):
+def multiply_keys(block, n, present, LANES: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr):
     """(BM, BN) products of the queries with key block n; CHECKED: of zeros beyond the last key and column, or not `present`."""
     k_ptr, sks = block.k
     cols, dk = n * BN + tl.arange(0, BN), block.lanes + tl.arange(0, DK)
@@ -111,11 +111,11 @@ def _content(block, n, present, LANES: tl.constexpr, DK: tl.constexpr, BN: tl.co
     far = cols.to(tl.int64)[:, None]
     k_at = (k_ptr + dk[None, :]) + far * sks
     there = (cols[:, None] < block.mask.keys) & present
-    z = mm(block.q, tl.trans(_loaded(k_at, there & (dk[None, :] < block.width_k), CHECKED)))
+    z = mm(block.q, tl.trans(load_checked(k_at, there & (dk[None, :] < block.width_k), CHECKED)))
     if LANES:
         dl = tl.arange(0, LANES)
         lanes_at = (k_ptr + dl[None, :]) + far * sks
-        z = mm(block.q_lanes, tl.trans(_loaded(lanes_at, there & (dl[None, :] < block.lanes), CHECKED)), z)
+        z = mm(block.q_lanes, tl.trans(load_checked(lanes_at, there & (dl[None, :] < block.lanes), CHECKED)), z)
     return z
 
 
@@ -125,24 +125,23 @@ def _attend(
     EVEN: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """`sums` over key blocks [lo, hi) too: the weighted values (BM, DV), the weights (BM,), both relative to exp2 of the
-    largest logits so far (BM,). AHEAD: the products of the next block run beside the exponentials of this one."""
+    largest logits so far (BM,). AHEAD: the products of the next block run during the exponentials of this one."""
     acc, total, top = sums
     rows, keys = block.rows, block.mask.keys
     v_ptr, svs = block.v
     dv = tl.arange(0, DV)
     CHECKED: tl.constexpr = MASKED or not EVEN
-    following = acc
     if AHEAD:
-        following = _content(block, lo, lo < hi, LANES, DK, BN, True)
+        next_z = multiply_keys(block, lo, lo < hi, LANES, DK, BN, True)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
         v_at = (v_ptr + dv[None, :]) + cols.to(tl.int64)[:, None] * svs
-        v = _loaded(v_at, (cols[:, None] < keys) & (dv[None, :] < block.width_v), CHECKED)
+        v = load_checked(v_at, (cols[:, None] < keys) & (dv[None, :] < block.width_v), CHECKED)
         if AHEAD:
-            z = following
-            following = _content(block, tl.minimum(n + 1, hi - 1), True, LANES, DK, BN, CHECKED)
+            z = next_z
+            next_z = multiply_keys(block, tl.minimum(n + 1, hi - 1), True, LANES, DK, BN, CHECKED)
         else:
-            z = _content(block, n, True, LANES, DK, BN, CHECKED)
+            z = multiply_keys(block, n, True, LANES, DK, BN, CHECKED)
         seen = rows[:, None] >= 0
         if MASKED:
             col_ids = None

@@ -26,6 +26,7 @@ import torch
 import typer
 
 import zoo
+from modalities.decoder.tokenizers import check_place, split_arm
 from modalities.evaluation import check_choice, counts, option
 from recipes.commands import CommandError, Console, call, clock, facts_table, short, with_options
 from recipes.targets import parse_overrides
@@ -80,6 +81,7 @@ def adapt_command(
     **options: Any,
 ) -> None:
     run = Adaptation(**options)
+    check_place(split_arm(name)[0])
     from modalities.text import adapting  # transformers takes seconds
     from zoo.adapters.released import add_lora
 

@@ -23,7 +23,7 @@ from typing_extensions import TypeVar
 
 from modalities.contract import find_modality, modality_names
 from recipes.commands import ConfigError, replace_setting
-from zoo.catalog import import_file, list_models, model_entry
+from zoo.catalog import SHIPPED, import_file, list_models, model_entry
 from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest
 from zoo.files import parse_json
 
@@ -247,8 +247,10 @@ def find_recipe(name: str) -> Recipe:
     modality, _, short = name.partition(".")
     if modality in modality_names():
         try:
-            recipes = _recipes_of(modality)
+            shipped = modality in SHIPPED  # whose recipes are named without what models need: timm is slow to import
+            recipes = importlib.import_module(f"recipes.{modality}").RECIPES if shipped else _recipes_of(modality)
             if function := recipes.get(short):
+                find_modality(modality)
                 return function()
             raise ConfigError(f"no recipe {name!r}; {nearest(name, [f'{modality}.{other}' for other in recipes])}")
         except (ImportError, ValueError) as error:

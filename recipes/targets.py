@@ -76,13 +76,20 @@ def modality_of(word: str) -> str | None:
     if outside := find_outside(word):
         return outside[0]
     start = word.partition("_")[0]
-    return start if start in modality_names() else None
+    with contextlib.suppress(ValueError):
+        if start in modality_names() and (set(word) & set("*?[") or model_entry(word)):
+            return start
+    return None
 
 
 def find_outside(word: str) -> tuple[str, Outside, str] | None:
     """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix."""
     prefix, colon, name = word.partition(":")
-    hooks = {m.name: m.outside[prefix] for m in installed_modalities() if prefix in m.outside} if colon else {}
+    if not colon:
+        return None
+    # timm takes longer to import than torch, and has no models named hf:
+    modalities = installed_modalities([name for name in modality_names() if (prefix, name) != ("hf", "vision")])
+    hooks = {m.name: m.outside[prefix] for m in modalities if prefix in m.outside}
     if not hooks:
         return None
     named, colon, rest = name.partition(":")
@@ -98,9 +105,9 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
     return modality, hooks[modality], name
 
 
-def installed_modalities() -> list[Modality]:
+def installed_modalities(names: list[str] | None = None) -> list[Modality]:
     modalities = []
-    for name in modality_names():
+    for name in modality_names() if names is None else names:
         with contextlib.suppress(ImportError):
             modalities.append(find_modality(name))
     return modalities
@@ -181,7 +188,8 @@ def target_name(word: str) -> str:
 
 def find_baselines(pattern: str) -> dict[str, Baseline]:
     """The baselines whose names match a shell pattern; none where it is close to a model's name."""
-    if modality_of(pattern) or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
+    named = pattern.partition("_")[0] in modality_names() or modality_of(pattern)
+    if named or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
         return {}
     baselines = ((name, (m, make)) for m in installed_modalities() for name, make in m.baselines.items())
     return {name: baseline for name, baseline in baselines if fnmatch.fnmatch(name, pattern)}

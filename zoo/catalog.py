@@ -129,7 +129,7 @@ def model_entry(name: str) -> ModelEntry:
     entry = _find(base)
     if entry is None:
         names = _listed()
-        known = f"{did_you_mean(base, names, most=3)}`priorzoo list` prints all {len(names)}"
+        known = f"{did_you_mean(base, names, most=3)}`priorzoo list` prints all"
         raise ValueError("; ".join([f"unknown model {base!r}", known, *dict.fromkeys(missing)]))
     return entry
 

@@ -128,13 +128,9 @@ def no_panic(name: str) -> Iterator[None]:
 
 def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     """`load(transformers)`. ImportError without that library; ValueError for a name that cannot be opened, in one line."""
-    require("transformers", f"hf:{name}", "hf")
+    check_place(name)
     import transformers
 
-    if name.endswith(".gguf") and Path(name).is_file():
-        require("gguf", f"hf:{name}", "hf")
-    elif not name or not Path(name).is_dir():
-        _ask_the_hub(name)
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # what is wrong is an error here, in one line
@@ -153,8 +149,14 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
             logging.enable_progress_bar()
 
 
-def _ask_the_hub(name: str) -> None:
-    """One request, where transformers would try for minutes. ValueError for a name that is neither a folder nor the hub's."""
+def check_place(name: str) -> None:
+    """ValueError for a name that is no folder, GGUF file or name of the hub, which is asked once; transformers would try for
+    minutes. ImportError without the packages that reading it needs; neither is imported."""
+    require("transformers", f"hf:{name}", "hf")
+    if name.endswith(".gguf") and Path(name).is_file():
+        return require("gguf", f"hf:{name}", "hf")
+    if name and Path(name).is_dir():
+        return None
     import huggingface_hub
 
     folders = (

@@ -21,9 +21,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BICUBIC, Shape, limit_aspect, rand_augment
+from modalities.vision.images import Shape, limit_aspect, rand_augment
 from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_on
 
+BICUBIC = v2.InterpolationMode.BICUBIC
 # First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
 _AUGMENT, _ERASE, _MIX, _SHAPE = 10, 11, 12, 13
 

@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
-from torchvision.transforms import v2
 
 if TYPE_CHECKING:
     from modalities.vision.objects import Objects
@@ -141,7 +139,6 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-BICUBIC = v2.InterpolationMode.BICUBIC
 MAX_ASPECT = 8
 Shape = tuple[int, int]  # (height, width)
 
@@ -161,6 +158,8 @@ def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
 
 def rand_augment(spec: str, size: int, mean: Sequence[float]) -> Callable[[Image.Image], Image.Image]:
     """timm's RandAugment from a string such as "rand-m9-n2-mstd0.5"; uncovered areas are filled with the mean colour."""
+    from timm.data.auto_augment import rand_augment_transform  # timm takes longer to import than torch
+
     hparams = {"translate_const": int(0.45 * size), "img_mean": tuple(min(255, round(255 * m)) for m in mean)}
     try:
         return rand_augment_transform(spec, hparams)
@@ -177,7 +176,8 @@ def preprocess(
     image = _centre(image, round(image.width * height / width), round(image.height * width / height))
     image = (reduced(image, via) if via else image).resize((width, height), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-    return v2.functional.normalize(pixels.to(torch.float32) / 255, list(mean), list(std))
+    centre, spread = (torch.tensor(list(values))[:, None, None] for values in (mean, std))
+    return (pixels.to(torch.float32) / 255).sub_(centre).div_(spread)
 
 
 def reduced(image: Image.Image, side: int) -> Image.Image:

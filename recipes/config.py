@@ -23,7 +23,7 @@ from typing_extensions import TypeVar
 
 from modalities.contract import find_modality, modality_names
 from recipes.commands import ConfigError, replace_setting
-from zoo.catalog import SHIPPED, import_file, list_models, model_entry
+from zoo.catalog import import_file, list_models, modality_package, model_entry
 from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest
 from zoo.files import parse_json
 
@@ -222,7 +222,8 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
 
 
 def _recipes_of(modality: str) -> Recipes:
-    module = find_modality(modality).recipes  # a module's name: modalities/text/__init__.py has "recipes.text"
+    # A module's name, "recipes.text"; a package may say it without importing its modality.
+    module = getattr(modality_package(modality), "RECIPES", None) or find_modality(modality).recipes
     return importlib.import_module(module).RECIPES if module else Recipes(modality)
 
 
@@ -247,8 +248,7 @@ def find_recipe(name: str) -> Recipe:
     modality, _, short = name.partition(".")
     if modality in modality_names():
         try:
-            shipped = modality in SHIPPED  # whose recipes are named without what models need: timm is slow to import
-            recipes = importlib.import_module(f"recipes.{modality}").RECIPES if shipped else _recipes_of(modality)
+            recipes = _recipes_of(modality)
             if function := recipes.get(short):
                 find_modality(modality)
                 return function()

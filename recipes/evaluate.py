@@ -309,9 +309,6 @@ def check_sources(measurements: Sequence[Measurement]) -> None:
             raise CommandError(f"models of different data ({differ}) are not comparable; name one with --source")
 
 
-# ---- command line
-
-
 def evaluate_command(
     arguments: Annotated[
         list[str], typer.Argument(metavar="MODEL|RUN_DIR... EVAL", help="models, then the evaluators")
@@ -447,16 +444,12 @@ def list_evaluators() -> None:
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo evaluate") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     names = [part for word in words if not word.startswith("-") for part in split_names(word)]
-    modalities: dict[str, None] = {}  # of the models; evaluators of others are not imported
+    settings: dict[str, type[Settings]] = {}  # of the evaluators of the models' modality; others are not imported
     with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
-        modalities = dict.fromkeys(filter(None, map(modality_of, names)))
-        if not modalities and names:
-            modalities = dict.fromkeys(modality.name for modality, _ in find_baselines(names[0]).values())
-    settings: dict[str, type[Settings]] = {}
-    for name in modalities:
-        with contextlib.suppress(ImportError, ValueError):  # its packages are not installed
+        baselines = (modality.name for word in names[:1] for modality, _ in find_baselines(word).values())
+        for name in dict.fromkeys(filter(None, map(modality_of, names))) or dict.fromkeys(baselines):
             settings |= {kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()}
     # The options of an unknown model's evaluators are unknown too; the model's name is the error.
     # In a context of its own: the form of figures is this command's alone.
     command = with_options(evaluate_command, settings)
-    return copy_context().run(call, command, words, prog=prog, any_option=not modalities)
+    return copy_context().run(call, command, words, prog=prog, any_option=not settings)

@@ -90,9 +90,6 @@ def hub_command(
         console.print(f"pushed: {push}", soft_wrap=True)
 
 
-# ---- cards
-
-
 @dataclass
 class Card:
     """A model card. source: of the data. rows: scores by places on the axis, which comes first. notes: lines at the end."""

@@ -24,7 +24,7 @@ from recipes.commands import CommandError
 from recipes.config import ConfigError, find_recipe, merge, parse_value, set_nested
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
-from zoo.catalog import create_model, import_named, model_entry, saved_modality, weights_entry
+from zoo.catalog import create_model, import_named, modality_package, model_entry, saved_modality, weights_entry
 from zoo.errors import did_you_mean, nearest
 
 Baseline = tuple[Modality, Callable[[int], nn.Module]]
@@ -85,11 +85,7 @@ def modality_of(word: str) -> str | None:
 def find_outside(word: str) -> tuple[str, Outside, str] | None:
     """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix."""
     prefix, colon, name = word.partition(":")
-    if not colon:
-        return None
-    # timm takes longer to import than torch, and has no models named hf:
-    modalities = installed_modalities([name for name in modality_names() if (prefix, name) != ("hf", "vision")])
-    hooks = {m.name: m.outside[prefix] for m in modalities if prefix in m.outside}
+    hooks = {m.name: m.outside[prefix] for m in installed_modalities(prefix) if prefix in m.outside} if colon else {}
     if not hooks:
         return None
     named, colon, rest = name.partition(":")
@@ -105,11 +101,13 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
     return modality, hooks[modality], name
 
 
-def installed_modalities(names: list[str] | None = None) -> list[Modality]:
+def installed_modalities(prefix: str = "") -> list[Modality]:
+    """With a prefix without those that say, before they are imported, that they read no models by it."""
     modalities = []
-    for name in modality_names() if names is None else names:
+    for name in modality_names():
         with contextlib.suppress(ImportError):
-            modalities.append(find_modality(name))
+            if prefix in getattr(modality_package(name), "OUTSIDE", (prefix,)) or not prefix:
+                modalities.append(find_modality(name))
     return modalities
 
 

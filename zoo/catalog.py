@@ -128,8 +128,7 @@ def model_entry(name: str) -> ModelEntry:
     missing = _register_models({base.partition("_")[0]} & set(modality_names()) or modality_names())
     entry = _find(base)
     if entry is None:
-        names = _listed()
-        known = f"{did_you_mean(base, names, most=3)}`priorzoo list` prints all"
+        known = f"{did_you_mean(base, _listed(), most=3)}`priorzoo list` prints all"
         raise ValueError("; ".join([f"unknown model {base!r}", known, *dict.fromkeys(missing)]))
     return entry
 
@@ -232,6 +231,11 @@ def load_modality(name: str) -> HasModel:
     return _load(_modalities()[name], EntryPoint.load)
 
 
+def modality_package(name: str) -> ModuleType:
+    """What a modality's entry point is in; importing it takes less than `load_modality` where the object is made when asked."""
+    return _load(_modalities()[name], lambda point: importlib.import_module(point.module))
+
+
 def _load(point: EntryPoint, load: Callable[[EntryPoint], Any]) -> Any:
     """What `load` gives. ImportError with the pip command, where a package of another project is missing."""
     try:
@@ -248,7 +252,7 @@ def _register_models(names: Iterable[str]) -> list[str]:
     missing = []
     for name in names:
         try:
-            _load(_modalities()[name], lambda point: importlib.import_module(point.module))
+            modality_package(name)
         except ImportError as error:
             missing.append(str(error))
     return missing
@@ -321,9 +325,6 @@ def verified_file(name: str) -> Path:
     if (digest := file_sha256(path)) != entry["sha256"]:
         raise ValueError(f"{path} is damaged: its SHA-256 is {digest}, the manifest says {entry['sha256']}")
     return path
-
-
-# ---- modules from outside
 
 
 def import_named(names: list[str]) -> None:

@@ -166,8 +166,6 @@ def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -
     return None
 
 
-# ---- the data folder, and files and folders of data
-
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
 
@@ -243,8 +241,6 @@ def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
         return "manifest.json is missing or damaged"
     return find_damage(folder, {name: manifest.get(name) for name in names})
 
-
-# ---- figures
 
 FIGURE_FORMATS = ("png", "pdf", "svg")
 # (formats, width in inches) of figures in a command; the default is what the path's suffix says, at its own width.

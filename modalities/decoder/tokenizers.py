@@ -150,8 +150,8 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
 
 
 def check_place(name: str) -> None:
-    """ValueError for a name that is no folder, GGUF file or name of the hub, which is asked once; transformers would try for
-    minutes. ImportError without the packages that reading it needs; neither is imported."""
+    """Before transformers is imported: ValueError for a name that is no folder, GGUF file or name of the hub, which is asked
+    once; ImportError without a package that reading it needs."""
     require("transformers", f"hf:{name}", "hf")
     if name.endswith(".gguf") and Path(name).is_file():
         return require("gguf", f"hf:{name}", "hf")
@@ -159,16 +159,14 @@ def check_place(name: str) -> None:
         return None
     import huggingface_hub
 
-    folders = (
-        [path.name for path in Path(name).parent.glob("*") if path.is_dir() or path.suffix == ".gguf"] if name else []
-    )
-    expected = "a folder of save_pretrained, a GGUF file, a name of the hub, or what `priorzoo fetch-data text` fetches"
-    hint = did_you_mean(Path(name).name, folders) or f"expected {expected}"
-    missing = f"hf:{name}: no such folder; {hint.strip()}"
+    beside = Path(name).parent.glob("*") if name else ()
+    folders = [path.name for path in beside if path.is_dir() or path.suffix == ".gguf"]
+    kinds = "a folder of save_pretrained, a GGUF file, a name of the hub, or what `priorzoo fetch-data text` fetches"
+    missing = f"hf:{name}: no such folder; {did_you_mean(Path(name).name, folders).strip() or f'expected {kinds}'}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ValueError(missing)
     if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-        return
+        return None
     try:
         huggingface_hub.model_info(name, timeout=10)
     except Exception as error:  # also of the HTTP library in use

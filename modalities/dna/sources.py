@@ -106,9 +106,6 @@ def _find_files(spec: str, place: str) -> list[Path]:
     raise FileNotFoundError(f"source {spec!r}: no file {place!r}; {hint}{expected}")
 
 
-# ---------------------------------------------------------------------------------------------- sequences
-
-
 def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
     """The sequences of a file, plain or compressed, in its order: a name and its place ("line 12"), and after it pieces of the
     sequence, a byte each letter as LETTERS translates it. ValueError with file, place and reason for a malformed file, or

@@ -18,6 +18,7 @@ _HOMES = {
 }
 __all__ = ["VisionConfig", *_HOMES]
 
+RECIPES, OUTSIDE = "recipes.vision", ("timm",)  # what a mistyped name is compared with, known without timm
 register_family(FAMILY)
 
 

@@ -38,9 +38,18 @@ def test_help_names_every_command(capsys):
 
 @pytest.mark.slow
 def test_commands_start_without_what_they_do_not_need():
-    script = "import sys; from recipes.cli import main; [main(line.split()) for line in sys.argv[1:]]; "
+    script = """
+import contextlib, sys
+from recipes import cli, find_recipe
+for line in sys.argv[1:]:
+    cli.main(line.split())
+with contextlib.suppress(ValueError):
+    find_recipe("vision.ggd_tini")
+print("loaded", *sys.modules)
+"""
     lines = ["--help", "evaluate --help", "adapt --help", "evaluate txt_ggd_tiny passkey"]
-    printed = command([sys.executable, "-c", script + "print('loaded', *sys.modules)", *lines], folder=ROOT)
+    lines += ["evaluate vision_gg map", "evaluate hf:./none recall", "adapt ./none --out x"]
+    printed = command([sys.executable, "-c", script, *lines], folder=ROOT)
     loaded = set(printed.rpartition("loaded ")[2].split())
     assert "torch" in loaded and not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & loaded
 

@@ -101,8 +101,6 @@ class SdpaKernel:
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
         remade = tracked and isinstance(call.terms.bias, BlockedBias) and rows < call.num_queries
-        hides = call.causal or any(x is not None for x in (call.window, call.segments, call.mask))
-        by_hand = q.device.type == "cpu" and not hides and not call.dropout
         columns: list[Tensor] = []
         for group in slices(q.shape[1], heads):
             kg, vg = k[:, group].to(wide), v[:, group].to(wide)
@@ -112,7 +110,7 @@ class SdpaKernel:
                 last = block.stop + call.offset if call.causal else call.num_keys
                 make_mask = partial(_mask, call, table, block, group, last, space, bad)
                 end = last + with_sink
-                inputs = q[:, group, block].to(wide), kg[:, :, :end], vg[:, :, :end], make_mask, call.dropout, by_hand
+                inputs = q[:, group, block].to(wide), kg[:, :, :end], vg[:, :, :end], make_mask, call
                 # A bias made by blocks is made again in the backward pass, and so are the weights.
                 part = checkpoint(_one_block, *inputs, use_reentrant=False) if remade else _one_block(*inputs)
                 if out is None:
@@ -143,15 +141,15 @@ class SdpaKernel:
         return max(self.small_limit // (row * heads), 1), heads
 
 
-def _one_block(
-    q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], dropout: float, by_hand: bool
-) -> Tensor:
-    """`by_hand`: where a mask on the CPU has a gradient, torch takes the same products, but looks for rows without a key."""
+def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], call: AttentionCall) -> Tensor:
     with without_autocast(q):  # which would round the bias to half precision
         bias = mask()
-        if by_hand and bias is not None and bias.requires_grad:
+        seen = q.device.type == "cpu" and not call.dropout and visible(call, 0, 1) is None
+        if (
+            seen and bias is not None and bias.requires_grad
+        ):  # torch takes the same products, and more to find empty rows
             return (q @ k.mT).add_(bias).softmax(-1) @ v
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=call.dropout, scale=1.0)
 
 
 def _mask(

@@ -315,9 +315,6 @@ def key_range(
     return lo, tl.where(none, lo, full_lo), tl.where(none, lo, full_hi), hi
 
 
-# ------------------------------------------------------------ tiles of the backward pass
-
-
 @triton.jit
 def tile_at(
     matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,

@@ -237,8 +237,8 @@ def create_position(
             f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: one layer takes one of these"
         )
     options = dict(options or {})
-    own = {key: options.pop(key) for key in ("sinks", "window") if key in options}
-    sinks, window = own.get("sinks", 0), own.get("window")
+    limits = {key: options.pop(key) for key in ("sinks", "window") if key in options}
+    sinks, window = limits.get("sinks", 0), limits.get("window")
     check_whole(f"sinks of {name!r}", sinks, 0)
     position = _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
     if isinstance(window, float) and 0 < window < 1:
@@ -248,7 +248,7 @@ def create_position(
         position = replace(position, window=window)
     if sinks and position.prior.is_zero and position.window is None:
         raise ValueError(f"sinks={sinks}: {name!r} has neither a prior nor a window that they could be exempt from")
-    return replace(position, sinks=sinks, options=position.options | own)
+    return replace(position, sinks=sinks, options=position.options | limits)
 
 
 def create_grid_position(

@@ -57,8 +57,8 @@ class PriorzooLM(HFLM):
             released = OutsideDecoder(open_causal_lm(name), name).to(device=place, dtype=DTYPES[dtype])
             model, tokenizer = released.model, open_tokenizer(name)
         else:
-            own = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
-            model, tokenizer = wrap(own), fast_tokenizer(own.config.tokenizer)
+            decoder = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
+            model, tokenizer = wrap(decoder), fast_tokenizer(decoder.config.tokenizer)
         super().__init__(
             model,
             tokenizer=tokenizer,

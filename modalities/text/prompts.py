@@ -94,11 +94,11 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A prompt without hay, whose first statements `asked` asks for, and how many tokens of hay there is room for."""
+    """A prompt without hay, whose first statements `questions` asks for, and how many tokens of hay there is room for."""
 
     head: np.ndarray
     statements: list[np.ndarray]
-    asked: list[tuple[np.ndarray, np.ndarray]]
+    questions: list[tuple[np.ndarray, np.ndarray]]
     room: int
 
     def amid(self, hay: np.ndarray, places: Sequence[int], rng: np.random.Generator) -> np.ndarray:
@@ -143,7 +143,7 @@ class Template:
         tokens = self._draw_tokens(length, rng, tokenizer)
         hay, place, free = self._lay_hay(tokens.room, depth, rng, tokenizer, haystack)
         places = [place, *(int(pick(rng, free)) for _ in tokens.statements[1:])]
-        text, (question, answer) = tokens.amid(hay, places, rng), tokens.asked[0]
+        text, (question, answer) = tokens.amid(hay, places, rng), tokens.questions[0]
         return np.concatenate([text, question]).astype(np.int64), answer.astype(np.int64)
 
     def _draw_tokens(self, length: int, rng: np.random.Generator, tokenizer: Tokenizer) -> _Tokens:
@@ -226,14 +226,14 @@ def state_facts(
     hay = text[: length - taken]
     ends = sentence_ends(hay, tokenizer)
     places = [int(ends[np.abs(ends - depth).argmin()]) for depth in np.linspace(0, len(hay), count)]
-    pieces, own, stated, done = [np.array([tokenizer.bos_id])], [np.zeros(1, dtype=bool)], [], 0
+    pieces, is_hay, stated, done = [np.array([tokenizer.bos_id])], [np.zeros(1, dtype=bool)], [], 0
     for place, statement, pair in zip(places, statements, pairs, strict=True):
         pieces += [hay[done:place], statement]
-        own += [np.ones(place - done, dtype=bool), np.zeros(len(statement), dtype=bool)]
+        is_hay += [np.ones(place - done, dtype=bool), np.zeros(len(statement), dtype=bool)]
         stated.append(StatedFact(sum(map(len, pieces)), *pair))
         done = place
-    pieces, own = [*pieces, hay[done:]], [*own, np.ones(len(hay) - done, dtype=bool)]
-    return np.concatenate(pieces).astype(np.int64), np.concatenate(own), stated
+    pieces, is_hay = [*pieces, hay[done:]], [*is_hay, np.ones(len(hay) - done, dtype=bool)]
+    return np.concatenate(pieces).astype(np.int64), np.concatenate(is_hay), stated
 
 
 def _encode(sentence: Sentence, tokenizer: Tokenizer) -> np.ndarray:

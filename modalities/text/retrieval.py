@@ -74,8 +74,8 @@ class TextEvaluator(Evaluator[S, Decoder]):
     def measured(self, results: list[ModelResult]) -> str:
         line = f"{self.name}: {self.samples_line(results)} measured" + f"; {self.data_line}" * bool(self.data_line)
         if isinstance(self.settings, LengthSettings):
-            asked = {n for r in results for n in self.settings.resolved_lengths(r.trained_at)}
-            if missing := asked - {row["length"] for r in results for row in r.rows}:
+            wanted = {n for r in results for n in self.settings.resolved_lengths(r.trained_at)}
+            if missing := wanted - {row["length"] for r in results for row in r.rows}:
                 lengths = ", ".join(f"{length:,}" for length in sorted(missing))
                 line += f"; left out: lengths {lengths}, for which the model has no positions"
         return line

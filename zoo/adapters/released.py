@@ -139,10 +139,10 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
         cure = f"`priorzoo fetch-data text {name}`, or base=FOLDER" if Path(name).name == name else "give base=FOLDER"
         raise ValueError(f"{folder} is an adapter of {name}, which is no folder and not of the hub: {cure}") from error
     counts = tensors and made_for["digest"]
-    own = _identity(model) | {"digest": weights_digest(model, record["priors"]) if counts else made_for["digest"]}
+    identity = _identity(model) | {"digest": weights_digest(model, record["priors"]) if counts else made_for["digest"]}
     for key in ("architecture", "sizes", "digest"):
-        if own[key] != made_for[key]:
-            what = f"{key} {own[key]}, expected {made_for[key]}"
+        if identity[key] != made_for[key]:
+            what = f"{key} {identity[key]}, expected {made_for[key]}"
             raise ValueError(f"{folder} is an adapter of {made_for['name']}, and {name} is another model: {what}")
     if record["lora"]:
         add_lora(model, record["lora"])
@@ -203,8 +203,8 @@ def weights_digest(model: PreTrainedModel, record: Options | None = None) -> str
     where the record of its priors says that they are taken out."""
     digest, priors = hashlib.sha256(), prior_parameters(model)
     taken_out = set() if record is None or record["keep_rope"] else {*LEARNED}
-    own = {n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors}
-    for name, parameter in sorted(own.items()):
+    base = {n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors}
+    for name, parameter in sorted(base.items()):
         if ".lora_" in name or not taken_out.isdisjoint(name.split(".")):
             continue
         digest.update(name.encode())

@@ -111,7 +111,7 @@ def _floors(
     num_queries, num_keys, offset = call.num_queries, call.num_keys, call.offset
     floors = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
     for part in slices(num_queries, max(1, PAIRS // (q.shape[0] * q.shape[1]))):
-        own = k[:, :, part.start + offset : part.stop + offset]
+        own_keys = k[:, :, part.start + offset : part.stop + offset]
         for distance in NEAR:
             start = max(part.start, distance - offset)  # the first row that has such a key
             if start >= part.stop:
@@ -122,7 +122,7 @@ def _floors(
             logit = torch.linalg.vecdot(a[..., lanes:].to(wide), b[..., lanes:].to(wide)).double()
             terms = norms[0][:, :, here] * norms[1][:, :, there]
             if lanes:
-                apart = b[..., :lanes].double() - own[:, :, start - part.start :, :lanes].double()
+                apart = b[..., :lanes].double() - own_keys[:, :, start - part.start :, :lanes].double()
                 by_lane = a[..., :lanes].double() * apart
                 logit += by_lane.sum(-1)
                 terms += by_lane.abs().sum(-1)

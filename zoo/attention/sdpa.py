@@ -50,7 +50,7 @@ class SdpaKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
-        call, own = aligned(call)
+        call, columns = aligned(call)
         # In half precision torch takes δ of the rounded output, so dS has a sum in its row, and what the row's logits have in
         # common (with lanes, much) adds to the gradient of the row scale.
         rounded = call.q.dtype in (torch.bfloat16, torch.float16) and call.q.device.type == "cpu"
@@ -58,7 +58,7 @@ class SdpaKernel:
             out = self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(call.q.dtype)
         else:
             out = self._attend(call, call.queries, call.keys, call.v)
-        return out[:, :, own]
+        return out[:, :, columns]
 
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`run` of a call's queries, keys and values, which may be wider than its own."""

@@ -80,9 +80,9 @@ class ToeplitzKernel:
 
     def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
         """The output, and the log-sum-exp of the logits (B, H, T), or no numbers where it is not wanted."""
-        call, own = aligned(call)
+        call, columns = aligned(call)
         out, lse = self._attend(call, wants_lse)
-        return out[:, :, own], lse[..., own]
+        return out[:, :, columns], lse[..., columns]
 
     def _attend(self, call: AttentionCall, wants_lse: bool) -> tuple[Tensor, Tensor]:
         num_heads, width = call.q.shape[1], call.v.shape[-1]

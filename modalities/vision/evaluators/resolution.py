@@ -138,8 +138,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                     skipped[error.reason] += 1
             if not rows:
                 continue
-            pixels, said, groups = zip(*rows, strict=True)
-            labels, logits = torch.tensor(said), model(torch.stack(pixels).to(like)).float().cpu()
+            pixels, truths, groups = zip(*rows, strict=True)
+            labels, logits = torch.tensor(truths), model(torch.stack(pixels).to(like)).float().cpu()
             self.advance(len(labels))
             sums["images"] += len(labels)
             sums["nll_sum"] += float(F.cross_entropy(logits, labels, reduction="sum"))

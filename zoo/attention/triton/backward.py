@@ -441,7 +441,7 @@ def attention_backward(
     options = shape_options(g) | {"TILE": common.TILE, "PARTS": loops(q, segments)}
     width = max(options["DK"], options["DV"])
     small = q.element_size() == 2
-    given = tuple(strided(x) for x in (grad_out, q, k, v))
+    operands = tuple(strided(x) for x in (grad_out, q, k, v))
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
@@ -452,7 +452,7 @@ def attention_backward(
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(cdiv(g.keys, bn) * g.batch * g.groups,)](
-            *given, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
+            *operands, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
             *shape, strided(dk), strided(dv),
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
@@ -464,7 +464,7 @@ def attention_backward(
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            *given, table2, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows,
+            *operands, table2, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows,
             jacobian2, strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
             BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip

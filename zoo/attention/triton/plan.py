@@ -281,7 +281,8 @@ def _floor(
     """(QUERIES,) a lower bound of each row's largest visible logit, less the row's constant; −∞ if there is none."""
     first_row, last_row, keys, first, last = reach
     low, high = (first_row + offset)[:, None], (last_row + offset)[:, None]
-    floor, own = tl.full(first_row.shape, -float("inf"), tl.float32), tl.full(first_row.shape, float("inf"), tl.float32)
+    floor = tl.full(first_row.shape, -float("inf"), tl.float32)
+    near = -floor
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
         tiles = start + tl.arange(0, VECTOR)
         seen, for_all = _visible_tiles(tiles, reach, documents, IDS)
@@ -295,7 +296,7 @@ def _floor(
         here = -(total + own_bias[:, None] + epsilon * (size + _finite_size(own_bias)[:, None]))
         here = tl.where(here == here, here, -float("inf"))
         is_own = (first_key <= high) & (first_key + TILE > low)
-        own = tl.minimum(own, tl.min(tl.where(is_own, here, float("inf")), axis=1))
+        near = tl.minimum(near, tl.min(tl.where(is_own, here, float("inf")), axis=1))
         if TABLE:
             term = _bias(table, reach, tiles, seen, GRID, True, TILE)
             total += term
@@ -303,7 +304,7 @@ def _floor(
         here = -(total + epsilon * size)
         here = tl.where(for_all & (here == here), here, -float("inf"))
         floor = tl.maximum(floor, tl.max(here, axis=1))
-    return tl.where(has_own, tl.maximum(floor, own), floor)
+    return tl.where(has_own, tl.maximum(floor, near), floor)
 
 
 @_kernel
@@ -406,8 +407,8 @@ def column_intervals(cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.const
         needs = (lo[:, None] <= n[None, :]) & (n[None, :] < hi[:, None])
         first = tl.minimum(first, tl.min(tl.where(needs, m[:, None], 0x7FFFFFFF), axis=0))
         last = tl.maximum(last, tl.max(tl.where(needs, m[:, None] + 1, 0), axis=0))
-    own = tl.minimum(tl.maximum(n * TILE - offset, 0) // TILE, q_tiles)
-    first = tl.where(last == 0, own, first)
+    diagonal = tl.minimum(tl.maximum(n * TILE - offset, 0) // TILE, q_tiles)
+    first = tl.where(last == 0, diagonal, first)
     last = tl.maximum(last, first)
     cols += head_at * k_tiles + n
     tl.store(cols, first, mask=n < k_tiles)

@@ -149,3 +149,12 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
     assert torch.equal(attention_forward(flat(far))[0], attention_forward(flat(call))[0])
     one, far_one = (AttentionCall(x.q[:, :, -1:], x.k, x.v, PriorTerms(), True) for x in (call, far))
     assert torch.equal(decode.decode(flat(far_one), splits=2)[0], decode.decode(flat(one), splits=2)[0])
+
+
+def test_a_grid_whose_codes_could_wrap_is_refused() -> None:
+    kinds = {(1, 1 << 16): True, (1, 1 << 15): False}
+    for (height, width), refused in kinds.items():
+        q = torch.zeros(1, 1, height * width, 8, device=DEVICE)
+        place = Positions.grid(height, width)
+        call = AttentionCall(q, q, q, make("alibi2d").to(DEVICE)(place, place, causal=False), causal=False)
+        assert ("must be below 2³²" in str(triton.TRITON.refuses(call))) == refused

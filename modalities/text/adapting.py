@@ -38,7 +38,7 @@ from zoo.positions import Positions, document_starts, slices
 
 HELDOUT_TOKENS = 1 << 14  # at most, but four rows
 TOKENS = 8192  # most in one forward pass
-CHECKPOINTED = 2048  # tokens of a row from which layers are computed again in the backward pass
+CHECKPOINTED = 1024  # tokens of a pass above which layers are computed again in the backward pass
 LOGITS = 512  # positions whose logits are made at a time
 AGAIN = {"use_reentrant": False}
 
@@ -90,15 +90,15 @@ def adaptation_rows(
 
 
 def rows_at_once(batch: int, context: int) -> int:
-    """Rows in one forward pass."""
-    return max(1, min(batch, TOKENS // context))
+    """Rows in one forward pass, a divisor of the batch."""
+    return max(n for n in range(1, min(batch, max(1, TOKENS // context)) + 1) if batch % n == 0)
 
 
 @torch.inference_mode()
 def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
     """Nats a token."""
     decoder, total, count = OutsideDecoder(model, "model"), 0.0, 0
-    for part in slices(len(rows), rows_at_once(len(rows), rows.rows.context + 1)):
+    for part in slices(len(rows), max(1, TOKENS // (rows.rows.context + 1))):
         batch = default_collate([rows[n] for n in range(part.start, part.stop)])
         tensors = {name: tensor.to(model.device) for name, tensor in batch.items()}
         nats, targets = summed_loss(decoder, tensors)
@@ -126,7 +126,7 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two rows of up to 1,024 tokens."""
     decoder = OutsideDecoder(model, "model")
     model.train()
-    if context >= CHECKPOINTED:
+    if rows * context > CHECKPOINTED:
         model.gradient_checkpointing_enable(dict(AGAIN))
     points = []
     # The first warms up; the others have more than one slice of logits each, as `context` does.
@@ -206,7 +206,7 @@ def train_on(
     torch.manual_seed(seed)
     size = rows_at_once(batch, rows.rows.context)
     steps = math.ceil(len(rows) / batch)
-    checkpointed = rows.rows.context >= CHECKPOINTED
+    checkpointed = size * rows.rows.context > CHECKPOINTED
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=size,

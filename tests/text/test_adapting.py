@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 
 import zoo
 from modalities.decoder.llama import as_llama
-from modalities.text.adapting import IGNORED, adaptation_rows
+from modalities.text import adapting
+from modalities.text.adapting import IGNORED, adaptation_rows, rows_at_once
 from recipes import adapt
 from tests.text.outside_models import llama_of
 from zoo.adapters.released import open_released
@@ -61,6 +62,11 @@ def test_rows_are_packed_documents(tmp_path: Path) -> None:
     assert seen  # documents that begin inside a row
 
 
+def test_passes_divide_a_batch() -> None:
+    sizes = {(3, 4096): 1, (4, 4096): 2, (32, 512): 16, (6, 2000): 3, (1, 20_000): 1}
+    assert {key: rows_at_once(*key) for key in sizes} == sizes
+
+
 @pytest.mark.slow
 def test_the_command_adapts_trains_and_saves(llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "adapted"
@@ -89,10 +95,14 @@ ADAPTERS += [["--train", "lora", "--rank", "2", "--position", "ggd", "--set", "i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ADAPTERS, ids=["prior", "both"])
-def test_an_adapter_is_trained_resumed_and_measured(words: list[str], llama: str, tmp_path: Path) -> None:
+def test_an_adapter_is_trained_resumed_and_measured(
+    words: list[str], llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside a scaled rotation and in bfloat16, itself in float32; resumed its files are those of the whole run, to the bit."""
     run = [f"{llama}@yarn=2,dtype=bfloat16", *words, "--context", "48", "--batch", "2", "--steps", "4"]
-    assert adapt.main([*run, "--out", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(adapting, "CHECKPOINTED", 64)  # layers are computed again, to the same bits
+        assert adapt.main([*run, "--out", str(tmp_path / "whole")]) == 0
     shutil.copytree(tmp_path / "whole/checkpoints/checkpoint-3", tmp_path / "parts/checkpoints/checkpoint-3")
     assert adapt.main([*run, "--out", str(tmp_path / "parts"), "--resume"]) == 0
     files = [(tmp_path / name / "adapter.safetensors").read_bytes() for name in ("whole", "parts")]

@@ -32,9 +32,6 @@ HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # sco
 RELEASE = Path(__file__).parents[1] / "release"  # of a checkout: what is too large for the package
 
 
-# ---- architectures
-
-
 @dataclass(frozen=True)
 class ModelEntry:
     """A registered architecture: `build(**config)` makes it; `config` is JSON."""
@@ -197,9 +194,6 @@ def saved_modality(folder: str | os.PathLike[str]) -> str | None:
     return modality if isinstance(modality, str) else None
 
 
-# ---- modalities
-
-
 class HasModel(Protocol):
     """What this module knows of a `modalities.contract.Modality`."""
 
@@ -256,9 +250,6 @@ def _register_models(names: Iterable[str]) -> list[str]:
         except ImportError as error:
             missing.append(str(error))
     return missing
-
-
-# ---- weights
 
 
 def manifest() -> dict[str, dict[str, Any]]:

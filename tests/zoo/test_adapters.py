@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import modalities.vision  # noqa: F401 - makes timm importable beside a CPU build of torch
 import zoo
 from tests.refusals import refuses
+from zoo.adapters import hf, layer
 from zoo.adapters.layer import LayerPrior
 from zoo.positions import Positions
 
@@ -183,14 +184,38 @@ def test_padding_on_the_left_moves_nothing(name: str) -> None:
         assert error.abs().max() < 1e-4
 
 
-def test_packed_documents_are_documents_alone() -> None:
-    model = zoo.adapt(make("llama"), "ggd_goat", ssmax=True)
+@pytest.mark.parametrize("options", [{}, {"sinks": 2}], ids=str)
+def test_packed_documents_are_documents_alone(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels without a T × S mask, with the numbers and gradients of one."""
+    model = zoo.adapt(make("llama"), "ggd_goat", options=options, ssmax=True)
     disturb(model)
-    given = input_of("llama", batch=1, length=20)
+    given, masks = input_of("llama", batch=1, length=20), []
     at = torch.cat([torch.arange(12), torch.arange(8)])[None]
+    attention = layer.prior_attention
+    monkeypatch.setattr(layer, "prior_attention", lambda *a, **o: masks.append(o["mask"]) or attention(*a, **o))
     packed = output(model, given, position_ids=at, use_cache=False)
     apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
-    assert (packed - apart).abs().max() < 1e-4
+    assert (packed - apart).abs().max() < 1e-4 and masks and not any(mask is not None for mask in masks)
+    grads = []
+    for documents in (hf._documents, lambda mask: None):
+        monkeypatch.setattr(hf, "_documents", documents)
+        model.zero_grad()
+        model(given, position_ids=at, use_cache=False).logits.square().mean().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert masks[-1] is not None and (grads[0] - grads[1]).abs().max() < 1e-5 * grads[1].abs().max()
+
+
+@pytest.mark.parametrize("change", [(15, 3, True), (5, 4, False), (19, 11, True)], ids=str)
+def test_other_masks_are_no_documents(change: tuple[int, int, bool]) -> None:
+    """A key of another document is seen, one of the own is not, and a document that goes on after another one."""
+    ids = torch.tensor([0] * 12 + [12] * 8)
+    mask = (ids[:, None] == ids).tril()[None, None].clone()
+    assert torch.equal(hf._documents(mask), ids[None])
+    row, key, shown = change
+    mask[0, 0, row, key] = shown
+    assert hf._documents(mask) is None
+    window = torch.ones(20, 20, dtype=torch.bool).tril().triu(-5)[None, None]
+    assert hf._documents(window) is None and hf._documents(mask.new_ones(1, 1, 3, 20).tril(17)) is not None
 
 
 def test_a_window_hides_what_it_hides() -> None:

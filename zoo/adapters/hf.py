@@ -247,13 +247,15 @@ def _attend(
     if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, mask = key[:, :, :used], value[:, :, :used], None if mask is None else mask[..., :used]
         bias = None if bias is None else bias[..., :used]
-    reads_on = causal and query.shape[2] < key.shape[2] and not torch.compiler.is_compiling()
-    if mask is not None and reads_on and _hides_the_future_alone(mask):
-        mask = None  # for kernels that leave keys out
-    if mask is not None:
+    segments = None if mask is None or not causal or torch.compiler.is_compiling() else _documents(mask)
+    if mask is not None and segments is None:
         _check_gaps(mask, key.shape[2])
     positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
-    options: Options = dict(mask=mask, bias=bias, dropout=dropout, scale=scaling, sink=kwargs.get("s_aux"))
+    if segments is not None:  # kernels without a mask leave keys out
+        mask, segments = None, segments if bool(segments.any()) else None
+    options: Options = dict(
+        mask=mask, segments=segments, bias=bias, dropout=dropout, scale=scaling, sink=kwargs.get("s_aux")
+    )
     out = layer.attend(own, query, key, value, positions, causal=causal, **options)
     return out.transpose(1, 2).contiguous(), None
 
@@ -276,11 +278,16 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return shown, bias if bool(bias.any()) else None
 
 
-def _hides_the_future_alone(mask: Tensor) -> bool:
-    """Whether every query sees all keys up to its own, as where a cache is read on."""
+def _documents(mask: Tensor) -> Tensor | None:
+    """(B, S) int64 that differ between documents, 0 in the first, where every query sees the keys of its document up to its own
+    and no others; None of other masks, and where a cache holds more than one document."""
     queries, keys = mask.shape[-2:]
-    visible = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril_(keys - queries)
-    return bool((mask == visible).all())
+    index, first = torch.arange(keys, device=mask.device), mask[:, 0].view(torch.uint8).argmax(-1)
+    seen = (first[..., None] <= index) & (index <= index[keys - queries :, None])
+    runs = (first.diff(dim=1) >= 0).all() & (first.gather(1, first.clamp(max=queries - 1)) == first).all()
+    if (queries < keys and bool(first.any())) or not bool(runs & (mask == seen[:, None]).all()):
+        return None
+    return first if queries == keys else first.new_zeros(len(first), keys)
 
 
 def _check_gaps(mask: Tensor, keys: int) -> None:

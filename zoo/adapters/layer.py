@@ -118,13 +118,7 @@ class LayerPrior(nn.Module):
     rotation: SinkRotation | None = None
 
     def __init__(
-        self,
-        prior: Prior,
-        *,
-        ssmax: SSMax | None = None,
-        grid: Grid | None = None,
-        sinks: int = 0,
-        own_sink: bool = False,
+        self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None, sinks: int = 0, own_sink: bool = False
     ) -> None:
         super().__init__()
         self.prior, self.ssmax, self.grid, self.sinks, self.own_sink = prior, ssmax, grid, sinks, own_sink
@@ -155,6 +149,7 @@ class LayerPrior(nn.Module):
         *,
         causal: bool,
         mask: Tensor | None = None,
+        segments: Tensor | None = None,
         bias: Tensor | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
@@ -167,6 +162,7 @@ class LayerPrior(nn.Module):
             q, k, v: (B, H, T, D), (B, G, S, D), (B, G, S, D).
             positions: of queries and keys.
             causal: whether keys after the query are hidden, without a mask.
+            segments: (B, S) int64 of causal documents, which see their own keys alone; without a mask.
             mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers added to the logits.
             scale: None for 1/√D.
             sink: (H,) of the layer's own learned sink, as in `PriorTerms`.
@@ -192,7 +188,9 @@ class LayerPrior(nn.Module):
             if self.ssmax is not None and mask is not None:
                 scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
             elif self.ssmax is not None:
-                scales = self.ssmax(q_pos, causal=causal)
+                scales = self.ssmax(q_pos if segments is None else Positions.documents(segments), causal=causal)
+            if segments is None and self.sinks and k_pos.within is not None:
+                segments = (k_pos.within == 0).cumsum(1)
             out = prior_attention(
                 q,
                 k,
@@ -200,7 +198,7 @@ class LayerPrior(nn.Module):
                 terms,
                 causal=causal and mask is None,
                 query_scale=scales,
-                segments=None if not self.sinks or k_pos.within is None else (k_pos.within == 0).cumsum(1),
+                segments=segments,
                 mask=mask,
                 dropout=dropout,
                 sinks=self.sinks,

@@ -151,9 +151,9 @@ class Modality(Generic[Data, Model]):
         cost: (model, data config, bytes per number) → `Cost` of one sample.
         evaluators: by name.
         baselines: by name, (train_context) → a module that evaluators measure next to models, such as a Markov chain.
-        outside: by prefix, models that are not the zoo's.
+        outside: by prefix, models that are not the zoo's; the module may list the prefixes as OUTSIDE_PREFIXES.
         metrics: what `loss` measures besides the loss.
-        recipes: dotted name of the module whose RECIPES are its named recipes.
+        recipes: dotted name of the module whose RECIPES are its named recipes; the module may give it as RECIPES_MODULE.
         task: the hub's name for what its models do (`pipeline_tag` of a model card); empty: none.
     """
 

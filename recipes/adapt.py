@@ -81,18 +81,19 @@ def adapt_command(
     **options: Any,
 ) -> None:
     run = Adaptation(**options)
-    check_place(split_arm(name)[0])
-    from modalities.text import adapting  # transformers takes seconds
-    from zoo.adapters.released import add_lora
-
     import_named(import_)
     if any((out / mark).is_file() for mark in ("config.json", ADAPTER)):
         raise CommandError(f"{out} holds a model already; give another --out")
     if resume and not any((out / "checkpoints").glob("*/trained.safetensors")):
         raise CommandError(f"--resume: {out}/checkpoints has no checkpoint")
+    check_place(split_arm(name)[0])
+    from modalities.text import adapting  # transformers takes seconds
+    from zoo.adapters.released import add_lora
+
     torch.manual_seed(run.seed)
     model, tokenizer, spec = adapting.open_adaptable(name)
     context = run.context or model.config.max_position_embeddings
+    size = adapting.rows_at_once(run.batch, context)
     rows, heldout = None, None
     if run.steps:
         rows = adapting.adaptation_rows(
@@ -121,12 +122,11 @@ def adapt_command(
     }
     if rows is not None:
         numbers, tokens = sum(p.numel() for p in trained), run.steps * run.batch * context
-        rounds = tokens / rows.rows.epoch_tokens
-        facts["trained"] = f"{numbers:,} numbers, {run.steps:,} steps of {run.batch} rows of {context:,} tokens"
-        facts["data"] = f"{tokens:,} tokens, {rounds:.2f} times those of {run.source}"
+        shape = f"{run.batch} rows of {context:,} tokens, {size} a pass"
+        facts["trained"] = f"{numbers:,} numbers, {run.steps:,} steps of {shape}"
+        facts["data"] = f"{tokens:,} tokens, {tokens / rows.rows.epoch_tokens:.2f} times those of {run.source}"
     console = Console()
     if dry_run and rows is not None:
-        size = adapting.rows_at_once(run.batch, context)
         seconds, peak = adapting.expected_cost(model, context, size)
         weights = sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)
         facts["expected"] = (

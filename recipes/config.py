@@ -23,7 +23,7 @@ from typing_extensions import TypeVar
 
 from modalities.contract import find_modality, modality_names
 from recipes.commands import ConfigError, replace_setting
-from zoo.catalog import import_file, list_models, modality_package, model_entry
+from zoo.catalog import import_file, list_models, modality_module, model_entry
 from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest
 from zoo.files import parse_json
 
@@ -222,8 +222,7 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
 
 
 def _recipes_of(modality: str) -> Recipes:
-    # A module's name, "recipes.text"; a package may say it without importing its modality.
-    module = getattr(modality_package(modality), "RECIPES", None) or find_modality(modality).recipes
+    module = getattr(modality_module(modality), "RECIPES_MODULE", None) or find_modality(modality).recipes
     return importlib.import_module(module).RECIPES if module else Recipes(modality)
 
 
@@ -250,7 +249,7 @@ def find_recipe(name: str) -> Recipe:
         try:
             recipes = _recipes_of(modality)
             if function := recipes.get(short):
-                find_modality(modality)
+                find_modality(modality)  # ImportError where its packages are missing
                 return function()
             raise ConfigError(f"no recipe {name!r}; {nearest(name, [f'{modality}.{other}' for other in recipes])}")
         except (ImportError, ValueError) as error:

@@ -37,6 +37,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -446,10 +447,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo evaluate") 
     names = [part for word in words if not word.startswith("-") for part in split_names(word)]
     settings: dict[str, type[Settings]] = {}  # of the evaluators of the models' modality; others are not imported
     with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
+        find = partial(modality_of, registered="--import" not in " ".join(words))
         baselines = (modality.name for word in names[:1] for modality, _ in find_baselines(word).values())
-        for name in dict.fromkeys(filter(None, map(modality_of, names))) or dict.fromkeys(baselines):
+        for name in dict.fromkeys(filter(None, map(find, names))) or dict.fromkeys(baselines):
             settings |= {kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()}
-    # The options of an unknown model's evaluators are unknown too; the model's name is the error.
-    # In a context of its own: the form of figures is this command's alone.
+    # Options of an unknown model's evaluators are unknown; its name is the error. In a context: figures are this command's.
     command = with_options(evaluate_command, settings)
     return copy_context().run(call, command, words, prog=prog, any_option=not settings)

@@ -24,7 +24,7 @@ from recipes.commands import CommandError
 from recipes.config import ConfigError, find_recipe, merge, parse_value, set_nested
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
-from zoo.catalog import create_model, import_named, modality_package, model_entry, saved_modality, weights_entry
+from zoo.catalog import create_model, import_named, modality_module, model_entry, saved_modality, weights_entry
 from zoo.errors import did_you_mean, nearest
 
 Baseline = tuple[Modality, Callable[[int], nn.Module]]
@@ -66,8 +66,9 @@ class Target:
         return json.dumps([*self.recipe, dataclasses.asdict(self.model.config)], sort_keys=True) if self.recipe else ""
 
 
-def modality_of(word: str) -> str | None:
-    """The modality of a model's name, pattern or folder, without loading it; None where the word does not tell."""
+def modality_of(word: str, *, registered: bool = False) -> str | None:
+    """The modality of a model's name, pattern or folder, without loading it; None where the word does not tell, and where it is
+    no model's name although all are `registered`."""
     if os.path.isdir(word):
         try:
             return stored_recipe(word)["modality"]
@@ -76,9 +77,9 @@ def modality_of(word: str) -> str | None:
     if outside := find_outside(word):
         return outside[0]
     start = word.partition("_")[0]
-    with contextlib.suppress(ValueError):
-        if start in modality_names() and (set(word) & set("*?[") or model_entry(word)):
-            return start
+    if start in modality_names():
+        with contextlib.suppress(ValueError):
+            return start if not registered or set(word) & set("*?[") or model_entry(word) else None
     return None
 
 
@@ -102,11 +103,11 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
 
 
 def installed_modalities(prefix: str = "") -> list[Modality]:
-    """With a prefix without those that say, before they are imported, that they read no models by it."""
+    """With a prefix, modalities whose module lists OUTSIDE_PREFIXES without it are left out and not imported."""
     modalities = []
     for name in modality_names():
         with contextlib.suppress(ImportError):
-            if prefix in getattr(modality_package(name), "OUTSIDE", (prefix,)) or not prefix:
+            if not prefix or prefix in getattr(modality_module(name), "OUTSIDE_PREFIXES", (prefix,)):
                 modalities.append(find_modality(name))
     return modalities
 
@@ -186,8 +187,7 @@ def target_name(word: str) -> str:
 
 def find_baselines(pattern: str) -> dict[str, Baseline]:
     """The baselines whose names match a shell pattern; none where it is close to a model's name."""
-    named = pattern.partition("_")[0] in modality_names() or modality_of(pattern)
-    if named or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
+    if modality_of(pattern) or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
         return {}
     baselines = ((name, (m, make)) for m in installed_modalities() for name, make in m.baselines.items())
     return {name: baseline for name, baseline in baselines if fnmatch.fnmatch(name, pattern)}

@@ -225,8 +225,8 @@ def load_modality(name: str) -> HasModel:
     return _load(_modalities()[name], EntryPoint.load)
 
 
-def modality_package(name: str) -> ModuleType:
-    """What a modality's entry point is in; importing it takes less than `load_modality` where the object is made when asked."""
+def modality_module(name: str) -> ModuleType:
+    """The module that a modality's entry point names; cheaper than `load_modality` where that makes its object lazily."""
     return _load(_modalities()[name], lambda point: importlib.import_module(point.module))
 
 
@@ -246,7 +246,7 @@ def _register_models(names: Iterable[str]) -> list[str]:
     missing = []
     for name in names:
         try:
-            modality_package(name)
+            modality_module(name)
         except ImportError as error:
             missing.append(str(error))
     return missing

@@ -81,17 +81,6 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             if part is not None:
                 part.to(self.out_proj.weight)
 
-    @staticmethod
-    def from_torch(mha: nn.MultiheadAttention, **options: Any) -> PriorMultiheadAttention:
-        """A module with the weights, device, dtype and mode of torch's, and a position method by the constructor's options."""
-        same = ("dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
-        options |= {name: getattr(mha, name) for name in same}
-        options |= {"bias": mha.in_proj_bias is not None, "add_bias_kv": mha.bias_k is not None}
-        options |= {name: getattr(mha.out_proj.weight, name) for name in ("device", "dtype")}
-        module = PriorMultiheadAttention(mha.embed_dim, mha.num_heads, **options)
-        module.load_state_dict(mha.state_dict(), strict=False)
-        return module.train(mha.training)
-
     def forward(
         self,
         query: Tensor,

@@ -150,8 +150,8 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
 
 
 def check_place(name: str) -> None:
-    """Before transformers is imported: ValueError for a name that is no folder, GGUF file or name of the hub, which is asked
-    once; ImportError without a package that reading it needs."""
+    """Before transformers is imported: ValueError for a name that is no folder, GGUF file or name of the hub, by one
+    request; ImportError without a package that reading it needs."""
     require("transformers", f"hf:{name}", "hf")
     if name.endswith(".gguf") and Path(name).is_file():
         return require("gguf", f"hf:{name}", "hf")

@@ -210,7 +210,7 @@ def train_on(
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=size,
-        gradient_accumulation_steps=math.ceil(batch / size),
+        gradient_accumulation_steps=batch // size,
         activation_checkpointing=checkpointed,
         activation_checkpointing_kwargs=dict(AGAIN) if checkpointed else None,
         max_steps=steps,

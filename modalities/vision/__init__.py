@@ -18,7 +18,7 @@ _HOMES = {
 }
 __all__ = ["VisionConfig", *_HOMES]
 
-RECIPES, OUTSIDE = "recipes.vision", ("timm",)  # what a mistyped name is compared with, known without timm
+RECIPES_MODULE, OUTSIDE_PREFIXES = "recipes.vision", ("timm",)  # of the modality, without importing it
 register_family(FAMILY)
 
 

@@ -197,7 +197,7 @@ def test_packed_documents_are_documents_alone(options: dict[str, int], monkeypat
     apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
     assert (packed - apart).abs().max() < 1e-4 and masks and not any(mask is not None for mask in masks)
     grads = []
-    for documents in (hf._documents, lambda mask: None):
+    for documents in (hf._documents, lambda *_: None):
         monkeypatch.setattr(hf, "_documents", documents)
         model.zero_grad()
         model(given, position_ids=at, use_cache=False).logits.square().mean().backward()
@@ -210,12 +210,29 @@ def test_other_masks_are_no_documents(change: tuple[int, int, bool]) -> None:
     """A key of another document is seen, one of the own is not, and a document that goes on after another one."""
     ids = torch.tensor([0] * 12 + [12] * 8)
     mask = (ids[:, None] == ids).tril()[None, None].clone()
-    assert torch.equal(hf._documents(mask), ids[None])
+    assert torch.equal(hf._documents(mask, mask, 2), ids.expand(2, -1))
     row, key, shown = change
     mask[0, 0, row, key] = shown
-    assert hf._documents(mask) is None
     window = torch.ones(20, 20, dtype=torch.bool).tril().triu(-5)[None, None]
-    assert hf._documents(window) is None and hf._documents(mask.new_ones(1, 1, 3, 20).tril(17)) is not None
+    cached = mask.new_ones(1, 1, 3, 20).tril(17)
+    assert [hf._documents(x, x, 2) is None for x in (mask, window, cached)] == [True, True, False]
+
+
+@pytest.mark.parametrize("options", [{}, {"sinks": 2}], ids=str)
+def test_a_mask_of_one_row_serves_a_batch(options: dict[str, int]) -> None:
+    """One mask for all rows, with documents; before it a static cache, while the prior is uniform."""
+    model = zoo.adapt(make("llama"), "ggd", options=options)
+    given = input_of("llama", batch=2, length=20)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=30)
+    with torch.no_grad():
+        steps = [model(part, past_key_values=cache).logits for part in (given[:, :12], given[:, 12:17])]
+    assert (torch.cat(steps, dim=1) - output(model, given)[:, :17]).abs().max() < 1e-4
+    disturb(model)
+    mask = (torch.arange(20)[:, None] // 12 == torch.arange(20) // 12).tril()[None, None]
+    at = (torch.arange(20) % 12)[None]
+    shared = output(model, given, attention_mask=mask, position_ids=at, use_cache=False)
+    apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
+    assert (shared - apart).abs().max() < 1e-4
 
 
 def test_a_window_hides_what_it_hides() -> None:

@@ -291,6 +291,15 @@ def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
     torch.testing.assert_close(terms.bias.padded(3, 5).block(slice(1, 3), slice(3, 40), 37), terms.dense()[:, 1:3])
 
 
+def test_a_row_whose_bias_hides_all_keys_is_zero_with_a_gradient_too() -> None:
+    q, bias = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 5)
+    bias[:, :, 2] = -torch.inf
+    bias.requires_grad_()
+    out = prior_attention(q, q, q, PriorTerms(bias=bias), causal=False)
+    [grad] = torch.autograd.grad(out.sum(), bias)
+    assert not out[:, :, 2].any() and out.isfinite().all() and grad.isfinite().all()
+
+
 def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
     """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()

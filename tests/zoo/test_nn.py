@@ -135,8 +135,10 @@ def test_masks_of_both_kinds_by_definition(name: str, causal: bool) -> None:
 def test_a_uniform_prior_is_torchs_module() -> None:
     """Outputs and weights, without and with masks."""
     torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(WIDTH, HEADS, kdim=10, vdim=7, batch_first=True, dtype=DOUBLE).eval()
-    ours = PriorMultiheadAttention.from_torch(theirs, position="ggd", position_options={"init": "uniform"})
+    options: dict[str, Any] = dict(kdim=10, vdim=7, batch_first=True, dtype=DOUBLE)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options).eval()
+    ours = PriorMultiheadAttention(WIDTH, HEADS, position="ggd", position_options={"init": "uniform"}, **options).eval()
+    ours.load_state_dict(theirs.state_dict(), strict=False)
     tensors = [torch.randn(3, length, width, dtype=DOUBLE) for length, width in ((5, WIDTH), (9, 10), (9, 7))]
     hidden = torch.arange(9).expand(5, 9) > 3
     for masks in ({}, {"key_padding_mask": hidden[:3]}, {"attn_mask": hidden}):
@@ -149,8 +151,10 @@ def test_torchs_encoder_layer_with_the_module_in_its_place() -> None:
     x, padding = torch.randn(2, 7, WIDTH, dtype=DOUBLE), torch.arange(7).expand(2, 7) > 4
     attention, plain = layer.self_attn, layer(x, src_key_padding_mask=padding)
     for position in ("nope", "alibi"):
-        layer.self_attn = PriorMultiheadAttention.from_torch(attention, position=position)
-        assert layer.self_attn.dropout == 0.1 and not layer.self_attn.training
+        layer.self_attn = PriorMultiheadAttention(
+            WIDTH, HEADS, position=position, batch_first=True, dtype=DOUBLE
+        ).eval()
+        layer.self_attn.load_state_dict(attention.state_dict(), strict=False)
         tracked = layer(x, src_key_padding_mask=padding)
         with torch.no_grad():
             torch.testing.assert_close(layer(x, src_key_padding_mask=padding), tracked)

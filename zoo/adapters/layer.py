@@ -118,7 +118,13 @@ class LayerPrior(nn.Module):
     rotation: SinkRotation | None = None
 
     def __init__(
-        self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None, sinks: int = 0, own_sink: bool = False
+        self,
+        prior: Prior,
+        *,
+        ssmax: SSMax | None = None,
+        grid: Grid | None = None,
+        sinks: int = 0,
+        own_sink: bool = False,
     ) -> None:
         super().__init__()
         self.prior, self.ssmax, self.grid, self.sinks, self.own_sink = prior, ssmax, grid, sinks, own_sink
@@ -162,7 +168,7 @@ class LayerPrior(nn.Module):
             q, k, v: (B, H, T, D), (B, G, S, D), (B, G, S, D).
             positions: of queries and keys.
             causal: whether keys after the query are hidden, without a mask.
-            segments: (B, S) int64 of causal documents, which see their own keys alone; without a mask.
+            segments: (B, S) int64 of causal documents, which see their own keys alone; only where mask is None.
             mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers added to the logits.
             scale: None for 1/√D.
             sink: (H,) of the layer's own learned sink, as in `PriorTerms`.
@@ -190,7 +196,7 @@ class LayerPrior(nn.Module):
             elif self.ssmax is not None:
                 scales = self.ssmax(q_pos if segments is None else Positions.documents(segments), causal=causal)
             if segments is None and self.sinks and k_pos.within is not None:
-                segments = (k_pos.within == 0).cumsum(1)
+                segments = (k_pos.within == 0).cumsum(1).expand(len(q), -1)
             out = prior_attention(
                 q,
                 k,

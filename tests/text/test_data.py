@@ -40,9 +40,6 @@ def write_jsonl(path, rows):
     return path
 
 
-# ---- the shipped excerpt and the split ----
-
-
 def test_the_excerpt_trains_and_measures():
     documents = list(open_source())
     assert len(documents) == 36
@@ -63,9 +60,6 @@ def test_the_split_depends_on_the_text_alone():
 
 
 PINNED = ["16", "30", "41", "48", "58", "106"]
-
-
-# ---- sources ----
 
 
 def test_text_files_gz_and_globs(tmp_path):
@@ -158,9 +152,6 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
         refuses(message, open_source, spec, error=error)
 
 
-# ---- the tokenised corpus ----
-
-
 def test_cache_is_used_and_notices_changes(tmp_path):
     path, cache = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)]), tmp_path / "cache"
     first, second = (tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache) for _ in range(2))
@@ -186,9 +177,6 @@ def test_a_damaged_cache_is_made_again(tmp_path):
             with pytest.warns(UserWarning, match=r"^damaged cache of '.*a\.jsonl', which is tokenised again \("):
                 again = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
             assert again.tokens.tolist() == first.tokens.tolist() and again.fingerprint == first.fingerprint
-
-
-# ---- packing ----
 
 
 def test_every_token_is_a_target_once_per_epoch():
@@ -224,9 +212,6 @@ def test_wrong_values_are_refused():
     refuses("documents='pack': did you mean 'packed'", TextDataConfig, documents="pack")
     with pytest.raises(ValueError, match=r"facts_fraction 0\.7 and copies_fraction 0\.4 .*at most 1"):
         TextDataConfig(facts_fraction=0.7, copies_fraction=0.4)
-
-
-# ---- loaders ----
 
 
 def test_a_state_of_other_rows_is_refused():

@@ -52,8 +52,6 @@ def test_facts_differ_and_their_pieces_are_whole_words(name):
             assert tokenizer.decode(ids) == before + value + after
 
 
-# ---- training rows
-
 SENTENCES = (
     " Ships sail on.",
     " Who goes there?",
@@ -97,9 +95,6 @@ def drawn(monkeypatch):
     return last
 
 
-# ---- facts ----
-
-
 @both_tokenizers
 def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tokenizer, drawn):
     counts = []
@@ -118,9 +113,6 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
         counts.append((len(stated), len(answers)))
     assert {stated for stated, _ in counts} >= {1, 2, 3, 4}
     assert 2 < sum(0 < answers < stated for stated, answers in counts) < 15  # mostly all of them are asked for
-
-
-# ---- the mix ----
 
 
 @pytest.mark.slow

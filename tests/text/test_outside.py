@@ -139,9 +139,6 @@ def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
         assert len(analyse(outside, tokens)) == 2
 
 
-# ---------------------------------------------------------------------------------------------------- tokenizers
-
-
 def tokenizer_of(tmp_path, *specials, **options):
     inner = character_tokenizer([*LETTERS, "▁"], specials, **options)
     if options.get("truncation_side"):
@@ -161,9 +158,6 @@ def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
     assert len(prompt) + len(answer) == 900 and prompt[prompt == spaced.bos_id].tolist() == [spaced.bos_id]
     assert "  " not in spaced.decode(prompt) and spaced.decode(answer).strip().isdigit()
     refuses("no bos_token, eos_token or cls_token", tokenizer_of, tmp_path / "none")
-
-
-# --------------------------------------------------------------------------------------------- limits and errors
 
 
 def test_a_table_of_positions_is_the_limit(tmp_path, folders):

@@ -63,9 +63,6 @@ def test_prompts_are_pinned():
     assert digests == PINNED
 
 
-# ---- errors ----
-
-
 @pytest.mark.parametrize(("name", "facts", "others"), [("own", 1, 0), ("heldout", 5, 4), ("bam", 1, 4)])
 def test_too_short_a_length_names_what_is_needed(name, facts, others):
     tokenizer = TOKENIZERS["bpe-1k"]

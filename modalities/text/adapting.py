@@ -38,7 +38,7 @@ from zoo.positions import Positions, document_starts, slices
 
 HELDOUT_TOKENS = 1 << 14  # at most, but four rows
 TOKENS = 8192  # most in one forward pass
-CHECKPOINTED = 1024  # tokens of a pass above which layers are computed again in the backward pass
+CHECKPOINTED = 2048  # tokens of a pass from which layers are computed again in the backward pass
 LOGITS = 512  # positions whose logits are made at a time
 AGAIN = {"use_reentrant": False}
 
@@ -126,7 +126,7 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two rows of up to 1,024 tokens."""
     decoder = OutsideDecoder(model, "model")
     model.train()
-    if rows * context > CHECKPOINTED:
+    if rows * context >= CHECKPOINTED:
         model.gradient_checkpointing_enable(dict(AGAIN))
     points = []
     # The first warms up; the others have more than one slice of logits each, as `context` does.
@@ -206,7 +206,7 @@ def train_on(
     torch.manual_seed(seed)
     size = rows_at_once(batch, rows.rows.context)
     steps = math.ceil(len(rows) / batch)
-    checkpointed = size * rows.rows.context > CHECKPOINTED
+    checkpointed = size * rows.rows.context >= CHECKPOINTED
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         per_device_train_batch_size=size,

@@ -128,10 +128,8 @@ def adapt_command(
     console = Console()
     if dry_run and rows is not None:
         seconds, peak = adapting.expected_cost(model, context, size)
-        weights = sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)
-        facts["expected"] = (
-            f"{clock(run.steps * run.batch / size * seconds)}, {(peak + weights) / 2**30:.1f} GiB, by short rows"
-        )
+        gib = (peak + sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)) / 2**30
+        facts["expected"] = f"{clock(run.steps * run.batch / size * seconds)}, {gib:.1f} GiB, by short rows"
     console.print(facts_table(f"{name}: {'dry run' if dry_run else 'plan'}", facts))
     if dry_run:
         return

@@ -77,10 +77,11 @@ def modality_of(word: str, *, registered: bool = False) -> str | None:
     if outside := find_outside(word):
         return outside[0]
     start = word.partition("_")[0]
-    if start in modality_names():
+    if registered and start in modality_names() and not set(word) & set("*?["):
         with contextlib.suppress(ValueError):
-            return start if not registered or set(word) & set("*?[") or model_entry(word) else None
-    return None
+            return model_entry(word).modality
+        return None
+    return start if start in modality_names() else None
 
 
 def find_outside(word: str) -> tuple[str, Outside, str] | None:

@@ -159,8 +159,7 @@ def check_place(name: str) -> None:
         return None
     import huggingface_hub
 
-    beside = Path(name).parent.glob("*") if name else ()
-    folders = [path.name for path in beside if path.is_dir() or path.suffix == ".gguf"]
+    folders = [p.name for p in Path(name).parent.glob("*") if name and (p.is_dir() or p.suffix == ".gguf")]
     kinds = "a folder of save_pretrained, a GGUF file, a name of the hub, or what `priorzoo fetch-data text` fetches"
     missing = f"hf:{name}: no such folder; {did_you_mean(Path(name).name, folders).strip() or f'expected {kinds}'}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:

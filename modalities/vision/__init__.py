@@ -18,7 +18,7 @@ _HOMES = {
 }
 __all__ = ["VisionConfig", *_HOMES]
 
-RECIPES_MODULE, OUTSIDE_PREFIXES = "recipes.vision", ("timm",)  # of the modality, without importing it
+RECIPES_MODULE, OUTSIDE_PREFIXES = "recipes.vision", ("timm",)  # as MODALITY has them; these need no timm
 register_family(FAMILY)
 
 

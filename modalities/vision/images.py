@@ -172,12 +172,13 @@ def preprocess(
 ) -> Tensor:
     """The largest central window of an image, at a given size: float32 (3, height, width), normalised. via: the shorter side is
     reduced to so many pixels first, and enlarged again: the control without new detail."""
+    from torchvision.transforms.v2.functional import normalize  # slow to import
+
     image = to_rgb(image)
     image = _centre(image, round(image.width * height / width), round(image.height * width / height))
     image = (reduced(image, via) if via else image).resize((width, height), Image.Resampling.BICUBIC)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-    centre, spread = (torch.tensor(list(values))[:, None, None] for values in (mean, std))
-    return (pixels.to(torch.float32) / 255).sub_(centre).div_(spread)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32)
+    return normalize(pixels / 255, list(mean), list(std))
 
 
 def reduced(image: Image.Image, side: int) -> Image.Image:

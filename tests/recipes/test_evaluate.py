@@ -368,7 +368,6 @@ def test_the_time_is_said_before_it_is_spent(tmp_path):
     assert re.search(r"\d:\d\d, by two cells", invoke(*words).output)
 
 
-@pytest.mark.slow
 def test_a_model_of_an_imported_file_has_its_evaluators_options(tmp_path):
     code = """
 from zoo.catalog import model_entry, register_model
@@ -381,6 +380,7 @@ register_model("text_mine", entry.build, modality="text", config=entry.config)
     assert planned.exit_code == 0 and "passkey of text_mine" in planned.output
 
 
+@pytest.mark.slow
 def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
     words = [saved_run(tmp_path / "run"), "perplexity,passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path]
     assert invoke(*words, "--format", "pdf,svg", "--width", 3.25).exit_code == 0

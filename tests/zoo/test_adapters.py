@@ -210,12 +210,13 @@ def test_other_masks_are_no_documents(change: tuple[int, int, bool]) -> None:
     """A key of another document is seen, one of the own is not, and a document that goes on after another one."""
     ids = torch.tensor([0] * 12 + [12] * 8)
     mask = (ids[:, None] == ids).tril()[None, None].clone()
-    assert torch.equal(hf._documents(mask, mask, 2), ids.expand(2, -1))
+    positions = hf._documents(mask)
+    assert positions is not None and torch.equal(positions.within, (torch.arange(20) - ids)[None])
     row, key, shown = change
     mask[0, 0, row, key] = shown
     window = torch.ones(20, 20, dtype=torch.bool).tril().triu(-5)[None, None]
     cached = mask.new_ones(1, 1, 3, 20).tril(17)
-    assert [hf._documents(x, x, 2) is None for x in (mask, window, cached)] == [True, True, False]
+    assert [hf._documents(x) is None for x in (mask, window, cached)] == [True, True, False]
 
 
 @pytest.mark.parametrize("options", [{}, {"sinks": 2}], ids=str)

@@ -243,22 +243,22 @@ def _attend(
         if kwargs.get(name) is not None:
             raise ValueError(f"{type(module).__name__} has {what} ({name}), not served by attention with a prior")
     causal = module.is_causal if is_causal is None else is_causal
-    source, (mask, bias) = attention_mask, _split(attention_mask)
+    mask, bias = _split(attention_mask)
     if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, mask = key[:, :, :used], value[:, :, :used], None if mask is None else mask[..., :used]
         bias = None if bias is None else bias[..., :used]
         attention_mask = None if attention_mask is None else attention_mask[..., :used]
-    segments = None
-    if source is not None and mask is not None:
-        segments = _documents(source, mask, len(query)) if causal and not torch.compiler.is_compiling() else None
-        if segments is None:
-            _check_gaps(mask, key.shape[2])
-        elif not segments.numel():
-            mask = segments = None
-    positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
-    mask = mask if segments is None else None  # kernels without a mask leave keys out
-    options: Options = dict(mask=mask, segments=segments, bias=bias, dropout=dropout, scale=scaling)
-    out = layer.attend(own, query, key, value, positions, causal=causal, sink=kwargs.get("s_aux"), **options)
+    documents = None if mask is None or not causal or torch.compiler.is_compiling() else _documents(mask)
+    if documents is not None:
+        mask = None  # for kernels that leave keys out
+    elif mask is not None:
+        _check_gaps(mask, key.shape[2])
+    if documents is None or documents.within is None:
+        positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
+    else:
+        positions = documents, documents
+    options: Options = dict(mask=mask, bias=bias, dropout=dropout, scale=scaling, sink=kwargs.get("s_aux"))
+    out = layer.attend(own, query, key, value, positions, causal=causal, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -280,22 +280,19 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return shown, bias if bool(bias.any()) else None
 
 
-def _documents(source: Tensor, mask: Tensor, batch: int) -> Tensor | None:
-    """Document ids (B, S), each the index of its document's first key; empty for one document a row. None unless every query
-    sees exactly its document's keys up to its own, and where a cache holds several. `source` keeps them for the next layer."""
-    key = mask.shape, batch, None if source.is_inference() else source._version
-    if getattr(source, "documents", (None,))[0] != key:
-        queries, keys = mask.shape[-2:]
-        index, first = torch.arange(keys, device=mask.device), mask[:, 0].view(torch.uint8).argmax(-1)
-        seen = (first[..., None] <= index) & (index <= index[keys - queries :, None])
-        # A document's first query sees no earlier key; queries are keys here, or all see the key 0.
-        runs = (first.diff(dim=1) >= 0).all() & (first.gather(1, first.clamp(max=queries - 1)) == first).all()
-        segments = None
-        if bool(runs & (mask == seen[:, None]).all()):
-            several = first.expand(batch, -1) if queries == keys else None
-            segments = several if bool(first.any()) else first.new_empty(0)
-        source.documents = key, segments  # type: ignore[attr-defined]
-    return source.documents[1]  # type: ignore[attr-defined]
+def _documents(mask: Tensor) -> Positions | None:
+    """The keys' positions where every query sees exactly its document's keys up to its own: a line for one document a row. None
+    for other masks, and where a cache holds several documents."""
+    queries, keys = mask.shape[-2:]
+    index, first = torch.arange(keys, device=mask.device), mask[:, 0].view(torch.uint8).argmax(-1)
+    seen = (first[..., None] <= index) & (index <= index[keys - queries :, None])
+    # A document's first query sees no earlier key; queries are keys here, or all see the key 0.
+    runs = (first.diff(dim=1) >= 0).all() & (first.gather(1, first.clamp(max=queries - 1)) == first).all()
+    if not bool(runs & (mask == seen[:, None]).all()):
+        return None
+    if not bool(first.any()):
+        return Positions.line(keys)
+    return Positions.documents(first) if queries == keys else None
 
 
 def _check_gaps(mask: Tensor, keys: int) -> None:

@@ -155,7 +155,6 @@ class LayerPrior(nn.Module):
         *,
         causal: bool,
         mask: Tensor | None = None,
-        segments: Tensor | None = None,
         bias: Tensor | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
@@ -166,9 +165,8 @@ class LayerPrior(nn.Module):
         Args:
             own: the layer's attention without K, (B, H, T, D).
             q, k, v: (B, H, T, D), (B, G, S, D), (B, G, S, D).
-            positions: of queries and keys.
+            positions: of queries and keys; `within` without a mask: of causal documents, which see their own keys alone.
             causal: whether keys after the query are hidden, without a mask.
-            segments: (B, S) int64 of causal documents, which see their own keys alone; only where mask is None.
             mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers added to the logits.
             scale: None for 1/√D.
             sink: (H,) of the layer's own learned sink, as in `PriorTerms`.
@@ -194,8 +192,9 @@ class LayerPrior(nn.Module):
             if self.ssmax is not None and mask is not None:
                 scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
             elif self.ssmax is not None:
-                scales = self.ssmax(q_pos if segments is None else Positions.documents(segments), causal=causal)
-            if segments is None and self.sinks and k_pos.within is not None:
+                scales = self.ssmax(q_pos, causal=causal)
+            segments = None
+            if k_pos.within is not None and (self.sinks or mask is None):
                 segments = (k_pos.within == 0).cumsum(1).expand(len(q), -1)
             out = prior_attention(
                 q,

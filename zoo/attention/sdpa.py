@@ -144,9 +144,9 @@ class SdpaKernel:
 def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], call: AttentionCall) -> Tensor:
     with without_autocast(q):  # which would round the bias to half precision
         bias = mask()
-        # Where a table has a gradient torch takes these products on the CPU, and more to find rows that see no key.
-        finite = call.terms.bias is None and not call.dropout and visible(call, 0, 1) is None
-        if finite and q.device.type == "cpu" and bias is not None and bias.requires_grad:
+        # On the CPU torch takes the same products for a mask with a gradient, and two passes more to find rows without a key.
+        shows_all = call.terms.bias is None and not call.dropout and visible(call, 0, 1) is None
+        if shows_all and q.device.type == "cpu" and bias is not None and bias.requires_grad:
             return (q @ k.mT + bias).softmax(-1) @ v
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=call.dropout, scale=1.0)
 

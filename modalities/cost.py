@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from typing import Any
@@ -37,7 +38,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
         elif self.peak_bytes is not None:
-            _trim()
+            _glibc("malloc_trim", 0)  # so that pages that are used again count as new ones do
             _reset_peak()
             self._before = _bytes_of("VmRSS")
         self._started = time.perf_counter()
@@ -74,10 +75,18 @@ def _bytes_of(field: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
 
 
-def _trim() -> None:
-    """Give free pages back to the system, so that what is reused counts as much as what is new. glibc only."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
+def map_large_blocks() -> None:
+    """Let tensors of 1 MiB and more go back to the system as they are freed, in large pages. glibc only.
+
+    Otherwise they lie between others: a training step of SmolLM2 on 2,048 tokens then takes 2.9 GiB instead of 1.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it at its first large tensor
+    _glibc("mallopt", -3, 1 << 20)  # M_MMAP_THRESHOLD
+
+
+def _glibc(name: str, *arguments: int) -> None:
+    if sys.platform == "linux" and (function := getattr(ctypes.CDLL(None), name, None)) is not None:
+        function(*arguments)
 
 
 class Readout:

@@ -24,7 +24,7 @@ from transformers import (
     get_cosine_schedule_with_warmup,
 )
 
-from modalities.cost import Meter
+from modalities.cost import Meter, map_large_blocks
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import OutsideDecoder
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
@@ -48,6 +48,7 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
 
     name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError where there is none.
     """
+    map_large_blocks()
     tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
     if (Path(folder) / ADAPTER).is_file():
         return load_adapted(folder), tokenizer, f"hf:{folder}"
@@ -127,7 +128,7 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     decoder = OutsideDecoder(model, "model")
     model.train()
     if rows * context >= CHECKPOINTED:
-        model.gradient_checkpointing_enable(dict(AGAIN))
+        model.activation_checkpointing_enable(dict(AGAIN))
     points = []
     # The first warms up; the others have more than one slice of logits each, as `context` does.
     for length in (16, *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)})):

@@ -76,10 +76,8 @@ def _bytes_of(field: str) -> int:
 
 
 def map_large_blocks() -> None:
-    """Let tensors of 1 MiB and more go back to the system as they are freed, in large pages. glibc only.
-
-    Otherwise they lie between others: a training step of SmolLM2 on 2,048 tokens then takes 2.9 GiB instead of 1.
-    """
+    """Let tensors of 1 MiB and more go back to the system when freed, in large pages (glibc). A training step of SmolLM2 on
+    2,048 tokens takes 1 GiB this way, and 2.9 where they lie between others."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it at its first large tensor
     _glibc("mallopt", -3, 1 << 20)  # M_MMAP_THRESHOLD
 

@@ -129,7 +129,9 @@ def adapt_command(
     if dry_run and rows is not None:
         seconds, peak = adapting.expected_cost(model, context, size)
         gib = (peak + sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)) / 2**30
-        facts["expected"] = f"{clock(run.steps * run.batch / size * seconds)}, {gib:.1f} GiB, by short rows"
+        facts["expected"] = (
+            f"{clock(run.steps * run.batch / size * seconds)} by short rows, {gib:.1f} GiB and libraries"
+        )
     console.print(facts_table(f"{name}: {'dry run' if dry_run else 'plan'}", facts))
     if dry_run:
         return

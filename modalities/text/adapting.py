@@ -24,7 +24,7 @@ from transformers import (
     get_cosine_schedule_with_warmup,
 )
 
-from modalities.cost import Meter, map_large_blocks
+from modalities.cost import Meter, activation_numbers, map_large_blocks
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import OutsideDecoder
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
@@ -124,23 +124,24 @@ def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[
 
 
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
-    """(Seconds, bytes at the peak) of forward and backward of `rows` rows, by those of two rows of up to 1,024 tokens."""
-    decoder = OutsideDecoder(model, "model")
+    """(Seconds, bytes at the peak) of `rows` rows, both ways: time by two short ones, bytes by shapes."""
+    decoder, config, tokens = OutsideDecoder(model, "model"), model.config.get_text_config(), rows * context
     model.train()
-    if rows * context >= CHECKPOINTED:
+    if tokens >= CHECKPOINTED:
         model.activation_checkpointing_enable(dict(AGAIN))
     points = []
-    # The first warms up; the others have more than one slice of logits each, as `context` does.
-    for length in (16, *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)})):
-        tokens, meter = torch.ones(1, length, dtype=torch.int64, device=model.device), Meter(model.device)
+    for length in (16, *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)})):  # 16 warms up
+        row, meter = torch.ones(1, length, dtype=torch.int64, device=model.device), Meter(model.device)
         with meter:
-            summed_loss(decoder, {"input_ids": tokens, "labels": tokens})[0].backward()
+            summed_loss(decoder, {"input_ids": row, "labels": row})[0].backward()
         model.zero_grad()
-        points.append((length, meter.seconds / length, meter.peak_bytes or 0))
-    (least, rate, room), (most, slower, peak) = points[1], points[-1]
-    between = max(1, most - least)
-    slope, of_token = max(0.0, (slower - rate) / between), max(0.0, (peak - room) / between)
-    return rows * context * (slower + slope * (context - most)), peak + of_token * (rows * context - most)
+        points.append((length, meter.seconds / length))
+    (least, rate), (most, slower) = points[1], points[-1]
+    slope = max(0.0, (slower - rate) / max(1, most - least))
+    hidden = 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    shape, width = (config.num_hidden_layers, config.hidden_size, hidden), model.dtype.itemsize
+    numbers = tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width) + 3 * LOGITS * config.vocab_size
+    return tokens * (slower + slope * (context - most)), width * numbers
 
 
 class _Trainer(Trainer):

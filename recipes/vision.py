@@ -1,6 +1,6 @@
 """Vision recipes by name.
 
-`vision.<method>_tiny`, `_photos`, `_solar`, `_scenes`, `_scenes_shapes` and `_count` exist for every method in the registry
+`vision.<method>_tiny`, `_photos`, `_solar`, `_scenes` and `_scenes_shapes` exist for every method in the registry
 (`priorzoo train --list`); the other functions are the papers' set-ups.
 
 tiny reads the letters of 23 fonts that ship; the weights `*.glyphs` are of 791 fonts (`--set data.source=glyphs`, data that
@@ -36,32 +36,25 @@ def tiny(method: str) -> Recipe:
     )
 
 
-# Of each task: its target, source, classes, and the shapes of its training batches where they are not all 96 × 96; those have
-# 150 patches in the mean, 144 of 96 × 96.
-MANY_SHAPES = ("64x64", "96x96", "128x128", "64x144", "144x64")
-SCENE_TASKS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
-    "scenes": ("marked+map", "scenes", 27, ()),
-    "scenes_shapes": ("marked+map", "scenes", 27, MANY_SHAPES),
-    "count": ("count+map", "scenes-count", 27, ()),
-}
+# Shapes of training batches where they are not all 96 × 96; these have 150 patches in the mean, 144 of 96 × 96.
+SCENE_SHAPES = {"scenes": (), "scenes_shapes": ("64x64", "96x96", "128x128", "64x144", "144x64")}
 
 
 def scene(task: str, method: str) -> Recipe:
     """0.7M parameters, windows of 96 pixels on crowds of letters that keep their pixels.
 
-    priorzoo evaluate RUN_DIR find,map --sizes 96,144,192,288,384        of _count: map
+    priorzoo evaluate RUN_DIR find,map --sizes 96,144,192,288,384
 
-    scenes: the class token says which letter is ringed, every patch which letter it is on. count: the class token says how
-    many are ringed. Without the map's loss 10,000 pictures taught nothing. scenes_shapes: each batch has one of several sizes
-    and aspects. Needs `priorzoo fetch-data vision scenes --offline`. Hardware: one CPU core.
+    The class token says which letter is ringed, every patch which letter it is on. Without the map's loss 10,000 pictures
+    taught nothing. scenes_shapes: each batch has one of several sizes and aspects. Needs
+    `priorzoo fetch-data vision scenes --offline`. Hardware: one CPU core.
     """
-    target, source, classes, shapes = SCENE_TASKS[task]
     return Recipe(
         name=f"vision.{method}_{task}",
         modality="vision",
         model=Model(f"vision_{method}_scene_patch8"),
         data=VisionDataConfig(
-            source, image_size=96, num_classes=classes, target=target, augment="window", shapes=shapes
+            "scenes", image_size=96, num_classes=27, target="marked+map", augment="window", shapes=SCENE_SHAPES[task]
         ),
         optim=Optim(**TINY | {"warmup": 100}),
         train=Train(steps=2000, batch=64, save_every=500),
@@ -168,5 +161,5 @@ for _method in GOAT_IMAGENET:
 RECIPES.add_family("tiny", tiny, model_size="tiny_patch8")
 for _source in PHOTOGRAPHS:
     RECIPES.add_family(_source, partial(photographs, _source), model_size="tiny_patch8")
-for _task in SCENE_TASKS:
+for _task in SCENE_SHAPES:
     RECIPES.add_family(_task, partial(scene, _task), model_size="scene_patch8")

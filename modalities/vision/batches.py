@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import Shape, limit_aspect, rand_augment
-from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_on
+from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_off, window_on
 
 BICUBIC = v2.InterpolationMode.BICUBIC
 # First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
@@ -71,8 +71,8 @@ def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
 class BatchMaker:
     """Decoded images of one batch -> {"images": float32 (B, 3, H, W), normalised, "targets"}.
 
-    (H, W) is one of the config's `train_shapes`, drawn for the batch. targets: int64 (B,), of maps (B, H, W), and "maps"
-    (B, H, W) beside (B,) of targets "…+map"; with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup
+    (H, W) is one of the config's `train_shapes`, drawn for the batch. targets: int64 (B,), with "maps" (B, H, W) where
+    windows are cut; with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup
     pairs image b with image B−1−b, one λ per batch, and needs an even B.
     """
 
@@ -123,9 +123,10 @@ class BatchMaker:
 
     def _seen(self, image: Image.Image, label: int | Objects, shape: Shape) -> tuple[Image.Image, Mapping[str, object]]:
         """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
-        target = self.config.target
-        if target == "label":
+        if self.config.target == "label":
             return image, {"targets": label}
         objects = None if isinstance(label, int) else label
         window = window_on(image.size, objects or NO_OBJECTS, shape, (random.random(), random.random()))
-        return cut(image, window), targets_of(objects and objects.in_window(window), target, shape)
+        if objects and self.config.unmarked and random.random() < self.config.unmarked:
+            window = window_off(image, objects, shape) or window
+        return cut(image, window), targets_of(objects and objects.in_window(window), shape)

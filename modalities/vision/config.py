@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from modalities.loading import MOST_WORKERS
 from modalities.vision.images import IMAGENET_MEAN, IMAGENET_STD, MAX_PIXELS, rand_augment
-from modalities.vision.objects import OBJECT_TARGETS
 from zoo.errors import LARGEST_SEED, bounded, check_fields, nearest
 
 # What each way of augmenting leaves unused, which is an error to set.
@@ -18,7 +17,7 @@ _UNUSED = {
     "imagenet": (),
     "window": ("hflip", "rand_augment", "random_erasing"),
 }
-TARGETS = ("label", *OBJECT_TARGETS)
+TARGETS = ("label", "marked+map")
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class VisionDataConfig:
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1, as many as the source
         lists; of maps one more, the background.
     target: "label", the image's own, or what is asked of the objects in it (objects.py).
+    unmarked: of "marked+map", share of rows whose window shows no mark where 16 tries find one; the answer is 0.
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
@@ -48,6 +48,7 @@ class VisionDataConfig:
     image_size: int = bounded(96, 1, 2**13)
     num_classes: int = bounded(26, 1, 2**24)
     target: str = "label"
+    unmarked: float = bounded(0.0, 0, 1)
     shapes: tuple[str, ...] = ()
     augment: str = "light"
     crop_scale: tuple[float, float] = (0.7, 1.0)
@@ -84,8 +85,10 @@ class VisionDataConfig:
         if self.rand_augment:
             rand_augment(self.rand_augment, self.image_size, self.mean)
         if (self.target == "label") == (self.augment == "window"):
-            way_out = f"expected augment='window' for targets {', '.join(OBJECT_TARGETS)}, and only for them"
+            way_out = "expected augment='window' for target 'marked+map', and only for it"
             raise ValueError(f"target={self.target!r} with augment={self.augment!r}: {way_out}")
+        if self.unmarked and self.target == "label":
+            raise ValueError(f"unmarked={self.unmarked} with target='label': expected 0")
         for name in ("mixup", "cutmix", "label_smoothing"):
             if self.target != "label" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")
@@ -104,6 +107,6 @@ class VisionDataConfig:
 
     def unaugmented(self) -> VisionDataConfig:
         """As held-out images are prepared: no augmentation, plain labels."""
-        names = (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing", "shapes")
+        names = (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing", "shapes", "unmarked")
         defaults = {name: getattr(type(self), name) for name in names}
         return replace(self, augment="none" if self.target == "label" else "window", **defaults)

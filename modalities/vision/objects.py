@@ -6,19 +6,19 @@ is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection).
 window on the picture that a model sees:
 
     marked    the category of the one marked object
-    count     how many are marked
     map       the category of every pixel + 1, 0 where there is none, of overlapping boxes the last; models name their patches,
               by the pixel in the middle
 
-Training asks for two at once, "marked+map" or "count+map": the class token answers for the picture, with the category + 1 or
-the count, and each patch for itself, by one classifier.
+Training asks for both, "marked+map": the class token answers for the picture, with the category + 1 or 0 where nothing is
+marked, and each patch for itself, by one classifier.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
@@ -26,7 +26,6 @@ from torch import Tensor
 
 from modalities.vision.images import BadImage
 
-OBJECT_TARGETS = ("marked+map", "count+map")
 MARGIN = 8  # pixels round the marked boxes that a window shows too, where picture and window have them
 
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels
@@ -80,19 +79,14 @@ def check_objects(
 ) -> None:
     """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height), where the
     answer is none of `num_classes` (a map's are its categories + 1, and the background), and where a box is outside."""
-    parts = target.split("+")
-    if "marked" in parts:
+    if target != "map":
         target_of(objects, "marked", (0, 0))
     inside = objects.in_window((0, 0, *size)).boxes
     if len(inside) < len(objects.boxes):
         count = f"{len(objects.boxes) - len(inside)} of {len(objects.boxes)} boxes lie"
         raise BadImage("bad objects", f"{count} outside of an image of {size[0]}×{size[1]}")
-    answers = {
-        "count": objects.marked.sum(initial=0),
-        "marked": objects.categories[objects.marked].max(initial=0) + ("map" in parts),
-        "map": objects.categories.max(initial=-1) + 1,
-    }
-    largest = max(answers[part] for part in parts)
+    asked = objects.categories[objects.marked] if target == "marked" else objects.categories
+    largest = asked.max(initial=-1) + (target != "marked")
     if largest >= num_classes:
         raise BadImage("label out of range", f"{largest} of {num_classes} classes, asked for {target!r}")
     for shape in shapes:
@@ -121,24 +115,33 @@ def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], a
     return corner[0], corner[1], width, height
 
 
+def window_off(image: Image.Image, objects: Objects, shape: tuple[int, int]) -> Window | None:
+    """A random window without marked objects and MARGIN round them, of 16 that are drawn; None where all show some."""
+    around = replace(objects, boxes=objects.boxes + np.array([-MARGIN, -MARGIN, 2 * MARGIN, 2 * MARGIN]))
+    for _ in range(16):
+        corner = [round(random.random() * (side - most)) for side, most in zip(image.size, shape[::-1], strict=True)]
+        window = corner[0], corner[1], shape[1], shape[0]
+        if not around.in_window(window).marked.any():
+            return window
+    return None
+
+
 def cut(image: Image.Image, window: Window) -> Image.Image:
     left, top, width, height = window
     return image.crop((left, top, left + width, top + height))
 
 
-def targets_of(objects: Objects | None, target: str, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """A batch's "targets" and "maps" for one picture. None: −1 everywhere."""
+def targets_of(objects: Objects | None, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """A batch's "targets" and "maps" for one picture of `shape`. None: −1 everywhere."""
     if objects is None:
         return {"targets": np.array(-1), "maps": np.full(shape, -1)}
-    answer = target_of(objects, target.removesuffix("+map"), shape) + (target == "marked+map")
+    answer = target_of(objects, "marked", shape) + 1 if objects.marked.any() else np.array(0)
     return {"targets": answer, "maps": target_of(objects, "map", shape)}
 
 
 def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:
     """What a single target asks of a picture of `shape` (height, width): int64, that shape for "map", else (). BadImage
     "not one marked" for "marked"."""
-    if target == "count":
-        return np.array(objects.marked.sum(), np.int64)
     if target == "marked":
         marked = objects.categories[objects.marked]
         if len(marked) != 1:

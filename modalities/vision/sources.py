@@ -1,7 +1,7 @@
 """Where images come from: a spec string in, an `ImageSet` out.
 
     "photos" | "solar" | "glyphs"   shards that `priorzoo fetch-data vision NAME` puts into the data folder (glyphs: of 0.5.0)
-    "scenes" | "scenes-count"       the same, of pictures with boxes (`vision scenes`)
+    "scenes"                        the same, of pictures with boxes (`vision scenes`)
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
                                     validation, test), or PATH/CLASS/… alone
@@ -30,7 +30,7 @@ from modalities.vision.shards import Shards, open_shards
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, read_object
 
-FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
+FETCHED = ("glyphs", "photos", "solar", "scenes")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
 BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}  # pixels
 HELD_OUT = "split=heldout"  # behind a folder or dataset: all of it
@@ -42,7 +42,7 @@ def open_shard_source(spec: str, split: str) -> Shards | None:
     if spec in FETCHED:
         folder = data_folder() / "vision" / spec / ("heldout" if split == "all" else split)
         if not (folder / "index.json").is_file():
-            way_out = f"to make it, `priorzoo fetch-data vision {spec.partition('-')[0]} --offline`"
+            way_out = f"to make it, `priorzoo fetch-data vision {spec} --offline`"
             if spec == "glyphs":
                 way_out = "version 0.5.0 draws it; 'glyphs-builtin' needs no download"
             raise FileNotFoundError(f"source {spec!r}: no {folder / 'index.json'}; {way_out}")
@@ -84,7 +84,7 @@ def open_images(
 
 def class_names(spec: str) -> tuple[str, ...]:
     """The classes that a source's training images list, by label, read without its images; () where that is unknown."""
-    if spec in ("glyphs", "glyphs-builtin", "scenes", "scenes-count"):  # the same letters
+    if spec in ("glyphs", "glyphs-builtin", "scenes"):  # the same letters
         return tuple(read_object(BUILTIN / "index.json")["classes"])
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()

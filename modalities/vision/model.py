@@ -214,6 +214,11 @@ class VisionTransformer(ZooModel):
     def _model_args(self, args: Mapping[str, object]) -> None:
         """timm sets the arguments that it was called with, which are in the configuration."""
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
+        """Patterns that sort parameters by depth, for layer-wise learning rates."""
+        blocks = [(r"^layers\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^prefix_tokens|^position_embedding|^patch_embed", "blocks": blocks}
+
 
 def timm_cfg(config: VisionConfig) -> dict[str, object]:
     """timm's description of a model's images, classes and layers."""

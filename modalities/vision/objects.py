@@ -6,8 +6,7 @@ is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection).
 window on the picture that a model sees:
 
     marked    the category of the one marked object
-    map       the category of every pixel + 1, 0 where there is none, of overlapping boxes the last; models name their patches,
-              by the pixel in the middle
+    map       the category + 1 of every pixel, 0 without one, of overlapping boxes the last; a patch has its middle pixel's
 
 Training asks for both, "marked+map": the class token answers for the picture, with the category + 1 or 0 where nothing is
 marked, and each patch for itself, by one classifier.
@@ -118,9 +117,9 @@ def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], a
 def window_off(image: Image.Image, objects: Objects, shape: tuple[int, int]) -> Window | None:
     """A random window without marked objects and MARGIN round them, of 16 that are drawn; None where all show some."""
     around = replace(objects, boxes=objects.boxes + np.array([-MARGIN, -MARGIN, 2 * MARGIN, 2 * MARGIN]))
+    (across, down), (height, width) = image.size, shape
     for _ in range(16):
-        corner = [round(random.random() * (side - most)) for side, most in zip(image.size, shape[::-1], strict=True)]
-        window = corner[0], corner[1], shape[1], shape[0]
+        window = random.randint(0, across - width), random.randint(0, down - height), width, height
         if not around.in_window(window).marked.any():
             return window
     return None

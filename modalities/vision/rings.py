@@ -6,9 +6,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 CHROMA = 140  # largest less least of red, green and blue: backgrounds and ink of `scenes` stay below
 RADII = range(15, 21)  # pixels
@@ -18,19 +15,24 @@ ANGLES = 48
 def ring_centre(pixels: np.ndarray) -> tuple[int, int]:
     """(x, y) round which most of a circle of RADII is saturated, of pixels uint8 (height, width, 3); a miss of a pixel counts
     as hit."""
-    saturated = torch.from_numpy(np.ptp(pixels.astype(np.int16), axis=2) > CHROMA)
-    near = F.max_pool2d(saturated[None, None].float(), 3, stride=1, padding=1)
-    hits = F.conv2d(near, _circles(), padding=max(RADII))[0].numpy()
-    _, y, x = np.unravel_index(hits.argmax(), hits.shape)
-    return int(x), int(y)
+    height, width = pixels.shape[:2]
+    saturated = np.ptp(pixels.astype(np.int16), axis=2) > CHROMA
+    near = np.lib.stride_tricks.sliding_window_view(np.pad(saturated, 1), (3, 3)).any((2, 3))
+    margin = max(RADII)
+    padded = np.pad(near, margin).astype(np.uint8)
+    best, centre = -1, (0, 0)
+    for radius in RADII:
+        hits = np.zeros((height, width), np.uint8)
+        for x, y in _circle(radius):
+            hits += padded[margin + y : margin + y + height, margin + x : margin + x + width]
+        place = int(np.argmax(hits))
+        if hits.flat[place] > best:
+            best, centre = int(hits.flat[place]), (place % width, place // width)
+    return centre
 
 
-@lru_cache(maxsize=1)
-def _circles() -> Tensor:
-    """(radii, 1, side, side) float32: how many of ANGLES even angles of a circle lie on a pixel."""
-    most = max(RADII)
-    circles = torch.zeros(len(RADII), 1, 2 * most + 1, 2 * most + 1)
-    for circle, radius in zip(circles, RADII, strict=True):
-        for turn in (2 * math.pi * n / ANGLES for n in range(ANGLES)):
-            circle[0, most + round(radius * math.sin(turn)), most + round(radius * math.cos(turn))] += 1
-    return circles
+@lru_cache(maxsize=len(RADII))
+def _circle(radius: int) -> tuple[tuple[int, int], ...]:
+    """Whole (x, y) at ANGLES even angles."""
+    turns = (2 * math.pi * n / ANGLES for n in range(ANGLES))
+    return tuple((round(radius * math.cos(turn)), round(radius * math.sin(turn))) for turn in turns)

@@ -117,8 +117,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, object] | None = None) -> None:
         super().__init__(settings, trained_on)
-        self.by_label = bool(self.trained_on) and self.trained_on.get("target", "label") == "label"
-        if not self.settings.source and (self.by_label or not self.trained_on):
+        if not self.settings.source and self.trained_on.get("target", "label") == "label":
             self.source = "scenes"
 
     @property
@@ -158,8 +157,6 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         return shapes
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
-        if self.by_label and self.target == "map":  # a model trained on labels may name the marked category
-            raise ValueError(f"{self.name} asks for 'map'; the model was trained with data.target='label'")
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
         self.check_reach(model, min(shapes[-1]), self.sides(model, count))
@@ -260,8 +257,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         """(B, classes), or of maps (B, patches, classes), from a model's logits."""
         if self.target == "map":
             if logits.ndim != 3:
-                what = "needs a model with logits of every token: trained with data.target='map'"
-                raise ValueError(f"{self.name} {what}")
+                raise ValueError("map needs logits of every token, of a model trained with data.target='marked+map'")
             return logits[:, model.num_prefix_tokens :].softmax(-1)
         if logits.ndim == 3:
             if not model.config.class_token:

@@ -109,7 +109,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     differences, by Student's t.
     """
 
-    version = 4  # 3 had no crops
+    version = 5  # 4 left the logit of class 0 out
     unit = "canvases"
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py

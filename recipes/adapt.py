@@ -26,6 +26,7 @@ import torch
 import typer
 
 import zoo
+from modalities.cost import map_large_blocks
 from modalities.decoder.tokenizers import check_place, split_arm
 from modalities.evaluation import check_choice, counts, option
 from recipes.commands import CommandError, Console, call, clock, facts_table, short, with_options
@@ -87,6 +88,7 @@ def adapt_command(
     if resume and not any((out / "checkpoints").glob("*/trained.safetensors")):
         raise CommandError(f"--resume: {out}/checkpoints has no checkpoint")
     check_place(split_arm(name)[0])
+    map_large_blocks()  # before transformers makes tensors
     from modalities.text import adapting  # transformers takes seconds
     from zoo.adapters.released import add_lora
 
@@ -130,7 +132,7 @@ def adapt_command(
         seconds, peak = adapting.expected_cost(model, context, size)
         gib = (peak + sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)) / 2**30
         facts["expected"] = (
-            f"{clock(run.steps * run.batch / size * seconds)} by short rows, {gib:.1f} GiB and libraries"
+            f"{clock(run.steps * run.batch / size * seconds)} (extrapolated), {gib:.1f} GiB besides libraries"
         )
     console.print(facts_table(f"{name}: {'dry run' if dry_run else 'plan'}", facts))
     if dry_run:

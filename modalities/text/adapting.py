@@ -24,7 +24,7 @@ from transformers import (
     get_cosine_schedule_with_warmup,
 )
 
-from modalities.cost import Meter, activation_numbers, map_large_blocks
+from modalities.cost import Meter, activation_numbers
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import OutsideDecoder
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
@@ -48,7 +48,6 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
 
     name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError where there is none.
     """
-    map_large_blocks()
     tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
     if (Path(folder) / ADAPTER).is_file():
         return load_adapted(folder), tokenizer, f"hf:{folder}"
@@ -124,7 +123,8 @@ def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[
 
 
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
-    """(Seconds, bytes at the peak) of `rows` rows, both ways: time by two short ones, bytes by shapes."""
+    """(Seconds, bytes of activations) of `rows` rows, forward and backward: time extrapolated from two short rows, bytes by
+    shapes, without a T × S bias."""
     decoder, config, tokens = OutsideDecoder(model, "model"), model.config.get_text_config(), rows * context
     model.train()
     if tokens >= CHECKPOINTED:
@@ -140,7 +140,9 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     slope = max(0.0, (slower - rate) / max(1, most - least))
     hidden = 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     shape, width = (config.num_hidden_layers, config.hidden_size, hidden), model.dtype.itemsize
-    numbers = tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width) + 3 * LOGITS * config.vocab_size
+    numbers = (
+        tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width) + 3 * min(LOGITS, tokens) * config.vocab_size
+    )
     return tokens * (slower + slope * (context - most)), width * numbers
 
 

@@ -62,7 +62,7 @@ bench: setup  ## attention on this machine, as ratios to plain attention
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: doctor, kernels' tests, a profiled step, benchmarks
 	$(GPU_PYTHON) tools/gpu.py --minutes $(MINUTES) --out $(GPU_OUT)
 
-# Letters of `vision` are drawn by version 0.5.0; `scenes` and `count` need `fetch-data vision scenes --offline`.
+# Letters of `vision` are drawn by version 0.5.0; `scenes` needs `fetch-data vision scenes --offline`.
 weights: setup  ## train every shipped tiny model of text and DNA again, publish and measure it
 	$(BIN)/priorzoo fetch-data text sotu --offline
 	$(BIN)/priorzoo fetch-data dna genomes --offline

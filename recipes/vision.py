@@ -36,7 +36,7 @@ def tiny(method: str) -> Recipe:
     )
 
 
-# Shapes of training batches where they are not all 96 × 96; these have 150 patches in the mean, 144 of 96 × 96.
+# Shapes of training batches where they are not all 96 × 96; these have 150 patches in the mean, 96 × 96 has 144.
 SCENE_SHAPES = {"scenes": (), "scenes_shapes": ("64x64", "96x96", "128x128", "64x144", "144x64")}
 
 

@@ -100,6 +100,10 @@ class PriorzooCache(TransformersCache):
     def reset(self) -> None:
         self.held.crop(0)
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Take rows of the batch by number (B',)."""
+        self.held.select(indices)
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.held.select(beam_idx)
 

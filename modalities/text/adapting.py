@@ -140,9 +140,7 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     slope = max(0.0, (slower - rate) / max(1, most - least))
     hidden = 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     shape, width = (config.num_hidden_layers, config.hidden_size, hidden), model.dtype.itemsize
-    numbers = (
-        tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width) + 3 * min(LOGITS, tokens) * config.vocab_size
-    )
+    numbers = tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width) + 3 * LOGITS * config.vocab_size
     return tokens * (slower + slope * (context - most)), width * numbers
 
 

@@ -28,7 +28,8 @@ class VisionDataConfig:
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1, as many as the source
         lists; of maps one more, the background.
     target: "label", the image's own, or what is asked of the objects in it (objects.py).
-    unmarked: of "marked+map", share of rows whose window shows no mark where 16 tries find one; the answer is 0.
+    unmarked: of "marked+map", share of rows that show a window without a marked box, answer 0, where the picture has one (of
+        `scenes` 30% have one of 96 pixels). Held-out windows show the mark.
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
@@ -70,8 +71,7 @@ class VisionDataConfig:
         for name in ("crop_scale", "mean", "std", "shapes"):  # lists, as JSON and --set give them
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            expected = "two rising shares of the area in 0..1, such as (0.7, 1)"
-            raise ValueError(f"crop_scale {self.crop_scale}: expected {expected}")
+            raise ValueError(f"crop_scale {self.crop_scale}: expected two rising shares of the area, such as (0.7, 1)")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(f"mean {self.mean} and std {self.std} must have three values each, std positive")
         for name, choices in (("augment", tuple(_UNUSED)), ("target", TARGETS)):
@@ -80,12 +80,11 @@ class VisionDataConfig:
         for name in _UNUSED[self.augment]:
             if value := getattr(self, name):
                 need = "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
-                why = f"has no effect with augment={self.augment!r}; set augment to {need}"
-                raise ValueError(f"{name}={value!r} {why}")
+                raise ValueError(f"{name}={value!r} has no effect with augment={self.augment!r}; set augment to {need}")
         if self.rand_augment:
             rand_augment(self.rand_augment, self.image_size, self.mean)
         if (self.target == "label") == (self.augment == "window"):
-            way_out = "expected augment='window' for target 'marked+map', and only for it"
+            way_out = "expected augment='window' for target='marked+map', and only for it"
             raise ValueError(f"target={self.target!r} with augment={self.augment!r}: {way_out}")
         if self.unmarked and self.target == "label":
             raise ValueError(f"unmarked={self.unmarked} with target='label': expected 0")

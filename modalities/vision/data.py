@@ -76,9 +76,7 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
         pairs = zip_longest(classes, images.classes)
         one, other = next((one, other) for one, other in pairs if one != other)
         sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
-        raise ValueError(
-            f"{sources} must list the same classes in one order: {one!r} in training is {other!r} held out"
-        )
+        raise ValueError(f"{sources} must list equal classes in one order: {one!r} in training is {other!r} held out")
     _check_classes(config, images.classes)
     return images
 

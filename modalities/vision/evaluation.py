@@ -36,9 +36,7 @@ class SizeSettings(Settings):
         super().__post_init__()
         if self.sizes is not None:
             if not self.sizes or min(self.sizes) < 1 or max(self.sizes) ** 2 > MAX_PIXELS:
-                raise ValueError(
-                    f"sizes {list(self.sizes)}: expected 1 pixel and more, images of at most {MAX_PIXELS:,}"
-                )
+                raise ValueError(f"sizes {list(self.sizes)}: expected 1 or more, images of at most {MAX_PIXELS:,}")
             object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
 
 

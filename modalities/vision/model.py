@@ -153,8 +153,7 @@ class VisionTransformer(ZooModel):
         """Of an image of `height` × `width` pixels; ValueError where these are no multiples of the patch."""
         patch = self.config.patch_size
         if wrong := not_multiples((height, width), patch):
-            size = f"an image of {height} × {width} pixels"
-            raise ValueError(f"{size} does not divide into patches of {patch}: {wrong}")
+            raise ValueError(f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}")
         rows, columns = height // patch, width // patch
         return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 

@@ -115,7 +115,7 @@ def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], a
 
 
 def window_off(image: Image.Image, objects: Objects, shape: tuple[int, int]) -> Window | None:
-    """A random window without marked objects and MARGIN round them, of 16 that are drawn; None where all show some."""
+    """The first of 16 random windows that shows no marked box nor MARGIN pixels round it; None where none does."""
     around = replace(objects, boxes=objects.boxes + np.array([-MARGIN, -MARGIN, 2 * MARGIN, 2 * MARGIN]))
     (across, down), (height, width) = image.size, shape
     for _ in range(16):

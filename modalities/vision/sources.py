@@ -184,9 +184,7 @@ class FolderImages(ImageSet):
         if parts and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
         if heldout and {*_shown_folders(path)} <= {*HELDOUT_NAMES}:
-            raise ValueError(
-                f"source {spec!r} has no train: name the folder of classes, folder:{heldout}?split=heldout"
-            )
+            raise ValueError(f"source {spec!r} has no train: name that of classes, folder:{heldout}?split=heldout")
         root = (heldout if heldout and split != "train" else train) if parts else path
         names = _shown_folders(root)
         if not names:

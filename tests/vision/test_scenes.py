@@ -139,8 +139,8 @@ def test_batches_of_windows_are_what_they_ask_for_and_draw_a_shape(stored):
 def test_windows_without_a_mark_answer_0(stored):
     data = config(stored, unmarked=0.5, mean=(0, 0, 0), std=(1, 1, 1))
     batch = next(iter(MODALITY.loader(data, micro_batch=64)))
-    shown = (batch["images"][:, 2] == 1).any((1, 2))
-    assert torch.equal(batch["targets"] > 0, shown) and 0.3 < shown.float().mean() < 0.7
+    marked = (batch["images"][:, 2] == 1).any((1, 2))
+    assert torch.equal(batch["targets"] > 0, marked) and 0.3 < marked.float().mean() < 0.7
     assert (data.unaugmented().unmarked, config(stored).unmarked) == (0, 0)
 
 
@@ -297,6 +297,9 @@ def test_a_model_that_cannot_be_asked_is_refused(opened, stored):
         refuses(r"data\.target='", measured, name, model, sizes=(32,))
     trained = {"source": "scenes", "target": "marked+map", "num_classes": 27, "augment": "window"}
     settings = SceneSettings(source="squares", sizes=(32,))
+    for name, target in (("map", "label"), ("find", "count\\+map")):
+        trained_on = {"source": "glyphs", "target": target.replace("\\", "")}
+        refuses(rf"{name} asks .*target='{target}'", EVALUATORS[name](settings, trained_on).cells, Oracle())
     assert EVALUATORS["find"](settings, {"source": "glyphs"}).cells(Oracle())  # letters by label: it names one
     # A run is measured on what its training held out, where that can be asked.
     assert EVALUATORS["map"](SceneSettings(), trained).source_name == "scenes"

@@ -34,6 +34,7 @@ from modalities.loading import Heldout
 from modalities.paired import t_quantile
 from modalities.results import Row
 from modalities.vision.changes import CHANGES, changed
+from modalities.vision.config import TARGETS
 from modalities.vision.data import HeldoutImages, open_heldout
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
 from modalities.vision.images import BadImage, Shape
@@ -109,7 +110,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     differences, by Student's t.
     """
 
-    version = 5  # 4 left the logit of class 0 out
+    version = 5  # class 0 takes part of the probability
     unit = "canvases"
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
@@ -157,6 +158,9 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         return shapes
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
+        trained = self.trained_on.get("target", "marked+map")
+        if trained not in (("marked+map",) if self.target == "map" else TARGETS):
+            raise ValueError(f"{self.name} asks for {self.target!r}; the model was trained with target={trained!r}")
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
         self.check_reach(model, min(shapes[-1]), self.sides(model, count))

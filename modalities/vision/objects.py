@@ -84,8 +84,8 @@ def check_objects(
     if len(inside) < len(objects.boxes):
         count = f"{len(objects.boxes) - len(inside)} of {len(objects.boxes)} boxes lie"
         raise BadImage("bad objects", f"{count} outside of an image of {size[0]}×{size[1]}")
-    asked = objects.categories[objects.marked] if target == "marked" else objects.categories
-    largest = asked.max(initial=-1) + (target != "marked")
+    categories = objects.categories[objects.marked] if target == "marked" else objects.categories
+    largest = categories.max(initial=-1) + (target != "marked")
     if largest >= num_classes:
         raise BadImage("label out of range", f"{largest} of {num_classes} classes, asked for {target!r}")
     for shape in shapes:

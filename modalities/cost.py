@@ -76,8 +76,8 @@ def _bytes_of(field: str) -> int:
 
 
 def map_large_blocks() -> None:
-    """For the whole process: tensors of 1 MiB and more go back to the system when freed (glibc); of 2 MiB they lie in large
-    pages. A step of SmolLM2 on 2,048 tokens takes 1 GiB this way, and 2.9 where they lie between others, in equal time."""
+    """Return freed tensors of 1 MiB and more to the system, and put those of 2 MiB in large pages: glibc, whole process.
+    A training step of SmolLM2 on 2,048 tokens then takes 1 GiB instead of 2.9, in the same time."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it once, at its first tensor on the CPU
     _glibc("mallopt", -3, 1 << 20)  # M_MMAP_THRESHOLD
 

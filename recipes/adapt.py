@@ -88,7 +88,8 @@ def adapt_command(
     if resume and not any((out / "checkpoints").glob("*/trained.safetensors")):
         raise CommandError(f"--resume: {out}/checkpoints has no checkpoint")
     check_place(split_arm(name)[0])
-    map_large_blocks()  # before transformers makes tensors
+    # Before transformers makes tensors, since torch reads the setting of large pages at the first one.
+    map_large_blocks()
     from modalities.text import adapting  # transformers takes seconds
     from zoo.adapters.released import add_lora
 

@@ -28,8 +28,8 @@ class VisionDataConfig:
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1, as many as the source
         lists; of maps one more, the background.
     target: "label", the image's own, or what is asked of the objects in it (objects.py).
-    unmarked: of "marked+map", share of rows that show a window without a marked box, answer 0, where the picture has one (of
-        `scenes` 30% have one of 96 pixels). Held-out windows show the mark.
+    unmarked: for "marked+map", the share of training rows whose window should show no marked box; their answer is 0. Pictures
+        without such a window keep the mark: 70% of `scenes` at 96 pixels.
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the

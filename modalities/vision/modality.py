@@ -35,7 +35,7 @@ def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> Z
     facts: Options = {"img_size": data.image_size, "num_classes": data.num_classes, "mean": data.mean, "std": data.std}
     model = create_model(name, **facts | dict(options))
     names = class_names(data.source)
-    if "map" in data.target:
+    if data.target == "marked+map":
         names = ("background", *names) if names else ()
     model.class_names = names if len(names) == model.config.num_classes else ()
     return model

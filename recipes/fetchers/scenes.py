@@ -255,6 +255,7 @@ def _end_with_parent() -> None:
 
 def _draw_sample(job: tuple[str, int]) -> Sample:
     (split, number), (fonts, photographs) = job, _worker
+    # The second 0 keeps the pixels of the published scenes.
     rng, side = np.random.default_rng([0, 0, split == "heldout", number]), SIDES[split]
     label, font = number % len(CLASSES), fonts[number // len(CLASSES) % len(fonts)]
     letters, strokes = crowd(rng, fonts, (side, side), [(font, CLASSES[label])], WITHIN)

@@ -9,6 +9,7 @@ training size, or to --size. Exit codes: 0 done, 2 the request cannot be served 
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Annotated
 
@@ -30,6 +31,8 @@ def predict_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
 ) -> None:
+    if missing := [image for image in images if not os.path.isfile(image)]:
+        raise CommandError(f"no image {missing[0]!r} here")
     target = find_trained(name, device, import_)
     model, console = target.model, Console()
     if not isinstance(model, Classifier):

@@ -87,7 +87,8 @@ def modality_of(word: str, *, registered: bool = False) -> str | None:
 def find_outside(word: str) -> tuple[str, Outside, str] | None:
     """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix."""
     prefix, colon, name = word.partition(":")
-    hooks = {m.name: m.outside[prefix] for m in installed_modalities(prefix) if prefix in m.outside} if colon else {}
+    installed = installed_modalities("OUTSIDE_PREFIXES", prefix) if colon else []
+    hooks = {modality.name: modality.outside[prefix] for modality in installed if prefix in modality.outside}
     if not hooks:
         return None
     named, colon, rest = name.partition(":")
@@ -103,12 +104,12 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
     return modality, hooks[modality], name
 
 
-def installed_modalities(prefix: str = "") -> list[Modality]:
-    """With a prefix, modalities whose module lists OUTSIDE_PREFIXES without it are left out and not imported."""
+def installed_modalities(listing: str = "", entry: str = "") -> list[Modality]:
+    """With a listing, such as OUTSIDE_PREFIXES, modalities whose module has it without the entry are left out, not imported."""
     modalities = []
     for name in modality_names():
         with contextlib.suppress(ImportError):
-            if not prefix or prefix in getattr(modality_module(name), "OUTSIDE_PREFIXES", (prefix,)):
+            if not listing or entry in getattr(modality_module(name), listing, (entry,)):
                 modalities.append(find_modality(name))
     return modalities
 
@@ -190,7 +191,8 @@ def find_baselines(pattern: str) -> dict[str, Baseline]:
     """The baselines whose names match a shell pattern; none where it is close to a model's name."""
     if modality_of(pattern) or set(pattern) <= set("*?") or did_you_mean(pattern, list_models()):
         return {}
-    baselines = ((name, (m, make)) for m in installed_modalities() for name, make in m.baselines.items())
+    installed = installed_modalities("BASELINES", pattern)
+    baselines = ((name, (m, make)) for m in installed for name, make in m.baselines.items())
     return {name: baseline for name, baseline in baselines if fnmatch.fnmatch(name, pattern)}
 
 

@@ -21,7 +21,6 @@ import rich.console
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.markdown import Markdown
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -143,6 +142,8 @@ def show(
     weights_entry(name)
     _show_model(name, model)
     card = (WEIGHTS / f"{name}.md").read_text(encoding="utf-8")
+    from rich.markdown import Markdown  # takes 40 ms, which other commands need not wait
+
     console.print(Markdown(card.partition("\n---\n")[2]))
 
 

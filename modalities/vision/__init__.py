@@ -18,7 +18,8 @@ _HOMES = {
 }
 __all__ = ["VisionConfig", *_HOMES]
 
-RECIPES_MODULE, OUTSIDE_PREFIXES = "recipes.vision", ("timm",)  # as MODALITY has them; these need no timm
+# As MODALITY has them; these need no timm.
+RECIPES_MODULE, OUTSIDE_PREFIXES, BASELINES = "recipes.vision", ("timm",), ()
 register_family(FAMILY)
 
 

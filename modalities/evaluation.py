@@ -313,6 +313,21 @@ class Listing(Evaluator[S, Model]):
             write_table(out / f"{self.name}.{file_safe(result.label)}.tsv", result.rows, delimiter="\t")
 
 
+def print_table(
+    console: Console, title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """Rows of a table with columns named `left` and, aligned to the right, `right`."""
+    from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
+    from rich.table import Column, Table
+
+    columns = [Column(name, overflow="fold") for name in left]
+    columns += [Column(name, justify="right", overflow="fold", min_width=6) for name in right]
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
 def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
     """The evaluators of all modules of a package, by name, in the order of their modules' names."""
     evaluators: dict[str, type[Evaluator]] = {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from typing_extensions import TypeVar
 
@@ -31,9 +31,6 @@ from modalities.evaluation import (
 from modalities.loading import Heldout
 from modalities.results import Row, compact
 from zoo.model import ZooModel
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 BASES_LENGTH = Axis("length", "length (bases, log₂)", compact)
 ENOUGH = 0.9  # share of the held-out bases whose contigs must have room for a default length
@@ -207,18 +204,3 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "fitted_to": self.heldout.fingerprint if isinstance(model, MarkovChain) else None,
         }
-
-
-def print_table(
-    console: Console, title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]
-) -> None:
-    """Rows of a table with columns named `left` and, aligned to the right, `right`."""
-    from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
-    from rich.table import Column, Table
-
-    columns = [Column(name, overflow="fold") for name in left]
-    columns += [Column(name, justify="right", overflow="fold", min_width=6) for name in right]
-    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

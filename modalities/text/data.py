@@ -13,7 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from modalities.loading import (
     StreamLoader,
     fingerprint_of,
 )
-from modalities.text.facts import TRAIN, copies_row, facts_row, tokens_of_a_fact
+from modalities.text.facts import TRAINING, copies_row, facts_row, tokens_of_a_fact
 from modalities.text.sources import Document, HFSource, Source, document_split, open_source
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields, nearest
@@ -54,6 +54,7 @@ class RowMix:
     facts: float = 0.0
     copies: float = 0.0
     weight: float = 1.0
+    wordings: str = "train"
 
     def __call__(self, row: Batch, key: list[int], tokenizer: Tokenizer) -> Batch:
         """The row itself, or one made of its text; `key` seeds the draw."""
@@ -62,18 +63,19 @@ class RowMix:
         rng = np.random.default_rng(key)
         drawn = rng.random()
         if drawn < self.facts:
-            return facts_row(row, rng, tokenizer, self.weight)
+            return facts_row(row, rng, tokenizer, self.weight, TRAINING[self.wordings])
         return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
 
     def identity(self) -> State | None:
         """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
         if not self.facts and not self.copies:
             return None
-        return asdict(self) | ({"grammar": TRAIN.fingerprint} if self.facts else {})
+        shares = {"facts": self.facts, "copies": self.copies, "weight": self.weight}
+        return shares | ({"grammar": TRAINING[self.wordings].fingerprint} if self.facts else {})
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""
-        if self.facts and context < (needed := tokens_of_a_fact(tokenizer)):
+        if self.facts and context < (needed := tokens_of_a_fact(tokenizer, TRAINING[self.wordings])):
             needs = f"tokenizer {tokenizer.name!r} needs at least {needed}"
             raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
 
@@ -85,6 +87,7 @@ class TextDataConfig:
     source, tokenizer: spec strings (sources.py, tokenizers.py).  context: L, tokens a model sees at once.
     facts_fraction: share of training rows that state facts and ask for them (facts.py).
     facts_weight: what each token of an answer counts in the loss; other tokens count 1.
+    facts_wordings: "train" or "wide": more wordings, some of whose questions use other words, and further kinds of value.
     copies_fraction: share of training rows in which a stretch of text comes again.
     cache_dir: see `tokenize_corpus`.  heldout_limit: documents of the held-out split of a stream.
     heldout_source: a source that is held out as a whole, instead of a split of `source`.
@@ -98,6 +101,7 @@ class TextDataConfig:
     seed: int = bounded(0, 0, LARGEST_SEED)
     facts_fraction: float = bounded(0.0, 0, 1)
     facts_weight: float = 1.0
+    facts_wordings: str = "train"
     copies_fraction: float = bounded(0.0, 0, 1)
     cache_dir: str | None = None
     num_workers: int = bounded(0, 0, MOST_WORKERS)
@@ -107,8 +111,9 @@ class TextDataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.documents not in DOCUMENTS:
-            raise ValueError(f"documents={self.documents!r}: {nearest(self.documents, DOCUMENTS)}")
+        for field, choices in (("documents", DOCUMENTS), ("facts_wordings", TRAINING)):
+            if (value := getattr(self, field)) not in choices:
+                raise ValueError(f"{field}={value!r}: {nearest(value, choices)}")
         if self.facts_fraction + self.copies_fraction > 1.0:
             shares = f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction}"
             raise ValueError(f"{shares} are shares of the rows: together at most 1")
@@ -117,7 +122,7 @@ class TextDataConfig:
 
     @property
     def row_mix(self) -> RowMix:
-        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight)
+        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight, self.facts_wordings)
 
 
 _FORMAT = 2  # raise when the files or the rules of splitting and tokenising change

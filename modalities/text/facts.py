@@ -12,7 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,10 +35,15 @@ def pick(rng: np.random.Generator, options: Sequence[T] | np.ndarray) -> T:
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact in words: the statement is (before, value, after); the question leads up to the value."""
+    """One fact in words: the statement is (before, value, after); the question leads up to the value.
+
+    wording: the question without names.  kind: of value, one of VALUES or a pattern.
+    """
 
     statement: Sentence
     question: str
+    wording: str = field(repr=False)
+    kind: str = field(repr=False)
 
     @property
     def value(self) -> str:
@@ -52,8 +57,10 @@ class Grammar:
     wordings: (statement, question) with "{name}", "{noun}" and, in the statement, "|" for the value.
     names: lists of names, a kind each.  nouns: what has a value.  words: values that are words.
     openings, endings, asks: said before a statement, behind it, before a question.  asides: sentences with a number at "|".
+    patterns: values of further kinds: "9" stands for a digit, "A" for a capital, "f" for a hexadecimal digit.
     codes, syllables: of names made of letters and a number, and of invented names.
     frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of names.
+    reworded: share of invented wordings whose question has other words than the statement.
     """
 
     wordings: tuple[tuple[str, str], ...]
@@ -66,9 +73,11 @@ class Grammar:
     codes: tuple[str, ...]
     syllables: tuple[str, ...]
     words: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
     frame_words: tuple[str, ...] = ()
     frame_marks: tuple[str, ...] = ()
     invented: float = 0.0
+    reworded: float = 0.0
 
     def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
         """A name of a list; of the kinds after them an invented one, a code, or two words."""
@@ -120,21 +129,32 @@ class Grammar:
         return pick(rng, text if len(text) and drawn < 0.7 else self.frame_words)
 
     def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
-        """A wording of the list, or random words around the name, repeated by the question."""
+        """A wording of the list, or random words around the name, which the question repeats or has others for."""
         if not self.invented or rng.random() > self.invented:
             return pick(rng, self.wordings)
+        frame = self.draw_frame(rng, text)
+        lead = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? " if rng.random() < 0.3 else ""
+        statement = frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}."))
+        if not self.reworded or rng.random() > self.reworded:
+            return statement, lead + frame
+        if rng.random() < 0.3:
+            statement = f"{self.draw_word(rng, text)} | {frame}."
+        return statement, self.draw_frame(rng, text) + pick(rng, ("", "?", f"? {self.draw_word(rng, text)}"))
+
+    def draw_frame(self, rng: np.random.Generator, text: Sequence[str]) -> str:
+        """One to four words and the name, in any order, with marks."""
         words = [self.draw_word(rng, text) for _ in range(int(rng.integers(1, 5)))]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
         frame = words[0]
         for word in words[1:]:
             mark = pick(rng, self.frame_marks) if rng.random() < 0.15 else ""
             frame += (pick(rng, (f"{mark} ", f" {mark} ", mark)) if mark else " ") + word
-        frame += pick(rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}"))
-        lead = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? " if rng.random() < 0.3 else ""
-        return frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}.")), lead + frame
+        return frame + pick(rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}"))
 
 
-def _grammar(wordings: list[list[str]], invented: float = 0.0, **lists: str | list[str]) -> Grammar:
+def _grammar(
+    wordings: list[list[str]], invented: float = 0.0, reworded: float = 0.0, **lists: str | list[str]
+) -> Grammar:
     """A grammar of the file, whose names are people, adjectives with things, and places."""
     words: dict[str, Any] = {
         name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()
@@ -142,17 +162,23 @@ def _grammar(wordings: list[list[str]], invented: float = 0.0, **lists: str | li
     people, adjectives, things, places = (words.pop(name) for name in ("people", "adjectives", "things", "places"))
     phrases = tuple(f"{adjective} {thing}" for adjective in adjectives for thing in things)
     pairs = tuple((statement, question) for statement, question in wordings)
-    return Grammar(pairs, (people, phrases, places), **words, invented=invented)
+    return Grammar(pairs, (people, phrases, places), **words, invented=invented, reworded=reworded)
 
 
 _TABLES = tomllib.loads((Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8"))
-TRAIN, HELDOUT = (_grammar(**table) for table in _TABLES.values())
+TRAIN, HELDOUT = (_grammar(**_TABLES[name]) for name in ("train", "heldout"))
+_MORE = _TABLES["train"]["wordings"] + _TABLES["wide"]["wordings"]
+WIDE = _grammar(**_TABLES["train"] | _TABLES["wide"] | {"wordings": _MORE})
+OTHER = _grammar(**_TABLES["heldout"] | _TABLES["other"])
 
-# Of prompts; rows of training are drawn from TRAIN itself.
+TRAINING = {"train": TRAIN, "wide": WIDE}  # of rows, by `data.facts_wordings`
+
+# Of prompts.
 GRAMMARS = {
     "train": replace(TRAIN, invented=0.0),
-    "invented": replace(TRAIN, invented=1.0),
     "heldout": HELDOUT,
+    "wide": replace(WIDE, invented=0.0),
+    "other": OTHER,
 }
 
 
@@ -170,6 +196,14 @@ VALUES: dict[str, Callable[[np.random.Generator, Grammar], str]] = {
     "letters": lambda rng, grammar: draw_letters(rng, int(rng.integers(3, 7))),
     "word": lambda rng, grammar: pick(rng, grammar.words),
 }
+FILLED = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "f": "0123456789abcdef"}
+
+
+def draw_value(rng: np.random.Generator, grammar: Grammar, kind: str) -> str:
+    """A value of VALUES, or of a pattern."""
+    if kind in VALUES:
+        return VALUES[kind](rng, grammar)
+    return "".join(pick(rng, FILLED[mark]) if mark in FILLED else mark for mark in kind)
 
 
 def draw_facts(
@@ -183,12 +217,14 @@ def draw_facts(
 ) -> list[Fact]:
     """`count` facts about different subjects; ValueError for more than the grammar has.
 
-    value: what all values are, of VALUES; drawn where None.  text: words that invented wordings and names may have.
+    value: the kind of all values; drawn where None.  text: words that invented wordings and names may have.
     alike: all in one wording and of one kind of name, so that only names (or nouns) tell them apart; drawn where None.
     """
     alike = bool(rng.random() < 0.75) if alike is None else alike
     by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2  # one name that has several nouns
-    draw_value = VALUES[value or pick(rng, ("digits", "number", "number", "letters", "word"))]
+    if value is None:
+        patterned = bool(grammar.patterns) and rng.random() < 0.5
+        value = pick(rng, grammar.patterns if patterned else ("digits", "number", "number", "letters", "word"))
     facts: list[Fact] = []
     taken: set[str] = set()  # questions, and statements up to the value: two wordings may state alike
     for _ in range(TRIES * count):
@@ -214,17 +250,11 @@ def draw_facts(
         if {question, subject} & taken:
             continue
         taken |= {question, subject}
-        statement = (_sentence(opening, before), " " + draw_value(rng, grammar), f"{after} {ending}".rstrip())
-        facts.append(Fact(statement, _sentence(ask, question)))
+        statement = (_sentence(opening, before), " " + draw_value(rng, grammar, value), f"{after} {ending}".rstrip())
+        facts.append(Fact(statement, _sentence(ask, question), wording[1], value))
         if len(facts) == count:
             return facts
     raise ValueError(f"the grammar has no {count} facts to tell apart")
-
-
-def fill_aside(aside: str, rng: np.random.Generator) -> Sentence:
-    """An aside with five digits at its "|"."""
-    before, after = aside.split("|")
-    return " " + before.rstrip(), " " + draw_digits(rng), after
 
 
 def _sentence(opening: str, words: str) -> str:
@@ -244,6 +274,12 @@ def sentence_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     return np.unique(np.concatenate([[0], np.flatnonzero(_ends(tokenizer)[ids]) + 1, [len(ids)]]))
 
 
+def insert(text: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
+    """Pieces of `text` (…, N), around each part at its place; places ascend."""
+    first, *rest = np.split(text, [place for place, _ in parts], axis=-1)
+    return [first, *(piece for (_, part), piece in zip(parts, rest, strict=True) for piece in (part, piece))]
+
+
 MOST_FACTS = 10
 FULL = 0.6  # share of the rows with that many, or as many as fit
 COPIED = (8, 64)  # tokens that come again, least and most
@@ -251,13 +287,15 @@ BETWEEN = 40  # most tokens between two copies
 WORD = re.compile("[A-Za-z]{2,}")
 
 
-def tokens_of_a_fact(tokenizer: Tokenizer) -> int:
+def tokens_of_a_fact(tokenizer: Tokenizer, grammar: Grammar = TRAIN) -> int:
     """The most tokens of a fact with its question, of twenty drawn."""
     rng = np.random.default_rng(0)
-    return max(_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, TRAIN, 1))
+    return max(_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, grammar, 1))
 
 
-def facts_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> Batch:
+def facts_row(
+    row: Batch, rng: np.random.Generator, tokenizer: Tokenizer, weight: float, grammar: Grammar = TRAIN
+) -> Batch:
     """Facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
     One to ten facts, as many as fit, stand between sentences; all or some are asked for at the end. Values count 0 in the loss
@@ -267,7 +305,7 @@ def facts_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer, weight
     statements, answers = [], []
     words = [word for word in WORD.findall(tokenizer.decode(row["tokens"])) if word.lower() not in HELDOUT.vocabulary]
     count = MOST_FACTS if rng.random() < FULL else int(rng.integers(1, MOST_FACTS + 1))
-    for fact in draw_facts(rng, TRAIN, count, text=words):
+    for fact in draw_facts(rng, grammar, count, text=words):
         statement, answer, size = _ask(fact, tokenizer, weight)
         if size > room:
             break
@@ -275,7 +313,8 @@ def facts_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer, weight
         statements.append(statement)
         answers.append(answer)
     if rng.random() < 0.3:
-        aside = _encode(fill_aside(pick(rng, TRAIN.asides), rng), tokenizer, 0.0)
+        before, after = pick(rng, TRAIN.asides).split("|")
+        aside = _encode((" " + before.rstrip(), " " + draw_digits(rng), after), tokenizer, 0.0)
         if aside.shape[1] <= room:
             statements.append(aside)
             rng.shuffle(statements)
@@ -285,11 +324,8 @@ def facts_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer, weight
     spare = len(row["tokens"]) - 1 - sum(part.shape[1] for part in (*statements, *answers))
     text = _plain(row, tokenizer)[:, :spare]
     places = np.sort(rng.choice(sentence_ends(text[0].astype(np.int64), tokenizer), size=len(statements)))
-    pieces, done = [text[:, :0]], 0
-    for place, statement in zip(places, statements, strict=True):
-        pieces += [text[:, done:place], statement]
-        done = place
-    return _row(np.concatenate([*pieces, text[:, done:], *answers], axis=1), row, tokenizer)
+    pieces = insert(text, list(zip(places.tolist(), statements, strict=True)))
+    return _row(np.concatenate([*pieces, *answers], axis=1), row, tokenizer)
 
 
 def copies_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer) -> Batch:

@@ -7,30 +7,32 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
     own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
     heldout      facts of the held-out grammar of `modalities.text.facts`; training facts have other names and wordings
     train        the same of the training grammar: its names, and wordings of its list
-    invented     the same in wordings that are invented on the spot, as three quarters of those in training are
+    wide         wordings of the wide training grammar; half of the values are no numbers but prices, times, dates, codes
+    other        the same of twenty other wordings, ten of which ask in words that the statement does not have
     bam          the passkey prompt as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the
                  filler, a key of six digits without a leading 0, the first of which the prompt gives away
 
-Beside the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject, and `distractors`
-sentences with another number. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
-documents. Statements stand between sentences. Hay is cut to the token, so that prompt and answer together have exactly the
-length asked for (bam: a prompt of at most that).
+With the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject. Haystacks: sentences
+of our "own", the "grass" of the published prompts, "text" of held-out documents. Statements stand between sentences. Hay is cut
+to the token, so that prompt and answer together have exactly the length asked for (bam: a prompt of at most that).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from modalities.evaluation import check_choice
 from modalities.loading import fingerprint_of
-from modalities.text.facts import GRAMMARS, Grammar, Sentence, draw_digits, draw_facts, fill_aside, pick, sentence_ends
+from modalities.text.facts import GRAMMARS, Grammar, Sentence, draw_digits, draw_facts, insert, pick, sentence_ends
 from modalities.text.tokenizers import Tokenizer
 
-TEMPLATES = ("own", "heldout", "train", "invented", "bam")
+TEMPLATES = ("own", "heldout", "train", "wide", "other", "bam")
 HAYSTACKS = ("own", "grass", "text")
 
 OWN = (
@@ -44,7 +46,6 @@ TASK = (
 )
 QUESTION = "What is the pass key? The pass key is"
 TRIES = 20  # draws of words that fit
-OTHER_THINGS = ("gate", "room", "order", "train", "ticket", "house", "page", "flight", "lot", "ward")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,39 +93,26 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
     return Haystack(tuple(text for text in documents if len(text)))
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """A prompt without hay, whose first statements `questions` asks for, and how many tokens of hay there is room for."""
+class Prompt(NamedTuple):
+    """Tokens, int64, of a prompt and its answer. wording, value: how it asks, for what kind of value; "" for fixed words."""
 
-    head: np.ndarray
-    statements: list[np.ndarray]
-    questions: list[tuple[np.ndarray, np.ndarray]]
-    room: int
-
-    def amid(self, hay: np.ndarray, places: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-        """Head and hay with each statement at its place; those at one place in any order."""
-        order = sorted(range(len(places)), key=lambda n: (places[n], rng.random()))
-        parts, done = [self.head], 0
-        for n in order:
-            parts += [hay[done : places[n]], self.statements[n]]
-            done = places[n]
-        return np.concatenate([*parts, hay[done:]])
+    tokens: np.ndarray
+    answer: np.ndarray
+    wording: str
+    value: str
 
 
 @dataclass(frozen=True)
 class Template:
-    """What is stated and asked. facts: how many are stated, one of which is asked for; only the grammars have more than one.
-    distractors: sentences with another number of five digits."""
+    """What is stated and asked. facts: how many are stated, one of which is asked for; only the grammars have more than one."""
 
     name: str = "own"
     facts: int = 1
-    distractors: int = 0
 
     def __post_init__(self) -> None:
         check_choice("template", self.name, TEMPLATES)
-        for name, least in (("facts", 1), ("distractors", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.facts < 1:
+            raise ValueError(f"facts must be at least 1, got {self.facts}")
         template, grammars = f"template {self.name!r}", ", ".join(GRAMMARS)
         if self.facts > 1 and self.grammar is None:
             raise ValueError(f"{template} states one fact, got facts={self.facts}: {grammars} state several")
@@ -135,34 +123,28 @@ class Template:
 
     def draw(
         self, length: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(prompt, answer) in tokens, int64; ValueError where the words alone take more than `length` tokens.
+    ) -> Prompt:
+        """ValueError where the words alone take more than `length` tokens.
 
         depth: share of the hay before the statement, to the nearest sentence's end.
         """
-        tokens = self._draw_tokens(length, rng, tokenizer)
-        hay, place, free = self._lay_hay(tokens.room, depth, rng, tokenizer, haystack)
-        places = [place, *(int(pick(rng, free)) for _ in tokens.statements[1:])]
-        text, (question, answer) = tokens.amid(hay, places, rng), tokens.questions[0]
-        return np.concatenate([text, question]).astype(np.int64), answer.astype(np.int64)
-
-    def _draw_tokens(self, length: int, rng: np.random.Generator, tokenizer: Tokenizer) -> _Tokens:
-        """Words that leave room for the first question and its answer."""
-        least = None
+        first, least = tokenizer.encode(TASK) if self.name == "bam" else np.array([tokenizer.bos_id]), math.inf
         for _ in range(TRIES):  # some words are long, others fit
-            words, sentences, questions = self._draw_words(rng)
-            head = tokenizer.encode(words)
-            if self.name != "bam":
-                head = np.concatenate([[tokenizer.bos_id], head])
-            pairs = [(_encode(question, tokenizer), tokenizer.encode(answer)) for question, answer in questions]
+            sentences, asked, kinds = self._draw_words(rng)
             statements = [_encode(sentence, tokenizer) for sentence in sentences]
-            behind = len(pairs[0][0]) + (0 if self.name == "bam" else len(pairs[0][1]))
-            taken = sum(map(len, [head, *statements])) + behind
-            least = taken if least is None else min(least, taken)
+            question, answer = _encode(asked[:-1], tokenizer), tokenizer.encode(asked[-1])
+            taken = sum(map(len, [first, *statements, question])) + (0 if self.name == "bam" else len(answer))
             if taken <= length:
-                return _Tokens(head, statements, pairs, length - taken)
-        condition = f"template {self.name!r} with facts={self.facts}, distractors={self.distractors}"
-        raise ValueError(f"length {length} is too short for {condition}: its words take {least} tokens")
+                break
+            least = min(least, taken)
+        else:
+            words = f"template {self.name!r} with facts={self.facts}"
+            raise ValueError(f"length {length} is too short for {words}: its words take {least} tokens")
+        hay, place, free = self._lay_hay(length - taken, depth, rng, tokenizer, haystack)
+        places = [place, *(int(pick(rng, free)) for _ in statements[1:])]
+        placed = sorted(zip(places, statements, strict=True), key=lambda pair: (pair[0], rng.random()))
+        prompt = np.concatenate([first, *insert(hay, placed), question])
+        return Prompt(prompt.astype(np.int64), answer.astype(np.int64), *kinds)
 
     def _lay_hay(
         self, count: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
@@ -176,24 +158,20 @@ class Template:
         ends = sentence_ends(hay, tokenizer)
         return hay, int(ends[np.abs(ends - depth * count).argmin()]), ends
 
-    def _draw_words(self, rng: np.random.Generator) -> tuple[str, list[Sentence], list[tuple[Sentence, str]]]:
-        """(what comes first, statements, (question, answer) of the first of them)."""
+    def _draw_words(self, rng: np.random.Generator) -> tuple[list[Sentence], Sentence, tuple[str, str]]:
+        """(statements, the question for the first of them with its answer, its wording and kind of value)."""
         if self.grammar is not None:
-            facts = draw_facts(rng, self.grammar, self.facts, value="digits", alike=True)
-            asides = [pick(rng, self.grammar.asides) for _ in range(self.distractors)]
-            others = [fill_aside(aside, rng) for aside in asides]
-            statements = [*(fact.statement for fact in facts), *others]
-            return "", statements, [((fact.question,), fact.value) for fact in facts]
-        others = [
-            (f" The {pick(rng, OTHER_THINGS)} number is", " " + draw_digits(rng), ". Note it.")
-            for _ in range(self.distractors)
-        ]
+            patterns = self.grammar.patterns
+            value = pick(rng, patterns) if patterns and rng.random() < 0.5 else "digits"
+            facts = draw_facts(rng, self.grammar, self.facts, value=value, alike=True)
+            statements = [fact.statement for fact in facts]
+            return statements, (facts[0].question, facts[0].value), (facts[0].wording, value)
         if self.name == "own":
             key = " " + draw_digits(rng)
-            return "", [(" The pass key is", key, ". Remember it."), *others], [((" " + QUESTION,), key)]
+            return [(" The pass key is", key, ". Remember it.")], (" " + QUESTION, key), ("", "")
         key = str(rng.integers(100000, 1000000))  # tokenizers of BAM's kind put the space themselves
         stated = f" The pass key is {key}. Remember it. {key} is the pass key."
-        return TASK, [(stated,), *others], [((" " + QUESTION, f" {key[0]}"), key[1:])]
+        return [(stated,)], (" " + QUESTION, f" {key[0]}", key[1:]), ("", "")
 
 
 @dataclass(frozen=True)
@@ -226,13 +204,10 @@ def state_facts(
     hay = text[: length - taken]
     ends = sentence_ends(hay, tokenizer)
     places = [int(ends[np.abs(ends - depth).argmin()]) for depth in np.linspace(0, len(hay), count)]
-    pieces, is_hay, stated, done = [np.array([tokenizer.bos_id])], [np.zeros(1, dtype=bool)], [], 0
-    for place, statement, pair in zip(places, statements, pairs, strict=True):
-        pieces += [hay[done:place], statement]
-        is_hay += [np.ones(place - done, dtype=bool), np.zeros(len(statement), dtype=bool)]
-        stated.append(StatedFact(sum(map(len, pieces)), *pair))
-        done = place
-    pieces, is_hay = [*pieces, hay[done:]], [*is_hay, np.ones(len(hay) - done, dtype=bool)]
+    pieces = [np.array([tokenizer.bos_id]), *insert(hay, list(zip(places, statements, strict=True)))]
+    is_hay = [np.full(len(piece), n % 2 == 1) for n, piece in enumerate(pieces)]
+    behind = np.cumsum([len(piece) for piece in pieces])[2::2].tolist()  # each statement
+    stated = [StatedFact(end, *pair) for end, pair in zip(behind, pairs, strict=True)]
     return np.concatenate(pieces).astype(np.int64), np.concatenate(is_hay), stated
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,15 +26,18 @@ from modalities.evaluation import (
     S,
     Score,
     check_choice,
+    clustered_error,
     counts,
     option,
 )
 from modalities.loading import Heldout
+from modalities.results import write_table
 from modalities.text.data import DEFAULT_SOURCE, MOST_DOCUMENTS, EncodedDocument, open_heldout
-from modalities.text.prompts import TEMPLATES, Haystack, Template, default_haystack, open_haystack
+from modalities.text.prompts import TEMPLATES, Haystack, Prompt, Template, default_haystack, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from zoo.positions import slices
 
+WORDS = ("wording", "value")  # of prompts, whose scores are told apart by them
 FILLERS = "own, grass or text (held-out documents)"
 
 
@@ -117,7 +121,6 @@ class RetrievalSettings(LengthSettings):
     template: str | None = option(None, f"{', '.join(TEMPLATES)}; default: own")
     filler: str | None = option(None, f"{FILLERS}; default: what belongs to the template")
     facts: tuple[int, ...] = option((1,), "facts in the text, as 1,2,5; one is asked for", parse=counts)
-    distractors: tuple[int, ...] = option((0,), "sentences with another number, as 0,1,4", parse=counts)
     depths: int | None = option(None, "places of the fact between the text's start and end; default: the evaluator's")
 
     def __post_init__(self) -> None:
@@ -125,16 +128,14 @@ class RetrievalSettings(LengthSettings):
         check_choice("template", self.template, TEMPLATES)
         if self.depths is not None and self.depths < 2:
             raise ValueError(f"depths must be at least 2, got {self.depths}")
-        for name in ("facts", "distractors"):
-            numbers = getattr(self, name)
-            if not numbers or len(set(numbers)) < len(numbers):
-                raise ValueError(f"{name} must be different numbers, got {list(numbers)}")
+        if not self.facts or len(set(self.facts)) < len(self.facts):
+            raise ValueError(f"facts must be different numbers, got {list(self.facts)}")
 
 
 class Retrieval(HaystackEvaluator[RetrievalSettings]):
     """A value stated somewhere in a text and asked for at its end: a grid of length × depth, scored by `answer_scores`.
 
-    A condition is a number of facts and of distractors; of several each has columns such as `free_generation (facts=5)`.
+    Of several numbers of facts each has columns of its own, such as `free_generation (facts=5)`.
     """
 
     overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True)
@@ -146,15 +147,10 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     def __init__(self, settings: RetrievalSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
-        options = self.settings
-        name = options.template or "own"
-        # (facts, distractors) → what columns of the condition end with
-        self.conditions: dict[tuple[int, int], str] = {}
-        for facts, distractors in product(options.facts, options.distractors):
-            parts = [f"facts={facts}"] * (len(options.facts) > 1)
-            parts += [f"distractors={distractors}"] * (len(options.distractors) > 1)
-            self.conditions[facts, distractors] = f" ({', '.join(parts)})" if parts else ""
-        self.templates = [Template(name, *condition) for condition in self.conditions]
+        numbers = self.settings.facts
+        # What columns of a number of facts end with.
+        self.conditions = {facts: f" (facts={facts})" * (len(numbers) > 1) for facts in numbers}
+        self.templates = [Template(self.settings.template or "own", facts) for facts in numbers]
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
             drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True) for c in conditions)
@@ -187,39 +183,39 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         return self.lengths_for(model)
 
     def samples_line(self, results: list[ModelResult]) -> str:
-        conditions = f" of {len(self.conditions)} conditions" * (len(self.conditions) > 1)
-        return f"{self.samples} prompts at each of {self.depths} depths{conditions} and {len(results[0].rows)} lengths"
+        numbers = f", {len(self.conditions)} numbers of facts" * (len(self.conditions) > 1)
+        return f"{self.samples} prompts at each of {self.depths} depths{numbers} and {len(results[0].rows)} lengths"
 
     def cells(self, model: Decoder) -> list[Cell]:
         tokenizer, haystack, cells = model.config.tokenizer, self.haystack(model), []
         self.describe_hay(model, max(self.points(model)))
         for length, template, k in product(self.points(model), self.templates, range(self.depths)):
             depth = k / (self.depths - 1)
-            pairs = _prompts(template, tokenizer, haystack, length, depth, self.samples, self.settings.seed)
-            name = f"length={length}/facts={template.facts}/distractors={template.distractors}/depth={depth:.3f}"
-            data = {"facts": template.facts, "distractors": template.distractors, "pairs": pairs}
-            data |= {"length": length, "depth": depth}
-            cells.append(Cell(name, cost=len(pairs) * length, data=data))
+            prompts = _prompts(template, tokenizer, haystack, length, depth, self.samples, self.settings.seed)
+            name = f"length={length}/facts={template.facts}/depth={depth:.3f}"
+            data = {"length": length, "depth": depth, "facts": template.facts, "prompts": prompts}
+            cells.append(Cell(name, cost=len(prompts) * length, data=data))
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        """Mean scores of the cell's samples, and whether each was answered: `outcomes`, lists of 0 and 1."""
-        pairs = cell.data["pairs"]
+        """Mean scores of the cell's samples; of each whether it was answered, 0 or 1, and its words."""
+        prompts = cell.data["prompts"]
         by_shape: dict[tuple[int, int], list[int]] = {}  # prompts differ in length where words or keys do
-        for n, (prompt, answer) in enumerate(pairs):
-            by_shape.setdefault((len(prompt), len(answer)), []).append(n)
+        for n, prompt in enumerate(prompts):
+            by_shape.setdefault((len(prompt.tokens), len(prompt.answer)), []).append(n)
         scores: dict[str, torch.Tensor] = {}
         for alike in by_shape.values():
             for part in slices(len(alike), self.settings.batch_size(cell.data["length"])):
                 batch = alike[part]
-                sides = (np.stack(side) for side in zip(*(pairs[n] for n in batch), strict=True))
+                sides = (np.stack(side) for side in zip(*(prompts[n][:2] for n in batch), strict=True))
                 for name, values in answer_scores(model, *sides).items():
-                    scores.setdefault(name, torch.zeros(len(pairs), dtype=torch.float64))[batch] = values
+                    scores.setdefault(name, torch.zeros(len(prompts), dtype=torch.float64))[batch] = values
                 self.advance(len(batch) * cell.data["length"])
-        facts = {key: cell.data[key] for key in ("length", "depth", "facts", "distractors")} | {"samples": len(pairs)}
+        facts = {key: cell.data[key] for key in ("length", "depth", "facts")} | {"samples": len(prompts)}
         means = {name: float(values.mean()) for name, values in scores.items()}
         outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}
-        return facts | means | {"outcomes": outcomes}
+        words = {kind: [getattr(prompt, kind) for prompt in prompts] for kind in WORDS}
+        return facts | means | {"outcomes": outcomes} | (words if prompts[0].wording else {})
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """Every prompt: the k-th at a depth."""
@@ -228,10 +224,11 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
                 yield Observed(cell["length"], f"{cell['depth']}/{k}", column + self._condition(cell), right)
 
     def _condition(self, cell: CellValue) -> str:
-        return self.conditions[cell["facts"], cell["distractors"]]
+        return self.conditions[cell["facts"]]
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        """A row per length: of each condition means over depths, and the generated score's standard error and depths."""
+        """A row per length: of each condition means over depths, and the generated score's depths and standard error: over
+        wordings, where prompts have several, else over prompts."""
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             row: dict[str, Any] = {"length": length}
@@ -242,11 +239,29 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
                 for score in ("teacher_forced", "free_generation", "tokens_right", "nll"):
                     row[score + condition] = sum(c[score] * c["samples"] for c in column) / samples
                 share = row["free_generation" + condition]
-                row["free_generation_standard_error" + condition] = math.sqrt(share * (1 - share) / samples)
+                wordings = [wording for c in column for wording in c.get("wording", ())]
+                right = np.array([each for c in column for each in c["outcomes"]["free_generation"]])
+                several = len({*wordings}) > 1
+                error = clustered_error(right, wordings) if several else math.sqrt(share * (1 - share) / samples)
+                row["free_generation_standard_error" + condition] = error
                 row["depths"] = [c["depth"] for c in column]
                 row["free_generation_by_depth" + condition] = [c["free_generation"] for c in column]
             rows.append(row)
         return rows
+
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        """EVAL.words.csv: the share of answers generated exactly by wording, and by kind of value."""
+        groups: dict[tuple[str | int, ...], list[int]] = {}
+        for result in results:
+            for cell in result.cells.values():
+                place = result.label, cell["length"], cell["facts"]
+                for kind in WORDS:
+                    for word, right in zip(cell.get(kind, ()), cell["outcomes"]["free_generation"], strict=False):
+                        groups.setdefault((*place, kind, word), []).append(right)
+        names = ("model", "length", "facts", "kind", "words", "samples", "free_generation")
+        rows = [dict(zip(names, (*group, len(of), sum(of) / len(of)), strict=True)) for group, of in groups.items()]
+        if rows:
+            write_table(out / f"{self.name}.words.csv", sorted(rows, key=lambda row: [*map(str, row.values())]))
 
 
 @lru_cache(maxsize=4)
@@ -257,7 +272,7 @@ def _haystack(filler: str, tokenizer: str, documents: tuple[EncodedDocument, ...
 @lru_cache(maxsize=256)  # models are measured one after the other, on the same prompts
 def _prompts(
     template: Template, tokenizer: str, haystack: Haystack, length: int, depth: float, samples: int, seed: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(prompt, answer) of a cell's samples; its place decides them, so that no cell depends on another being drawn."""
-    rng = np.random.default_rng([seed, length, round(depth * 1e6), template.facts, template.distractors])
+) -> list[Prompt]:
+    """A cell's samples; its place decides them, so that no cell depends on another being drawn."""
+    rng = np.random.default_rng([seed, length, round(depth * 1e6), template.facts, 0])
     return [template.draw(length, depth, rng, load_tokenizer(tokenizer), haystack) for _ in range(samples)]

@@ -175,9 +175,8 @@ def genomes(tmp_path_factory):
 
 
 def completing(genomes, **options):
-    return Completion(
-        CompletionSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | genomes[0] | options)
-    )
+    settings = {"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | genomes[0] | options
+    return Completion(CompletionSettings(**settings))
 
 
 @pytest.fixture
@@ -254,7 +253,7 @@ def test_a_constant_text_has_no_correlation(genomes, writes):
     cells = dict(completing(genomes).run(tiny()))
     row, result = completing(genomes).rows(cells)[0], ModelResult("m", 16, completing(genomes).rows(cells), cells)
     assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in completing(genomes).measured([result])
-    assert "(of 1000 asked for: there is no more room)" in completing(genomes, samples=1000).measured([result])
+    assert "(of 1000 asked for: no more room)" in completing(genomes, samples=1000).measured([result])
     assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
     truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))

@@ -51,9 +51,8 @@ def expected(model, text, window, both):
 def test_tracks_hold_every_base(tmp_path, model, strands, monkeypatch):
     """Places count from 0, half-open, as BED does."""
     monkeypatch.setattr(regions, "CELL_BASES", 50)
-    evaluator = Track(
-        RegionSettings(fasta=write_fasta(tmp_path, **CONTIGS), window=16, strands=strands, batch_tokens=40)
-    )
+    settings = RegionSettings(fasta=write_fasta(tmp_path, **CONTIGS), window=16, strands=strands, batch_tokens=40)
+    evaluator = Track(settings)
     assert len(evaluator.cells(model)) > 3
     cells = json.loads(json.dumps(dict(evaluator.run(model))))
     result = ModelResult("m (a)", 8, evaluator.rows(cells), cells)

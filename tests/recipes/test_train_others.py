@@ -27,7 +27,7 @@ def small(recipe: str, *settings: str) -> list[str]:
 VISION = small("vision.ggd2d_ssmax_tiny", *IMAGES.split())
 KMERS = small("dna.ggd_ssmax_tiny", "data.source=yeast-chr01", "data.context=32", "data.tokenizer=kmer:3")
 COPIES = small(
-    "dna.ggd_ssmax_copy_tiny", "data.source=yeast-chr01", "data.context=32", "model.options.copy_orders=[2, 4]"
+    "dna.ggd_ssmax_copy_tiny", "data.source=yeast-chr01", "data.context=32", "model.options.copy_orders=[2,4]"
 )
 
 

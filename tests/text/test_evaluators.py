@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -83,14 +84,6 @@ def passkey_of(prompt):
     found = re.search(r"The pass key is (\d+)\.", prompt)
     given = re.search(r"\d*$", prompt)[0]
     return "nothing" if not found else found[1].removeprefix(given) if given else f" {found[1]}"
-
-
-def other_number_of(prompt):
-    """A number of a prompt that is not its key, in as many digits as are asked for."""
-    given = re.search(r"\d*$", prompt)[0]
-    key = given + passkey_of(prompt).strip()
-    other = next(number for number in re.findall(r"(?<!\d)\d{5}(?!\d)", prompt) if number != key)
-    return other if given else f" {other}"
 
 
 EXCERPT = "of the 13 held-out documents of sotu-excerpt have"
@@ -233,31 +226,52 @@ def test_perplexity_of_short_documents(kind, units, tmp_path):
 
 @pytest.mark.parametrize("kind", [Passkey, NeedleGrid])
 @pytest.mark.parametrize("name", ["own", "bam"])
-def test_among_other_numbers_copying_is_one_and_another_value_zero(kind, name):
-    for answer, score in ((passkey_of, 1.0), (other_number_of, 0.0)):
-        options = {"lengths": (1500,), "samples": 2, "depths": 3, "template": name, "distractors": (4,)}
-        evaluator = made(kind, **options)
+def test_copying_is_one_and_another_value_zero(kind, name):
+    other = str.maketrans("0123456789", "1234567890")
+    for answer, score in ((passkey_of, 1.0), (lambda prompt: passkey_of(prompt).translate(other), 0.0)):
+        evaluator = made(kind, lengths=(1500,), samples=2, depths=3, template=name)
         (row,) = evaluator.rows(dict(evaluator.run(KnownAnswer(answer))))
         assert row["samples"] == 6 and row["depths"] == [0.0, 0.5, 1.0]
         assert (row["teacher_forced"], row["free_generation"]) == (score, score)
         assert row["free_generation_by_depth"] == [score] * 3 and row["free_generation_standard_error"] == 0.0
 
 
-def test_conditions_have_columns_of_their_own():
-    """The model writes the key where the prompt has no other number."""
+def answering(evaluator, which):
+    """A model that answers the prompts for which ``which(cell, prompt)``, and no other."""
+    answers = {}
+    for cell in evaluator.cells(KnownAnswer()):
+        for prompt in cell.data["prompts"]:
+            text, answer = (bytes(ids[ids < 256].astype(np.uint8)).decode() for ids in prompt[:2])
+            answers[text] = answer if which(cell, prompt) else "?"
+    return KnownAnswer(answers.get)
 
-    def alone(prompt):
-        return passkey_of(prompt) if len(re.findall(r"(?<!\d)\d{5}(?!\d)", prompt)) == 1 else other_number_of(prompt)
 
-    evaluator = made(Passkey, distractors=(0, 2), lengths=(900,), samples=2, depths=2)
-    names = [" (distractors=0)", " (distractors=2)"]
-    columns = [f"{score}{name}" for score in ("teacher_forced", "free_generation") for name in names]
+def test_numbers_of_facts_have_columns_of_their_own():
+    evaluator = made(Passkey, template="heldout", facts=(1, 3), lengths=(900,), samples=2, depths=2)
+    columns = [f"{score} (facts={n})" for score in ("teacher_forced", "free_generation") for n in (1, 3)]
     assert [score.column for score in evaluator.scores] == columns and evaluator.overview.column == columns[-1]
-    cells = dict(evaluator.run(KnownAnswer(alone)))
+    cells = dict(evaluator.run(answering(evaluator, lambda cell, prompt: cell.data["facts"] == 1)))
     (row,) = evaluator.rows(cells)
     assert [row[column] for column in columns] == [1.0, 0.0] * 2
     scores = scores_by_unit(one for cell in cells.items() for one in evaluator.observed(*cell))
     assert set(scores) == {(900, column) for column in columns} and all(len(units) == 4 for units in scores.values())
+
+
+def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
+    """Where one wording alone is answered its row is 1 and others 0, and the error is that over wordings."""
+    evaluator = made(Passkey, template="other", lengths=(600,), samples=40, depths=2)
+    known = "What was issued to {name}? That was"
+    cells = dict(evaluator.run(answering(evaluator, lambda cell, prompt: prompt.wording == known)))
+    (row,) = evaluator.rows(cells)
+    evaluator.write([ModelResult("one", 128, [row], cells)], tmp_path)
+    table = list(csv.DictReader((tmp_path / "passkey.words.csv").read_text().splitlines()))
+    wordings = {r["words"]: (int(r["samples"]), float(r["free_generation"])) for r in table if r["kind"] == "wording"}
+    assert sum(count for count, _ in wordings.values()) == row["samples"] == 80 and len(wordings) > 15
+    assert {words for words, (_, share) in wordings.items() if share} == {known}
+    right = wordings[known][0] / 80
+    error = math.sqrt(sum((n * (s - right)) ** 2 for n, s in wordings.values()) / (1 - 1 / len(wordings))) / 80
+    assert row["free_generation"] == right and row["free_generation_standard_error"] == pytest.approx(error)
+    assert {"digits", "99:99"} < {r["words"] for r in table if r["kind"] == "value"}
 
 
 def texts_about(word, path):

@@ -129,9 +129,8 @@ def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> No
     model = small(method)
     wrapped = hf.wrap(model)
     prompts, ids, mask = padded()
-    assert wrapped.generate(ids, attention_mask=mask, **GREEDY)[:, 8:].tolist() == model.generate(
-        prompts, max_new_tokens=6
-    )
+    written = wrapped.generate(ids, attention_mask=mask, **GREEDY)[:, 8:].tolist()
+    assert written == model.generate(prompts, max_new_tokens=6)
     wrapped.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again(ids).logits, wrapped(ids).logits)

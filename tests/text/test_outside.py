@@ -154,7 +154,7 @@ def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
     assert tokenizer.decode([tokenizer.vocab_size + 3, *tokenizer.encode("a")]) == "a"  # a padded output layer
     assert [len(ids) for ids in tokenizer.encode_many(["ab", "abcd"])] == [2, 4]
     spaced = tokenizer_of(tmp_path / "spaced", "<b>", bos="<b>", adds_bos=True, spaces=True)
-    prompt, answer = Template().draw(900, 0.5, np.random.default_rng(0), spaced, open_haystack("own", spaced))
+    prompt, answer, *_ = Template().draw(900, 0.5, np.random.default_rng(0), spaced, open_haystack("own", spaced))
     assert len(prompt) + len(answer) == 900 and prompt[prompt == spaced.bos_id].tolist() == [spaced.bos_id]
     assert "  " not in spaced.decode(prompt) and spaced.decode(answer).strip().isdigit()
     refuses("no bos_token, eos_token or cls_token", tokenizer_of, tmp_path / "none")
@@ -252,9 +252,7 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
     torch.testing.assert_close(named(tokens), saved(tokens).logits)
     assert named.config.tokenizer == own.config.tokenizer and outside_hash(named) != outside_hash(own)
     if arm.startswith("rope_parameters"):
-        (target,) = find_targets(
-            [f"hf:{folders['llama']}"], {"rope_parameters": {"rope_theta": 500.0}}, "cpu", "float32"
-        )
+        (target,) = find_targets([f"hf:{folders['llama']}"], {"rope_parameters": {"rope_theta": 5e2}}, "cpu", "float32")
         assert torch.equal(target.model(tokens), named(tokens)) and target.label.endswith("rope_theta=500.0")
 
 

@@ -24,7 +24,7 @@ def opened(name, tokenizer):
 
 
 def draw(template, length, depth, seed, tokenizer, haystack):
-    return template.draw(length, depth, np.random.default_rng(seed), tokenizer, haystack)
+    return template.draw(length, depth, np.random.default_rng(seed), tokenizer, haystack)[:2]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -42,20 +42,15 @@ def test_facts_stand_in_a_text_and_fill_its_length(kind):
         state_facts(hay, 60, 4, np.random.default_rng(4), tokenizer)
 
 
-PINNED = {
-    "own": "2ae9a0aa",
-    "heldout": "b1ff57d4",
-    "train": "c34c259d",
-    "invented": "733fec6d",
-    "bam": "793687d4",
-}
+PINNED = {"own": "d1150092", "heldout": "eca50586", "train": "f54b4eb8", "wide": "e2622e1e", "other": "822d5694"}
+PINNED |= {"bam": "8bd9da99"}
 
 
 def test_prompts_are_pinned():
     """A change here is a new version of the evaluators that use prompts."""
     digests, tokenizer = {}, TOKENIZERS["bytes"]
     for name in TEMPLATES:
-        template, digest = Template(name, 3 if name in GRAMMARS else 1, 2), hashlib.blake2b(digest_size=4)
+        template, digest = Template(name, 3 if name in GRAMMARS else 1), hashlib.blake2b(digest_size=4)
         for hay in ("own", "grass"):
             for side in draw(template, 700, 0.4, 7, tokenizer, opened(hay, tokenizer)):
                 digest.update(side.tobytes())
@@ -63,11 +58,11 @@ def test_prompts_are_pinned():
     assert digests == PINNED
 
 
-@pytest.mark.parametrize(("name", "facts", "others"), [("own", 1, 0), ("heldout", 5, 4), ("bam", 1, 4)])
-def test_too_short_a_length_names_what_is_needed(name, facts, others):
+@pytest.mark.parametrize(("name", "facts"), [("own", 1), ("heldout", 5), ("bam", 1)])
+def test_too_short_a_length_names_what_is_needed(name, facts):
     tokenizer = TOKENIZERS["bpe-1k"]
-    template, haystack = Template(name, facts, others), opened("own", tokenizer)
-    words = rf"length 10 .*'{name}'.*facts={facts}, .*\d+ tokens"
+    template, haystack = Template(name, facts), opened("own", tokenizer)
+    words = rf"length 10 .*'{name}'.*facts={facts}: .*\d+ tokens"
     message = refuses(words, draw, template, 10, 0.5, 1, tokenizer, haystack)
     least = int(re.search(r"take (\d+) tokens", message)[1])
     prompt, answer = draw(template, least, 0.5, 1, tokenizer, haystack)  # what the error says is enough

@@ -305,9 +305,7 @@ def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
     k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
     grid = RelativeTable.grid(torch.tensor([[-100.2, -100.0, -300.0]]), Positions.grid(1, 2))  # dx = −1, 0, 1
-    line = RelativeTable(
-        torch.tensor([[0.0, -100.2, -100.0, 0.0]]), torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2
-    )
+    line = RelativeTable(torch.tensor([[0, -100.2, -100, 0]]), torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2)
     for table, kernel in ((grid, "sdpa"), (line, "sdpa"), (line, "toeplitz")):
         q, terms = k[:, :, : len(table.q_code)], PriorTerms(table=table)
         for tracked in (False, True):

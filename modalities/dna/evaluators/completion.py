@@ -135,9 +135,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
     def measured(self, results: list[ModelResult]) -> str:
         contigs = {name for cell in results[0].cells.values() for name in cell["contigs"]}
         count, new = results[0].rows[-1]["prompts"], self.settings.new_bases
-        fewer = (
-            f" (of {self.settings.samples} asked for: there is no more room)" if count < self.settings.samples else ""
-        )
+        fewer = f" (of {self.settings.samples} asked for: no more room)" if count < self.settings.samples else ""
         without = len(self.heldout.items.contigs) - len(contigs)
         left_out = f"; {without} contigs have no room or no turn" if without else ""
         return f"completion: {count} continuations of {new} bases{fewer} in {self.contents()}{left_out}"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from modalities.dna.evaluation import FileEvaluator, FileSettings, print_table, strands_of
+from modalities.dna.evaluation import FileEvaluator, FileSettings, strands_of
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.splits import Region, joined, read_bed
 from modalities.dna.tokenizers import UNKNOWN, load_tokenizer, reverse_complement
-from modalities.evaluation import Cell, CellValue, ModelResult, option
+from modalities.evaluation import Cell, CellValue, ModelResult, option, print_table
 from modalities.evaluation import Score as Column
 from modalities.loading import fingerprint_of
 from modalities.results import Row, file_safe, short_names

@@ -23,16 +23,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modalities.dna.evaluation import FileEvaluator, FileSettings, print_table, strands_of
+from modalities.dna.evaluation import FileEvaluator, FileSettings, strands_of
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
+from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, print_table
 from modalities.results import Row, short_names
 from zoo.errors import did_you_mean, require
 from zoo.files import file_sha256, near_file
 from zoo.model import ZooModel
-from zoo.positions import slices
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -227,10 +226,9 @@ def score_haplotypes(
     costs: dict[bytes, WindowCosts] = {}
     for length in sorted({len(window) for window in windows}):
         alike = [window for window in windows if len(window) == length]
-        for part in slices(len(alike), max(1, batch_tokens // length)):
-            codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
-            scores = score_windows(model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens)
-            costs |= dict(zip(alike[part], zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
+        codes = np.stack([np.frombuffer(window, np.uint8) for window in alike])
+        scores = score_windows(model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens)
+        costs |= dict(zip(alike, zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
     return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from modalities.analysis import Analysis, analyse
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of
-from modalities.evaluation import Axis, Cell, CellValue, Listing, ModelResult, Row, Score, Settings, option
+from modalities.evaluation import Axis, Cell, CellValue, Listing, ModelResult, Row, Score, Settings, option, print_table
 from modalities.figures import finish, panels, styles_of
 from modalities.prior_plot import retrieval_heads
 from modalities.results import mean_of_rows, mean_of_seeds, short_names
@@ -184,7 +184,7 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         rng = np.random.default_rng([42, length, index, 1])
         tokenizer = load_tokenizer(model.config.tokenizer)
         try:
-            prompt, answer = Template().draw(length, rng.random(), rng, tokenizer, self.haystack(model))
+            prompt, answer, *_ = Template().draw(length, rng.random(), rng, tokenizer, self.haystack(model))
         except ValueError as error:
             raise ValueError(f"heads: {error}" + "; give --length" * (self.settings.length is None)) from error
         windows = np.lib.stride_tricks.sliding_window_view(prompt, len(answer))
@@ -211,20 +211,14 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
 
     def show(self, results: list[ModelResult], console: Console) -> None:
         """The heads of each model with most weight on the answer."""
-        from rich.box import SIMPLE_HEAD  # here: tools/gpu.py trains models where nothing is installed
-        from rich.table import Table
-
         for result, name in zip(results, short_names(results), strict=True):
-            table = Table(title=f"{name}: heads by answer_mass", title_justify="left", box=SIMPLE_HEAD)
             measures = [score.column for score in self.scores]
             parameters = [column for column in result.rows[0] if column not in {"head", *measures}]
-            columns = list(dict.fromkeys(["head", *measures[:2], *parameters, *measures]))
-            columns = columns[: max(3, (console.width - 4) // 13)]
-            for column in columns:
-                table.add_column(column, justify="left" if column == "head" else "right", overflow="fold")
-            for row in sorted(result.rows, key=lambda row: -row["answer_mass"])[:SHOWN]:
-                table.add_row(row["head"], *(f"{row[column]:.3f}" for column in columns[1:]))
-            console.print(table)
+            columns = list(dict.fromkeys([*measures[:2], *parameters, *measures]))
+            columns = columns[: max(2, (console.width - 4) // 13 - 1)]
+            rows = sorted(result.rows, key=lambda row: -row["answer_mass"])[:SHOWN]
+            cells = ([row["head"], *(f"{row[column]:.3f}" for column in columns)] for row in rows)
+            print_table(console, f"{name}: heads by answer_mass", ["head"], columns, cells)
 
 
 def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:

@@ -25,6 +25,7 @@ class Passkey(Retrieval):
     default_depths = 20
 
     def write(self, results: list[ModelResult], out: Path) -> None:
+        super().write(results, out)
         for condition in self.conditions.values():
             title = f"Passkey{condition}: exact match of the generated key"
             path = out / f"{'-'.join([f'{self.name}_depth', *re.findall('[a-z0-9]+', condition)])}.png"

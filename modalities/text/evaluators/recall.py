@@ -102,9 +102,8 @@ class Recall(TextEvaluator[RecallSettings]):
         data, trials = cells[0].data, []
         for length in (n for n in (1024, 2048) if 2 * n < data["length"]):
             questions = max(2, self.settings.questions * length // data["length"])
-            trials.append(
-                Cell("start", length, data | {"length": length, "lengths": (length,), "questions": questions})
-            )
+            shorter = {"length": length, "lengths": (length,), "questions": questions}
+            trials.append(Cell("start", length, data | shorter))
         return trials or cells
 
     def _afresh(self, model: Decoder) -> bool:

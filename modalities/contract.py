@@ -150,8 +150,7 @@ class Modality(Generic[Data, Model]):
         weight: batch → (what its targets weigh together, how many there are).
         cost: (model, data config, bytes per number) → `Cost` of one sample.
         evaluators: by name.
-        baselines: by name, (train_context) → a module that evaluators measure next to models, such as a Markov chain; a module
-            without any may say so by BASELINES = ().
+        baselines: by name (the module may list them as BASELINES), (train_context) → a module measured next to models.
         outside: by prefix, models that are not the zoo's; the module may list the prefixes as OUTSIDE_PREFIXES.
         metrics: what `loss` measures besides the loss.
         recipes: dotted name of the module whose RECIPES are its named recipes; the module may give it as RECIPES_MODULE.

@@ -99,7 +99,7 @@ class _Loader(Generic[S]):
     def check_state(self, state: State) -> None:
         for key, value in self.identity().items():
             if state.get(key) != value:
-                raise ValueError(f"data state has {key}={state.get(key)!r}, this loader {value!r}: rows would differ")
+                raise ValueError(f"data state has {key}={state.get(key)!r}, the loader {value!r}: samples would differ")
 
     def fetch(self, data: Any, numbers: Iterator[list[int]] | None = None) -> DataLoader:
         """What `data` gives, from worker processes, without torch's conversion of arrays."""

@@ -104,12 +104,13 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
     return modality, hooks[modality], name
 
 
-def installed_modalities(listing: str = "", entry: str = "") -> list[Modality]:
-    """With a listing, such as OUTSIDE_PREFIXES, modalities whose module has it without the entry are left out, not imported."""
+def installed_modalities(listing: str = "", pattern: str = "*") -> list[Modality]:
+    """With a listing, such as OUTSIDE_PREFIXES, a modality whose module has it is imported where an entry fits the pattern."""
     modalities = []
     for name in modality_names():
         with contextlib.suppress(ImportError):
-            if not listing or entry in getattr(modality_module(name), listing, (entry,)):
+            entries = getattr(modality_module(name), listing, None) if listing else None
+            if entries is None or fnmatch.filter(entries, pattern):
                 modalities.append(find_modality(name))
     return modalities
 

@@ -94,7 +94,9 @@ def test_measures_are_their_definitions(name: str, monkeypatch) -> None:
         torch.testing.assert_close(getattr(measures, measure), value, **close)
 
 
-@pytest.mark.parametrize("name", ["text_ggd_goat_ssmax_tiny", "text_local_tiny", "vision_rope2d_axial_tiny_patch8"])
+@pytest.mark.parametrize(
+    "name", ["text_ggd_goat_ssmax_tiny", "text_local_tiny", "vision_rope2d_axial_ssmax_tiny_patch8"]
+)
 @torch.no_grad()
 def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
     """p·v is what attention puts out, in every layer."""

@@ -142,7 +142,8 @@ def show(
     weights_entry(name)
     _show_model(name, model)
     card = (WEIGHTS / f"{name}.md").read_text(encoding="utf-8")
-    from rich.markdown import Markdown  # takes 40 ms, which other commands need not wait
+    # Here, because importing it takes 40 ms.
+    from rich.markdown import Markdown
 
     console.print(Markdown(card.partition("\n---\n")[2]))
 

@@ -178,7 +178,7 @@ class PriorzooModel(PreTrainedModel):
         if use_cache and cache is None:
             cache = self.new_cache()
         if output_attentions or self.config.output_attentions:
-            raise ValueError("output_attentions: modalities.analysis.analyse(model, tokens, full=True) has weights")
+            raise ValueError("output_attentions is not served: modalities.analysis.analyse(…, full=True) has weights")
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[Tensor] = []
         features = self.model.forward_features(
@@ -286,8 +286,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) else 0
         inputs = input_ids, attention_mask, past_key_values, inputs_embeds
-        asked = use_cache, output_attentions, output_hidden_states
-        read = super().forward(*inputs, *asked, tail or None, return_dict=True)
+        options = use_cache, output_attentions, output_hidden_states
+        read = super().forward(*inputs, *options, tail or None, return_dict=True)
         features = cast(Tensor, read.last_hidden_state)
         features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
         logits, loss = self.model.forward_head(features), None
@@ -317,7 +317,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         max_cache_length: int,
     ) -> None:
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
-            raise ValueError(f"cache_implementation={kind!r}: pass past_key_values=model.new_cache(tokens) instead")
+            raise ValueError(f"cache_implementation={kind!r} is not served; past_key_values=model.new_cache(tokens) is")
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.new_cache(max_cache_length + 1)
         else:

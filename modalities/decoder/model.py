@@ -90,7 +90,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.logit_options:
-            raise ValueError(f"logit_options={self.logit_options}: gates and temperatures went with version 0.6")
+            raise ValueError(f"logit_options={self.logit_options}: gates and temperatures of logits are gone since 0.6")
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
         check_start(self.weight_init)

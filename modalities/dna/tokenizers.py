@@ -150,7 +150,7 @@ class OutsideTokenizer(DnaTokenizer):
         if not targets:
             raise ValueError(f"tokenizer {spec!r} has no token of upper-case A, C, G and T")
         if not inner.is_fast:
-            raise ValueError(f"tokenizer {spec!r} does not tell where its tokens are; expected one of a tokenizer.json")
+            raise ValueError(f"tokenizer {spec!r} does not tell where its tokens are; expected one with tokenizer.json")
         widths = np.array([len(entry) for entry in targets])
         super().__init__(spec, widths, fingerprint_of_tokenizer(inner))
         self.inner = inner

@@ -37,12 +37,12 @@ def pick(rng: np.random.Generator, options: Sequence[T] | np.ndarray) -> T:
 class Fact:
     """One fact in words: the statement is (before, value, after); the question leads up to the value.
 
-    wording: the question without names.  kind: of value, one of VALUES or a pattern.
+    wording: statement and question without names.  kind: of value, one of VALUES or a pattern.
     """
 
     statement: Sentence
     question: str
-    wording: str = field(repr=False)
+    wording: str = field(repr=False)  # a fingerprint is of what is read
     kind: str = field(repr=False)
 
     @property
@@ -171,9 +171,8 @@ _MORE = _TABLES["train"]["wordings"] + _TABLES["wide"]["wordings"]
 WIDE = _grammar(**_TABLES["train"] | _TABLES["wide"] | {"wordings": _MORE})
 OTHER = _grammar(**_TABLES["heldout"] | _TABLES["other"])
 
-TRAINING = {"train": TRAIN, "wide": WIDE}  # of rows, by `data.facts_wordings`
-
-# Of prompts.
+# Of training rows, by `data.facts_wordings`; and of prompts.
+TRAINING = {"train": TRAIN, "wide": WIDE}
 GRAMMARS = {
     "train": replace(TRAIN, invented=0.0),
     "heldout": HELDOUT,
@@ -251,7 +250,7 @@ def draw_facts(
             continue
         taken |= {question, subject}
         statement = (_sentence(opening, before), " " + draw_value(rng, grammar, value), f"{after} {ending}".rstrip())
-        facts.append(Fact(statement, _sentence(ask, question), wording[1], value))
+        facts.append(Fact(statement, _sentence(ask, question), " ".join(wording), value))
         if len(facts) == count:
             return facts
     raise ValueError(f"the grammar has no {count} facts to tell apart")

@@ -7,8 +7,8 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
     own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
     heldout      facts of the held-out grammar of `modalities.text.facts`; training facts have other names and wordings
     train        the same of the training grammar: its names, and wordings of its list
-    wide         wordings of the wide training grammar; half of the values are no numbers but prices, times, dates, codes
-    other        the same of twenty other wordings, ten of which ask in words that the statement does not have
+    wide         wordings of the wide training grammar; half of the values are prices, times, dates, codes and the like
+    other        the same in twenty other wordings, and other kinds of value; nine do not end in the words before the value
     bam          the passkey prompt as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the
                  filler, a key of six digits without a leading 0, the first of which the prompt gives away
 
@@ -94,12 +94,12 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
 
 
 class Prompt(NamedTuple):
-    """Tokens, int64, of a prompt and its answer. wording, value: how it asks, for what kind of value; "" for fixed words."""
+    """Tokens, int64, of a prompt and its answer. wording: its words without names. value_kind: as in `Fact`. "" where fixed."""
 
     tokens: np.ndarray
     answer: np.ndarray
     wording: str
-    value: str
+    value_kind: str
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,15 @@ class Template:
     def draw(
         self, length: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
     ) -> Prompt:
-        """ValueError where the words alone take more than `length` tokens.
+        """A prompt of `length` tokens with its answer; ValueError where the words alone take more.
 
         depth: share of the hay before the statement, to the nearest sentence's end.
         """
         first, least = tokenizer.encode(TASK) if self.name == "bam" else np.array([tokenizer.bos_id]), math.inf
-        for _ in range(TRIES):  # some words are long, others fit
-            sentences, asked, kinds = self._draw_words(rng)
+        for _ in range(TRIES):
+            sentences, question_parts, kinds = self._draw_words(rng)
             statements = [_encode(sentence, tokenizer) for sentence in sentences]
-            question, answer = _encode(asked[:-1], tokenizer), tokenizer.encode(asked[-1])
+            question, answer = _encode(question_parts[:-1], tokenizer), tokenizer.encode(question_parts[-1])
             taken = sum(map(len, [first, *statements, question])) + (0 if self.name == "bam" else len(answer))
             if taken <= length:
                 break

@@ -37,7 +37,7 @@ from modalities.text.prompts import TEMPLATES, Haystack, Prompt, Template, defau
 from modalities.text.tokenizers import load_tokenizer
 from zoo.positions import slices
 
-WORDS = ("wording", "value")  # of prompts, whose scores are told apart by them
+WORDS = ("wording", "value_kind")  # of prompts, whose scores are told apart by them
 FILLERS = "own, grass or text (held-out documents)"
 
 
@@ -228,7 +228,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         """A row per length: of each condition means over depths, and the generated score's depths and standard error: over
-        wordings, where prompts have several, else over prompts."""
+        wordings, where prompts have several (few make it uncertain), else over prompts."""
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             row: dict[str, Any] = {"length": length}
@@ -259,9 +259,9 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
                     for word, right in zip(cell.get(kind, ()), cell["outcomes"]["free_generation"], strict=False):
                         groups.setdefault((*place, kind, word), []).append(right)
         names = ("model", "length", "facts", "kind", "words", "samples", "free_generation")
-        rows = [dict(zip(names, (*group, len(of), sum(of) / len(of)), strict=True)) for group, of in groups.items()]
+        rows = [(*group, len(outcomes), sum(outcomes) / len(outcomes)) for group, outcomes in sorted(groups.items())]
         if rows:
-            write_table(out / f"{self.name}.words.csv", sorted(rows, key=lambda row: [*map(str, row.values())]))
+            write_table(out / f"{self.name}.words.csv", [dict(zip(names, row, strict=True)) for row in rows])
 
 
 @lru_cache(maxsize=4)

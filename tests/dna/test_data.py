@@ -188,5 +188,5 @@ def test_order_and_resume(config):
         ("soft_mask_weight", 0.5), ("source", "yeast-chr01"),
     ):  # fmt: skip
         other = replace(config, **{name: value} | ({"split": None} if name == "source" else {}))
-        with pytest.raises(ValueError, match=r"data state has \w+=.*rows would differ"):
+        with pytest.raises(ValueError, match=r"data state has \w+=.*samples would differ"):
             build_loader(other, micro_batch=2).load_state_dict(state)

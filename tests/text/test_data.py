@@ -210,6 +210,7 @@ def test_wrong_values_are_refused():
     for name, value in WRONG.items():
         refuses(rf"{name}.{value}", TextDataConfig, **{name: value})
     refuses("documents='pack': did you mean 'packed'", TextDataConfig, documents="pack")
+    refuses("facts_wordings='wid': did you mean 'wide'", TextDataConfig, facts_wordings="wid")
     with pytest.raises(ValueError, match=r"facts_fraction 0\.7 and copies_fraction 0\.4 .*at most 1"):
         TextDataConfig(facts_fraction=0.7, copies_fraction=0.4)
 
@@ -219,6 +220,7 @@ def test_a_state_of_other_rows_is_refused():
     state = build_loader(config, micro_batch=4).state_dict()
     for other, said in (
         ({"facts_weight": 2.0}, r"data state has mix=\{"),
+        ({"facts_wordings": "wide"}, r"data state has mix=\{"),
         ({"copies_fraction": 0.1}, r"data state has mix=\{"),
         ({"seed": 1}, "seed="),
         ({"context": 256}, "context="),

@@ -260,7 +260,7 @@ def test_numbers_of_facts_have_columns_of_their_own():
 def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
     """Where one wording alone is answered its row is 1 and others 0, and the error is that over wordings."""
     evaluator = made(Passkey, template="other", lengths=(600,), samples=40, depths=2)
-    known = "What was issued to {name}? That was"
+    known = "| was issued to {name}. What was issued to {name}? That was"
     cells = dict(evaluator.run(answering(evaluator, lambda cell, prompt: prompt.wording == known)))
     (row,) = evaluator.rows(cells)
     evaluator.write([ModelResult("one", 128, [row], cells)], tmp_path)
@@ -271,7 +271,7 @@ def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
     right = wordings[known][0] / 80
     error = math.sqrt(sum((n * (s - right)) ** 2 for n, s in wordings.values()) / (1 - 1 / len(wordings))) / 80
     assert row["free_generation"] == right and row["free_generation_standard_error"] == pytest.approx(error)
-    assert {"digits", "99:99"} < {r["words"] for r in table if r["kind"] == "value"}
+    assert {"digits", "9h99"} < {r["words"] for r in table if r["kind"] == "value_kind"}
 
 
 def texts_about(word, path):

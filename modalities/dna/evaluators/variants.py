@@ -32,6 +32,7 @@ from modalities.results import Row, short_names
 from zoo.errors import did_you_mean, require
 from zoo.files import file_sha256, near_file
 from zoo.model import ZooModel
+from zoo.positions import slices
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -226,9 +227,10 @@ def score_haplotypes(
     costs: dict[bytes, WindowCosts] = {}
     for length in sorted({len(window) for window in windows}):
         alike = [window for window in windows if len(window) == length]
-        codes = np.stack([np.frombuffer(window, np.uint8) for window in alike])
-        scores = score_windows(model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens)
-        costs |= dict(zip(alike, zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
+        for part in slices(len(alike), max(1, batch_tokens // length)):  # their scores take three times what is kept
+            codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
+            scores = score_windows(model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens)
+            costs |= dict(zip(alike[part], zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
     return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 
 

@@ -20,8 +20,8 @@ class Passkey(Retrieval):
 
     name = "passkey"
     title = "facts recalled"
-    version = 2
-    summary = "a key hidden in text at several depths, among other facts and numbers: exact match"
+    version = 3  # 2 had other names of cells, and distractors
+    summary = "a key hidden in text at several depths, alone or among other facts: exact match"
     default_depths = 20
 
     def write(self, results: list[ModelResult], out: Path) -> None:
@@ -41,7 +41,7 @@ class NeedleGrid(Retrieval):
 
     name = "niah"
     title = "needles recalled"
-    version = 2
+    version = 3  # 2 had other names of cells, and distractors
     summary = "a needle in held-out text: length × depth heat map of exact match"
     default_depths = 11
     default_filler = "text"

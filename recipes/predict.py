@@ -37,7 +37,8 @@ def predict_command(
     model, console = target.model, Console()
     if not isinstance(model, Classifier):
         raise CommandError(f"{target.label} has no classes: models of {target.modality} name nothing")
-    table = Table(title=target.label, title_justify="left")
+    read = f"{size} pixels" if size else "the training size (larger: --size)"
+    table = Table(title=f"{target.label}, read at {read}", title_justify="left")
     table.add_column("image", overflow="fold")
     table.add_column("class", overflow="fold")
     table.add_column("probability", justify="right")

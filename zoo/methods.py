@@ -319,7 +319,7 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
             what = f"unknown part {word!r} of the position method {name!r}" if _is_sum(name) else what
             raise ValueError(
                 f"{what}; {_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined "
-                "by '+'. A method from outside is known after the file that registers it is imported: --import FILE.py"
+                "by '+'. One from outside is known once the module that registers it is imported (commands: --import FILE.py)"
             )
         part = re.sub(r"2d(_.*)?$", "", method) if _is_sum(name) else name
         if part in parts:

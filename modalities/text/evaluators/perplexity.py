@@ -220,7 +220,8 @@ def _stretches(
     if longest < length:
         has = f"no held-out document of {source} has {length} tokens; the longest has {longest}"
         has = f"the held-out documents of {source} have {longest} tokens, not {length}" if kind == "joined" else has
-        raise ValueError(f"{has}: choose shorter lengths" + ", or --documents joined" * (kind == "whole"))
+        joined = ", or --documents joined" * (kind == "whole" and len(documents) > 1)
+        raise ValueError(f"{has}: choose shorter lengths{joined}")
     order = np.random.default_rng(seed).permutation(len(long))
     stretches = []
     for number, document in (long[i] for i in order):

@@ -298,9 +298,8 @@ def load_corpus(config: TextDataConfig, split: str) -> TokenCorpus:
         spec, split = config.heldout_source, "all"
     source = open_source(spec)
     limit = config.heldout_limit if isinstance(source, HFSource) else None
-    return tokenize_corpus(
-        source, load_tokenizer(config.tokenizer), split=split, cache_dir=config.cache_dir, limit=limit
-    )
+    tokenizer = load_tokenizer(config.tokenizer)
+    return tokenize_corpus(source, tokenizer, split=split, cache_dir=config.cache_dir, limit=limit)
 
 
 def build_loader(

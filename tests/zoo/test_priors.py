@@ -151,9 +151,8 @@ def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> No
     """The realised K differs from that of float64 by less than 0.02 logits up to a row constant, below position 2^20."""
     torch.manual_seed(0)
     at, near, heads = 2**20 - 1, 300, 2 if name == "cable" else 8
-    prior = create_prior(
-        name, num_heads=heads, **{"cable": {"d_model": 1}, "goat": {"train_context": 128}}.get(name, {})
-    )
+    options = {"cable": {"d_model": 1}, "goat": {"train_context": 128}}.get(name, {})
+    prior = create_prior(name, num_heads=heads, **options)
     for part in prior.modules():  # fresh, the last layer of an MLP is 0 and hides its part
         if isinstance(part, torch.nn.Linear):
             torch.nn.init.normal_(part.weight, std=0.3)

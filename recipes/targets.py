@@ -105,7 +105,7 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
 
 
 def installed_modalities(listing: str = "", pattern: str = "*") -> list[Modality]:
-    """With a listing, such as OUTSIDE_PREFIXES, a modality whose module has it is imported where an entry fits the pattern."""
+    """With a listing, such as OUTSIDE_PREFIXES, a module that has it is skipped where none of its entries fits the pattern."""
     modalities = []
     for name in modality_names():
         with contextlib.suppress(ImportError):

@@ -171,7 +171,7 @@ _MORE = _TABLES["train"]["wordings"] + _TABLES["wide"]["wordings"]
 WIDE = _grammar(**_TABLES["train"] | _TABLES["wide"] | {"wordings": _MORE})
 OTHER = _grammar(**_TABLES["heldout"] | _TABLES["other"])
 
-# Of training rows, by `data.facts_wordings`; and of prompts.
+# TRAINING has the values of `data.facts_wordings`, GRAMMARS the templates of prompts.
 TRAINING = {"train": TRAIN, "wide": WIDE}
 GRAMMARS = {
     "train": replace(TRAIN, invented=0.0),

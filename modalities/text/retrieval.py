@@ -37,7 +37,7 @@ from modalities.text.prompts import TEMPLATES, Haystack, Prompt, Template, defau
 from modalities.text.tokenizers import load_tokenizer
 from zoo.positions import slices
 
-WORDS = ("wording", "value_kind")  # of prompts, whose scores are told apart by them
+WORDS = ("wording", "value_kind")  # fields of `Prompt` that scores are grouped by
 FILLERS = "own, grass or text (held-out documents)"
 
 
@@ -135,7 +135,7 @@ class RetrievalSettings(LengthSettings):
 class Retrieval(HaystackEvaluator[RetrievalSettings]):
     """A value stated somewhere in a text and asked for at its end: a grid of length × depth, scored by `answer_scores`.
 
-    Of several numbers of facts each has columns of its own, such as `free_generation (facts=5)`.
+    With several numbers of facts each has columns of its own, such as `free_generation (facts=5)`.
     """
 
     overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True)
@@ -148,7 +148,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
     def __init__(self, settings: RetrievalSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
         numbers = self.settings.facts
-        # What columns of a number of facts end with.
+        # Each number of facts adds this to the names of its columns.
         self.conditions = {facts: f" (facts={facts})" * (len(numbers) > 1) for facts in numbers}
         self.templates = [Template(self.settings.template or "own", facts) for facts in numbers]
         if len(self.conditions) > 1:

@@ -227,7 +227,7 @@ def score_haplotypes(
     costs: dict[bytes, WindowCosts] = {}
     for length in sorted({len(window) for window in windows}):
         alike = [window for window in windows if len(window) == length]
-        for part in slices(len(alike), max(1, batch_tokens // length)):  # their scores take three times what is kept
+        for part in slices(len(alike), max(1, batch_tokens // length)):  # scores take three times the memory of costs
             codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
             scores = score_windows(model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens)
             costs |= dict(zip(alike[part], zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))

@@ -60,6 +60,8 @@ DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2)}
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
+# With gradients of up to two params, whose sums and gathers take registers; half the keys with more, and in float32.
+DQ_PARAMS_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 4, 2)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
 
 
@@ -110,15 +112,15 @@ def output_gradient(
 # Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would specialise them: a tensor comes
 # with its strides in a tuple, sizes come one by one. The order of arguments decides a few registers.
 LENGTHS = [
-    "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "grid_width", "prefix", "origin", "q_tiles",
+    "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "prefix", "origin", "q_tiles",
     "k_tiles", "jacobian_p",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan,
-    scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor, dk, dv,
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, codes,
+    scale_b, table_h, heads, share, queries, keys, offset, window, prefix, origin, q_tiles, k_tiles, factor, dk, dv,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
@@ -130,7 +132,7 @@ def _dkdv(
     dk, dkb, dkg, dks = dk
     dv, dvb, dvg, dvs = dv
     mask = Mask(queries, keys, offset, window)
-    index = TableIndex(origin, grid_width, prefix)
+    index = TableIndex(origin, codes, prefix)
     blocks = tl.cdiv(keys, BN)
     groups = heads // share
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -233,8 +235,8 @@ def _dkdv(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, d_lse, plan, jacobian, dq, d_scale, d_params, jacobian_p,
-    scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor,
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, d_lse, plan, codes, jacobian, dq, d_scale, d_params, jacobian_p,
+    scale_b, table_h, heads, share, queries, keys, offset, window, prefix, origin, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
     PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
@@ -247,7 +249,7 @@ def _dq(
     v, vb, vg, vs = v
     dq, dqb, dqh, dqt = dq
     mask = Mask(queries, keys, offset, window)
-    index = TableIndex(origin, grid_width, prefix)
+    index = TableIndex(origin, codes, prefix)
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = blocks - 1 - tl.program_id(0) % blocks  # last blocks first: causal, they have the most keys
@@ -388,8 +390,7 @@ def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
         scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
-        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, g.grid_width or None,
-        g.prefix or None, origin, *tiles, g.factor,
+        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, g.prefix or None, origin, *tiles, g.factor,
     )  # fmt: skip
 
 
@@ -452,19 +453,20 @@ def attention_backward(
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(cdiv(g.keys, bn) * g.batch * g.groups,)](
-            *operands, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
+            *operands, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols, call.codes,
             *shape, strided(dk), strided(dv),
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
-        blocks = (DQ_16 if small else DQ_32)[width]
+        params = 0 if jacobian2 is None else jacobian2.shape[0] + log_factor
+        blocks = ((DQ_PARAMS_16 if params else DQ_16) if small else DQ_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
-        parts, params = cdiv(g.queries, bm), 0 if jacobian2 is None else jacobian2.shape[0] + log_factor
-        if params:  # their sums and gathers use the registers of half the keys
-            bn = max(16, bn // (2 if params <= 2 else 4))
+        parts = cdiv(g.queries, bm)
+        if params:
+            bn = max(16, bn // (1 + (not small)) // (1 + (params > 2)))
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            *operands, table2, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows,
+            *operands, table2, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows, call.codes,
             jacobian2, strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
             BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip

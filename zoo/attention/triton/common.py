@@ -25,6 +25,7 @@ INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 PURE = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
 LOG2E = tl.constexpr(1.4426950408889634)
 NOWHERE = nullcontext()
+MOST_ROWS = 128  # of a block of queries or keys
 
 # Table entries below it, −1e4 in natural units, are constants: a key there has a weight only where its row sees no other.
 STEEP = tl.constexpr(-1e4 * 1.4426950408889634)
@@ -85,6 +86,16 @@ class Operands:
     def table2(self) -> Tensor | None:
         """(H, N) contiguous: the table in base 2, times log2 e."""
         return None if self.table is None else (self.table * LOG2E.value).contiguous()
+
+    @cached_property
+    def codes(self) -> Tensor | None:
+        """(S + MOST_ROWS,) int32 on a grid, −(y·(2·width − 1) + x) of a patch: key − query is a column of the table.
+        A load takes fewer instructions than y and x. The last block reads beyond the last key."""
+        g = self.geometry
+        if self.table is None or not g.grid_width:
+            return None
+        patch = torch.arange(g.prefix, g.prefix - g.keys - MOST_ROWS, -1, dtype=torch.int32, device=self.q.device)
+        return patch.add_(patch.div(g.grid_width, rounding_mode="trunc"), alpha=g.grid_width - 1)
 
 
 def lanes_apart(g: Geometry) -> int:
@@ -166,10 +177,11 @@ class Mask(NamedTuple):
 
 
 class TableIndex(NamedTuple):
-    """In a kernel: which column of a table a query and a key have. grid_width None: on a line; prefix None: all tokens are."""
+    """In a kernel: which column of a table a query and a key have. codes: `Operands.codes`, None on a line; prefix None: all
+    tokens are on the line or grid."""
 
     origin: tl.tensor
-    grid_width: tl.tensor | None
+    codes: tl.tensor | None
     prefix: tl.tensor | None
 
 
@@ -196,23 +208,10 @@ def visible_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def code_of(tokens, grid_width, prefix):
-    """y·(2·width − 1) + x of patches; differences of codes are columns of the table."""
-    patch = tokens
-    if prefix is not None:
-        patch = tokens - prefix
-    # y = ⌊patch / width⌋ = ⌊patch·⌈2³²/width⌉ / 2³²⌋, exact while patch·width < 2³²: a product where a division by a number
-    # that is not known at compile time takes twenty instructions. x = patch − y·width.
-    inverse = (0xFFFFFFFF // grid_width.to(tl.uint32)) + 1
-    y = tl.umulhi(patch.to(tl.uint32), inverse).to(tl.int32)
-    return patch + y * (grid_width - 1)
-
-
-@triton.jit
 def place_of(tokens, index):
-    """The value whose query − key difference indexes the table: the token's index on a line, its code on a grid."""
-    if index.grid_width is not None:
-        return code_of(tokens, index.grid_width, index.prefix)
+    """What indexes the table: the token's index on a line, query − key; on a grid its code, key − query."""
+    if index.codes is not None:
+        return tl.load(index.codes + tokens)
     return tokens
 
 
@@ -242,8 +241,8 @@ def bias_of(table, rows, cols, seen, index, MASKED: tl.constexpr):
     are (a start shared by the tile) + (a constant range), the range is used nowhere else, and the two are added to the pointer
     one after the other. Hence the ranges that start at BM and BN.
     """
-    if index.grid_width is not None:
-        at = (table + index.origin + place_of(rows, index))[:, None] - place_of(cols, index)[None, :]
+    if index.codes is not None:
+        at = (table + index.origin - place_of(rows, index))[:, None] + place_of(cols, index)[None, :]
     else:
         BM: tl.constexpr = rows.shape[0]
         BN: tl.constexpr = cols.shape[0]
@@ -353,8 +352,10 @@ def store_tile(
 @triton.jit
 def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, index, MASKED: tl.constexpr):
     """`bias_of` in the shape that `rows` and `cols` broadcast to, of the tile whose first query and key are at the starts."""
-    if index.grid_width is not None:
-        at = table + (q_place - k_place + index.origin)
+    if index.codes is not None:
+        # A pointer to each row of the tile and a 32-bit offset of each column are one instruction an entry.
+        first = table + index.origin
+        at = (first - q_place) + k_place if rows.shape[0] > 1 else (first + k_place) + -q_place
     else:
         R: tl.constexpr = rows.numel
         C: tl.constexpr = cols.numel

@@ -44,6 +44,7 @@ CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
 
 # Where `runs_ahead` holds, a call takes the first blocks without a plan and the second with one, which takes registers.
 AHEAD_64 = ((128, 128, 8, 2), (128, 64, 8, 3))
+GRID_64 = (128, 128, 8, 2)  # on a grid, up to 64 even columns of two bytes
 
 
 def runs_ahead(q: Tensor, dk: int, dv: int) -> bool:
@@ -169,15 +170,13 @@ def _attend(
 
 
 # Sizes change from call to call and must not trigger recompilation.
-LENGTHS = [
-    "ssb", "sth", "heads", "group", "tiles", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix"
-]  # fmt: skip
+LENGTHS = ["ssb", "sth", "heads", "group", "tiles", "queries", "keys", "offset", "window", "origin", "prefix"]
 
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
 def _forward(
-    q, k, v, table, row_scale, segments, plan, out, lse, ssb, sth,
-    heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
+    q, k, v, table, row_scale, segments, plan, codes, out, lse, ssb, sth,
+    heads, group, tiles, queries, keys, offset, window, origin, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
@@ -186,7 +185,7 @@ def _forward(
     k_ptr, skb, skg, sks = k
     v_ptr, svb, svg, svs = v
     out_ptr, sob, soh, sot = out
-    mask, index = Mask(queries, keys, offset, window), TableIndex(origin, grid_width, prefix)
+    mask, index = Mask(queries, keys, offset, window), TableIndex(origin, codes, prefix)
     # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
     # first, so that no long program runs last.
     blocks = tl.cdiv(queries, BM)
@@ -256,14 +255,16 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         ahead = full and not (crowded or padded_lanes) and segments is None and runs_ahead(q, dk, dv)
         if ahead:
             bm, bn, warps, stages = AHEAD_64[plan is not None]
+        elif g.grid_width and even and q.element_size() == 2 and max(dk, dv) <= 64:
+            bm, bn, warps, stages = GRID_64
         else:
             bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
             strided(q), strided(k), strided(v), table2, row_scale, segments, None if plan is None else plan.rows,
-            strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
+            call.codes, strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
-            g.grid_width or None, g.prefix or None, g.factor, lanes, g.width_k, g.width_v,
+            g.prefix or None, g.factor, lanes, g.width_k, g.width_v,
             LANES=padded_lanes, DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal,
             EVEN=full, AHEAD=ahead,
             num_warps=warps, num_stages=stages,

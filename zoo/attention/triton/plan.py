@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import Geometry, Operands, cdiv, code_of, last_axis_contiguous, on_device, scale_stride
+from zoo.attention.triton.common import Geometry, Operands, cdiv, last_axis_contiguous, on_device, scale_stride
 
 # Block sizes of the plan's kernels: query and key tiles, tiles and columns of q and k, chunks of the table, and tiles where
 # little else is held. The interpreter pays per program; the device pays in registers: 8 × 32 tiles on 4 warps take 128 to 168
@@ -61,7 +61,7 @@ class Plan:
 
 SHAPES = [
     "batch", "heads", "groups", "q_tiles", "k_tiles", "queries", "keys", "columns", "count",
-    "chunk_count", "steps", "lanes", "offset", "window", "origin", "grid_width", "prefix",
+    "chunk_count", "steps", "lanes", "offset", "window", "origin", "prefix",
     "scale_batch", "scale_head", "ids_batch", "table_head",
 ]  # fmt: skip
 
@@ -228,15 +228,14 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
 
     Columns increase with the query and decrease with the key, so a tile's columns lie between those of its corners.
     """
-    chunks, plane, columns, steps, origin, grid_width, prefix, base, scale_low, scale_high = table
+    chunks, plane, columns, steps, origin, codes, prefix, base, scale_low, scale_high = table
     first_row, last_row, keys = reach[0][:, None], reach[1][:, None], reach[2]
     first_key, last_key = (tiles * TILE)[None, :], (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :]
     if GRID:
         seen &= (last_row >= prefix) & (last_key >= prefix)
-        low_at = code_of(tl.maximum(first_row, prefix), grid_width, prefix)
-        low_at = low_at - code_of(tl.maximum(last_key, prefix), grid_width, prefix)
-        high_at = code_of(tl.maximum(last_row, prefix), grid_width, prefix)
-        high_at = high_at - code_of(tl.maximum(first_key, prefix), grid_width, prefix)
+        first_key = tl.minimum(first_key, keys - 1)
+        low_at = tl.load(codes + tl.maximum(last_key, prefix)) - tl.load(codes + tl.maximum(first_row, prefix))
+        high_at = tl.load(codes + tl.maximum(first_key, prefix)) - tl.load(codes + tl.maximum(last_row, prefix))
     else:
         low_at, high_at = first_row - last_key, last_row - first_key
     first = tl.minimum(tl.maximum(low_at + origin, 0), columns - 1) // TILE
@@ -309,9 +308,9 @@ def _floor(
 
 @_kernel
 def row_intervals(
-    rows, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+    rows, q_stats, k_stats, q_ids, k_ids, entries, chunks, codes,
     table_head, columns, chunk_count, steps,
-    batch, heads, groups, queries, keys, offset, window, origin, grid_width, prefix, margin, epsilon, lanes,
+    batch, heads, groups, queries, keys, offset, window, origin, prefix, margin, epsilon, lanes,
     IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
@@ -363,7 +362,7 @@ def row_intervals(
 
     stats = (q_stats + at, k_at, q_plane, k_plane, k_tiles, own_first, own_last, lanes)
     table = (
-        chunks + h * chunk_count, heads * chunk_count, columns, steps, origin, grid_width, prefix, base, scale_low, scale_high
+        chunks + h * chunk_count, heads * chunk_count, columns, steps, origin, codes, prefix, base, scale_low, scale_high
     )  # fmt: skip
     reach = (first_row, last_row, keys, first, last)
     documents = (q_low, q_high, k_ids + b * k_tiles, batch * k_tiles, k_tiles)
@@ -452,10 +451,10 @@ def make_plan(call: Operands, budget: float = 24.0 * math.log(2.0)) -> Plan:
             **flags, SEVERAL=SEVERAL, COLUMNS=COLUMNS, CHUNKS=CHUNKS, num_warps=4,
         )  # fmt: skip
         row_intervals[(count * cdiv(q_tiles, QUERIES),)](
-            rows, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+            rows, q_stats, k_stats, q_ids, k_ids, entries, chunks, call.codes,
             table_head, columns, chunk_count, _chunks_per_tile(g, tile),
             g.batch, g.heads, g.groups, g.queries, g.keys, g.offset, g.window, columns // 2 if grid else g.origin,
-            max(g.grid_width, 1), g.prefix, budget + math.log(g.keys) + 1e-3, (g.lanes + 16) * 2.0**-23,
+            g.prefix, budget + math.log(g.keys) + 1e-3, (g.lanes + 16) * 2.0**-23,
             g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR,
             num_warps=4,
         )  # fmt: skip

@@ -58,7 +58,7 @@ DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2),
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
 DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
-DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2)}
+DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 128: (16, 32, 8, 1)}  # on grids too
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 # With gradients of up to two params, whose sums and gathers take registers; half the keys with more, and in float32.
 DQ_PARAMS_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 4, 2)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
@@ -447,7 +447,7 @@ def attention_backward(
         limit = shared_limit(q.device.index or 0)
         columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
         blocks = (DKDV_16 if small else DKDV_32)[width]
-        if g.window:
+        if g.window or (g.grid_width and not small):
             blocks = (DKDV_WINDOW_16 if small else DKDV_WINDOW_32)[width]
         elif small and width == 128 and not (options["LANES"] or g.grid_width) and row_scale is None is segments:
             blocks = DKDV_PLAIN_128

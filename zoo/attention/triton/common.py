@@ -355,7 +355,7 @@ def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, ind
     if index.codes is not None:
         # A pointer to each row of the tile and a 32-bit offset of each column are one instruction an entry.
         first = table + index.origin
-        at = (first - q_place) + k_place if rows.shape[0] > 1 else (first + k_place) + -q_place
+        at = (first - q_place) + k_place if rows.shape[0] > 1 else (first + k_place) - q_place
     else:
         R: tl.constexpr = rows.numel
         C: tl.constexpr = cols.numel

@@ -19,7 +19,7 @@ from zoo.catalog import create_model
 
 pytest.importorskip("triton")
 from zoo.attention.reference import attend
-from zoo.attention.triton import common, decode, op
+from zoo.attention.triton import backward, common, decode, forward, op
 from zoo.attention.triton.common import Operands
 from zoo.attention.triton.forward import attention_forward
 from zoo.priors.base import PriorTerms
@@ -151,10 +151,13 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
     assert torch.equal(decode.decode(flat(far_one), splits=2)[0], decode.decode(flat(one), splits=2)[0])
 
 
-def test_a_grid_whose_codes_could_wrap_is_refused() -> None:
-    kinds = {(1, 1 << 16): True, (1, 1 << 15): False}
-    for (height, width), refused in kinds.items():
-        q = torch.zeros(1, 1, height * width, 8, device=DEVICE)
-        place = Positions.grid(height, width)
-        call = AttentionCall(q, q, q, make("alibi2d").to(DEVICE)(place, place, causal=False), causal=False)
-        assert ("must be below 2³²" in str(triton.TRITON.refuses(call))) == refused
+def test_codes_are_those_of_the_table_and_reach_beyond_the_last_block() -> None:
+    place = Positions.grid(5, 7, num_prefix=2)
+    q = torch.zeros(1, 1, 37, 8, device=DEVICE)
+    call = AttentionCall(q, q, q, make("alibi2d").to(DEVICE)(place, place, causal=False), causal=False)
+    codes = flat(call).codes
+    assert call.table is not None and torch.equal(codes[2:37].long(), -call.table.q_code[2:])
+    blocks = [forward.GRID_64, *forward.CROWDED_16.values(), *forward.CROWDED_32.values()]
+    blocks += [*forward.UNEVEN_BLOCKS_16.values(), *backward.DKDV_16.values(), *backward.DQ_16.values()]
+    blocks += [*backward.DQ_PARAMS_16.values(), *backward.DKDV_32.values(), *backward.DQ_32.values()]
+    assert len(codes) == 37 + max(max(block[:2]) for block in blocks)

@@ -108,8 +108,6 @@ class TritonKernel:
             return f"head width with lanes must be at most {WIDEST}, got {width}"
         if call.table is not None and call.table.origin is None and call.table.shape is None:
             return "its table is neither over a line nor over a grid"
-        if call.table is not None and call.table.shape and math.prod(call.table.shape) * call.table.shape[1] >= 2**32:
-            return f"its grid's patches times its width must be below 2³², got {call.table.shape}"
         if call.segments is not None and call.offset < 0:
             return "documents need a key for every query"
         return refuses_matrix(call)

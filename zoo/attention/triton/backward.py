@@ -60,7 +60,7 @@ DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 128: (16, 32, 8, 1)}  # on grids too
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
-# With gradients of up to two params, whose sums and gathers take registers; half the keys with more, and in float32.
+# With gradients of params, whose sums and gathers take registers.
 DQ_PARAMS_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 4, 2)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
 
@@ -461,8 +461,8 @@ def attention_backward(
         blocks = ((DQ_PARAMS_16 if params else DQ_16) if small else DQ_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
         parts = cdiv(g.queries, bm)
-        if params:
-            bn = max(16, bn // (1 + (not small)) // (1 + (params > 2)))
+        if params > 2 or (params and not small):
+            bn = max(16, bn // (4 if params > 2 and not small else 2))
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](

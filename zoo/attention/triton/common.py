@@ -89,8 +89,8 @@ class Operands:
 
     @cached_property
     def codes(self) -> Tensor | None:
-        """(S + MOST_ROWS,) int32 on a grid, −(y·(2·width − 1) + x) of a patch: key − query is a column of the table.
-        A load takes fewer instructions than y and x. The last block reads beyond the last key."""
+        """(S + MOST_ROWS,) int32, −(y·(2·width − 1) + x) of a patch: a column of the table is origin + codes[key] − codes[query].
+        None on a line. A load takes fewer instructions than y and x do. The last block reads beyond the last key."""
         g = self.geometry
         if self.table is None or not g.grid_width:
             return None
@@ -209,7 +209,7 @@ def visible_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
 
 @triton.jit
 def place_of(tokens, index):
-    """What indexes the table: the token's index on a line, query − key; on a grid its code, key − query."""
+    """A token's index on a line, where columns of the table are query − key; its code on a grid: key − query."""
     if index.codes is not None:
         return tl.load(index.codes + tokens)
     return tokens

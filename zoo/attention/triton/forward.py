@@ -44,7 +44,7 @@ CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
 
 # Where `runs_ahead` holds, a call takes the first blocks without a plan and the second with one, which takes registers.
 AHEAD_64 = ((128, 128, 8, 2), (128, 64, 8, 3))
-GRID_64 = (128, 128, 8, 2)  # on a grid, up to 64 even columns of two bytes
+GRID_64 = (128, 128, 8, 2)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
 
 
 def runs_ahead(q: Tensor, dk: int, dv: int) -> bool:
@@ -251,11 +251,12 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
         crowded = g.grid_width > 0 or g.window > 0 or (segments is not None and dk + dv > 256)
+        on_grid_alone = g.grid_width and not (padded_lanes or g.window or segments is not None)
         full = dk + padded_lanes == g.width_k and dv == g.width_v
         ahead = full and not (crowded or padded_lanes) and segments is None and runs_ahead(q, dk, dv)
         if ahead:
             bm, bn, warps, stages = AHEAD_64[plan is not None]
-        elif g.grid_width and even and q.element_size() == 2 and max(dk, dv) <= 64:
+        elif on_grid_alone and even and q.element_size() == 2 and max(dk, dv) <= 64:
             bm, bn, warps, stages = GRID_64
         else:
             bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)

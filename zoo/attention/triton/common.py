@@ -89,8 +89,8 @@ class Operands:
 
     @cached_property
     def codes(self) -> Tensor | None:
-        """(S + MOST_ROWS,) int32, −(y·(2·width − 1) + x) of a patch: a column of the table is origin + codes[key] − codes[query].
-        None on a line. A load takes fewer instructions than y and x do. The last block reads beyond the last key."""
+        """(S + MOST_ROWS,) int32, −(y·(2·width − 1) + x) of a patch, or None on a line. A column of the table is
+        origin + codes[key] − codes[query]. A load takes fewer instructions than y and x. Blocks read beyond the last key."""
         g = self.geometry
         if self.table is None or not g.grid_width:
             return None

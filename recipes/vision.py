@@ -1,6 +1,6 @@
 """Vision recipes by name.
 
-`vision.<method>_tiny`, `_photos`, `_solar`, `_scenes` and `_scenes_shapes` exist for every method in the registry
+`vision.<method>_tiny`, `_photos`, `_scenes`, `_scenes_shapes` and `_links` exist for every method in the registry
 (`priorzoo train --list`); the other functions are the papers' set-ups.
 
 tiny reads the letters of 23 fonts that ship; the weights `*.glyphs` are of 791 fonts (`--set data.source=glyphs`, data that
@@ -37,7 +37,7 @@ def tiny(method: str) -> Recipe:
 
 
 # Shapes of training batches where they are not all 96 × 96; these have 150 patches in the mean, 96 × 96 has 144.
-SCENE_SHAPES = {"scenes": (), "scenes_shapes": ("64x64", "96x96", "128x128", "64x144", "144x64")}
+SCENE_SHAPES = {"scenes": (), "scenes_shapes": ("64x64", "96x96", "128x128", "64x144", "144x64"), "links": ()}
 
 
 def scene(task: str, method: str) -> Recipe:
@@ -45,16 +45,17 @@ def scene(task: str, method: str) -> Recipe:
 
     priorzoo evaluate RUN_DIR find,map --sizes 96,144,192,288,384
 
-    The class token says which letter is ringed, every patch which letter it is on. Without the map's loss 10,000 pictures
-    taught nothing. scenes_shapes: each batch has one of several sizes and aspects. Needs
-    `priorzoo fetch-data vision scenes --offline`. Hardware: one CPU core.
+    scenes: the class token says which letter is ringed, every patch which letter it is on. Without the map's loss 10,000
+    pictures taught nothing. scenes_shapes: each batch has one of several sizes and aspects. links: the class token says which
+    letter a line joins to the ringed one. Needs `priorzoo fetch-data vision scenes links --offline`. Hardware: one CPU core.
     """
+    source, shapes = task.partition("_")[0], SCENE_SHAPES[task]
     return Recipe(
         name=f"vision.{method}_{task}",
         modality="vision",
         model=Model(f"vision_{method}_scene_patch8"),
         data=VisionDataConfig(
-            "scenes", image_size=96, num_classes=27, target="marked+map", augment="window", shapes=SCENE_SHAPES[task]
+            source, image_size=96, num_classes=27, target="marked+map", augment="window", shapes=shapes
         ),
         optim=Optim(**TINY | {"warmup": 100}),
         train=Train(steps=2000, batch=64, save_every=500),
@@ -62,16 +63,13 @@ def scene(task: str, method: str) -> Recipe:
     )
 
 
-PHOTOGRAPHS = {"photos": 14, "solar": 2}  # sources and their classes
-
-
-def photographs(source: str, method: str) -> Recipe:
-    """0.5M parameters, 96 pixels: photographs of fruit (photos, 14 kinds, 348 pixels and more) or of solar cells (solar, 300).
+def photographs(method: str) -> Recipe:
+    """0.5M parameters, 96 pixels: photographs of fruit, 14 kinds, 348 pixels and more.
 
     priorzoo evaluate RUN_DIR resolution --sizes 96,144,192,288
 
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
-    `priorzoo fetch-data vision photos solar`. Hardware: one CPU core.
+    `priorzoo fetch-data vision photos`. Hardware: one CPU core.
     """
     augmentation: dict[str, Any] = {
         "crop_scale": (0.35, 1.0),
@@ -80,10 +78,10 @@ def photographs(source: str, method: str) -> Recipe:
         "label_smoothing": 0.1,
     }
     return Recipe(
-        name=f"vision.{method}_{source}",
+        name=f"vision.{method}_photos",
         modality="vision",
         model=Model(f"vision_{method}_tiny_patch8"),
-        data=VisionDataConfig(source, image_size=96, num_classes=PHOTOGRAPHS[source], **augmentation),
+        data=VisionDataConfig("photos", image_size=96, num_classes=14, **augmentation),
         optim=Optim(**TINY),
         train=Train(steps=800, batch=32, save_every=200),
         evaluate=Evaluate(every=200, samples=661),
@@ -159,7 +157,6 @@ def ggd2d_imagenet_vitb16() -> Recipe:
 for _method in GOAT_IMAGENET:
     RECIPES[f"goat_imagenet_{_method}_vits16"] = partial(goat_imagenet, _method)
 RECIPES.add_family("tiny", tiny, model_size="tiny_patch8")
-for _source in PHOTOGRAPHS:
-    RECIPES.add_family(_source, partial(photographs, _source), model_size="tiny_patch8")
+RECIPES.add_family("photos", photographs, model_size="tiny_patch8")
 for _task in SCENE_SHAPES:
     RECIPES.add_family(_task, partial(scene, _task), model_size="scene_patch8")

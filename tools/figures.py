@@ -34,7 +34,6 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "vision_scenes/variants/find.png": (),
     "vision_tiny/resolution.png": tuple(f"{name}_ssmax" for name in GLYPHS),
     "vision_photos/resolution.png": (),
-    "vision_solar/resolution.png": (),
     "far/far.png": (),
     "released/lengths.png": (),
 }

@@ -1,7 +1,7 @@
 """Where images come from: a spec string in, an `ImageSet` out.
 
-    "photos" | "solar" | "glyphs"   shards that `priorzoo fetch-data vision NAME` puts into the data folder (glyphs: of 0.5.0)
-    "scenes"                        the same, of pictures with boxes (`vision scenes`)
+    "photos" | "glyphs"             shards that `priorzoo fetch-data vision NAME` puts into the data folder (glyphs: of 0.5.0)
+    "scenes" | "links"              the same, of pictures with boxes
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
                                     validation, test), or PATH/CLASS/… alone
@@ -30,7 +30,7 @@ from modalities.vision.shards import Shards, open_shards
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, read_object
 
-FETCHED = ("glyphs", "photos", "solar", "scenes")
+FETCHED = ("glyphs", "photos", "scenes", "links")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
 BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}  # pixels
 HELD_OUT = "split=heldout"  # behind a folder or dataset: all of it

@@ -1,8 +1,10 @@
-"""Crowds of letters over photographs: "scenes".
+"""Crowds of letters over photographs: "scenes" and "links".
 
-Letters keep their size in pixels: a larger canvas holds more of them, at one density. One is *marked* by a closed ring: which
-letter the ring is round (find), which letter is where (map). KEY.json has the boxes. Training pictures are larger than what
-models are trained at: a window that holds the ring is cut out. Ink is darker than the background everywhere.
+Letters keep their size in pixels: a larger canvas holds more of them, at one density. Of scenes, which letter is in the closed
+ring (find), and which letter is where (map)? Of links, where lines join letters in pairs, which letter is joined to the one in
+the ring? It is so far away that a crop of the training size round the ring ends before it. KEY.json has the boxes, and the
+answer is *marked*. Training pictures are larger than what models are trained at: a window that holds the ring and the answer
+is cut out. Ink is darker than the background everywhere.
 """
 
 from __future__ import annotations
@@ -84,7 +86,10 @@ AREA = 48.0**2  # pixels a letter, and as many a piece of clutter
 DARKEST_INK, BRIGHTEST_DARK = 60, 120  # values of ink reach the first, those of backgrounds begin at the second
 ROOM = 3.0  # pixels between the ink's circle and the middle of the ring's line
 TRIES = 60  # places that are tried for a letter; where all overlap others it is left out
-FAILURES = 1000  # of placing all marked letters
+REACH = (
+    48,
+    58,
+)  # pixels, of the larger coordinate, between letters that a line joins: half the training size, and what fits
 FINE = 4  # everything is drawn at so many times its size and averaged
 
 
@@ -98,6 +103,7 @@ class Letter(NamedTuple):
     at: tuple[int, int]
     ink: Colour
     marked: bool = False
+    ringed: bool = False
 
     @property
     def radius(self) -> float:
@@ -106,38 +112,32 @@ class Letter(NamedTuple):
 
 
 class Stroke(NamedTuple):
-    """Part of an ellipse's line, or all of it: the ring round a marked letter is an arc of 360 degrees."""
+    """Part of an ellipse's line, or all of it: a ring is an arc of 360 degrees. With `to` the straight line there from `at`."""
 
     at: tuple[int, int]
     radii: Point
     angles: Point
     width: float
     colour: Colour
+    to: tuple[int, int] | None = None
 
 
 def crowd(
-    rng: np.random.Generator, fonts: Sequence[str], size: tuple[int, int], marked: list[tuple[str, str]], within: int
+    rng: np.random.Generator, fonts: Sequence[str], size: tuple[int, int], answer: tuple[str, str], within: int
 ) -> tuple[list[Letter], list[Stroke]]:
-    """Letters, and clutter and rings, on a canvas of (height, width) pixels.
+    """Letters, and clutter and last a ring, on a canvas of (height, width) pixels.
 
-    marked: (font, letter) of each marked one. within: side of a square, in pixels, that holds these with their rings.
-    ValueError where it has no room for them.
+    answer: font and letter of the ringed one. within: side of a square, in pixels, that holds it with its ring. ValueError
+    where that has no room.
     """
     (height, width), side = size, min(within, *size)
-    inside = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
-    letters: list[Letter] = []
-    failures = 0
-    while len(letters) < len(marked):
-        letter = _place(rng, *marked[len(letters)], letters, inside, marked=True)
-        letters = [*letters, letter] if letter else []  # without room for one of them all are placed anew
-        failures += letter is None
-        if failures == FAILURES:
-            raise ValueError(f"{len(marked)} marked letters with rings do not fit into {side} × {side} pixels")
-    rings = [
-        Stroke(letter.at, (letter.radius + ROOM,) * 2, (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng))
-        for letter in letters
-    ]
-    for _ in range(max(0, round(height * width / AREA) - len(marked))):
+    square = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
+    letter = _place(rng, *answer, [], square)
+    if letter is None:
+        raise ValueError(f"a letter with a ring does not fit into {side} × {side} pixels")
+    letters = [letter._replace(marked=True, ringed=True)]
+    ring = Stroke(letter.at, (letter.radius + ROOM,) * 2, (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng))
+    for _ in range(max(0, round(height * width / AREA) - 1)):
         font, name = fonts[int(rng.integers(len(fonts)))], CLASSES[int(rng.integers(len(CLASSES)))]
         if placed := _place(rng, font, name, letters, (0, 0, width, height)):
             letters.append(placed)
@@ -149,17 +149,50 @@ def crowd(
         start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
         radii = (radius, radius * float(rng.uniform(0.6, 1)))
         clutter.append(Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng)))
-    return [letters[n] for n in order], clutter + rings
+    return [letters[n] for n in order], [*clutter, ring]
 
 
-def _place(
-    rng: np.random.Generator, font: str, name: str, others: Sequence[Letter], inside: Box, *, marked: bool = False
-) -> Letter | None:
+def linked_crowd(
+    rng: np.random.Generator, fonts: Sequence[str], size: tuple[int, int], answer: tuple[str, str], within: int
+) -> tuple[list[Letter], list[Stroke]]:
+    """A crowd with lines that join letters in pairs and pass no other letter, until no more fits. The ring is round the letter
+    that is joined to `answer` and has their line's colour."""
+    letters, (*strokes, ring) = crowd(rng, fonts, size, answer, within)
+    pairs: dict[int, int] = {}
+    order = sorted(range(len(letters)), key=lambda n: not letters[n].marked)
+    for n in order:
+        near = [m for m in order if not {n, m} & pairs.keys() and _can_join(letters, n, m)]
+        if near:
+            m = near[int(rng.integers(len(near)))]
+            pairs |= {n: m, m: n}
+            way = np.subtract(letters[m].at, letters[n].at) / math.dist(letters[m].at, letters[n].at)
+            ends = (letters[n].at + (letters[n].radius + ROOM) * way, letters[m].at - (letters[m].radius + ROOM) * way)
+            (x, y), (to_x, to_y) = (end.round().astype(int).tolist() for end in ends)
+            strokes.append(Stroke((x, y), (0, 0), (0, 0), float(rng.uniform(2.0, 3.0)), _hue(rng), (to_x, to_y)))
+        elif letters[n].marked:
+            return linked_crowd(rng, fonts, size, answer, within)
+    start, line = letters[pairs[order[0]]], next(stroke for stroke in strokes if stroke.to is not None)
+    ring = ring._replace(at=start.at, radii=(start.radius + ROOM,) * 2, colour=line.colour)
+    return [letter._replace(ringed=letter is start) for letter in letters], [*strokes, ring]
+
+
+def _can_join(letters: Sequence[Letter], n: int, m: int) -> bool:
+    """Whether the larger coordinate between two letters is within REACH, and the line between them passes no other."""
+    way = np.subtract(letters[m].at, letters[n].at)
+    others = [letter for k, letter in enumerate(letters) if k not in (n, m)]
+    beside = np.array([letter.at for letter in others]).reshape(-1, 2) - letters[n].at
+    if not REACH[0] <= np.abs(way).max() <= REACH[1]:
+        return False
+    nearest = np.clip(beside @ way / (way @ way), 0, 1)[:, None] * way
+    return bool((np.linalg.norm(beside - nearest, axis=1) > [letter.radius + ROOM for letter in others]).all())
+
+
+def _place(rng: np.random.Generator, font: str, name: str, others: Sequence[Letter], inside: Box) -> Letter | None:
     """A letter within a box where it, with a ring, overlaps none of the others."""
     cap = float(math.exp(rng.uniform(*np.log(CAP))))
     rotation = float(rng.uniform(-ROTATION, ROTATION))
     red, green, blue = rng.integers(0, DARKEST_INK, 3).tolist()
-    letter = Letter(font, name, cap, rotation, (0, 0), (red, green, blue), marked)
+    letter = Letter(font, name, cap, rotation, (0, 0), (red, green, blue))
     reach = letter.radius + ROOM + 2
     left, top, width, height = inside
     sides = ((left, left + width), (top, top + height))
@@ -184,11 +217,16 @@ def draw_crowd(letters: list[Letter], strokes: list[Stroke], background: np.ndar
     dim = BRIGHTEST_DARK + (255 - BRIGHTEST_DARK) / 255 * background.astype(np.float32)
     picture = Image.fromarray(np.round(dim).astype(np.uint8))
     for stroke in strokes:
-        half = math.ceil(max(stroke.radii) + stroke.width)
+        span = stroke.radii if stroke.to is None else np.abs(np.subtract(stroke.to, stroke.at))
+        half, width = math.ceil(max(span) + stroke.width), max(1, round(FINE * stroke.width))
         mask, middle = Image.new("L", (2 * half * FINE, 2 * half * FINE)), half * FINE
-        across, down = (FINE * (radius + stroke.width / 2) for radius in stroke.radii)
-        box = (middle - across, middle - down, middle + across, middle + down)
-        ImageDraw.Draw(mask).arc(box, *stroke.angles, fill=255, width=max(1, round(FINE * stroke.width)))
+        if stroke.to is not None:
+            end = (middle + FINE * (b - a) for a, b in zip(stroke.at, stroke.to, strict=True))
+            ImageDraw.Draw(mask).line((middle, middle, *end), fill=255, width=width)
+        else:
+            across, down = (FINE * (radius + stroke.width / 2) for radius in stroke.radii)
+            box = (middle - across, middle - down, middle + across, middle + down)
+            ImageDraw.Draw(mask).arc(box, *stroke.angles, fill=255, width=width)
         picture.paste(stroke.colour, (stroke.at[0] - half, stroke.at[1] - half), mask.reduce(FINE))
     boxes = []
     for letter in letters:
@@ -226,17 +264,18 @@ _worker: tuple[Sequence[str], Sequence[bytes]]  # of a process: once, since phot
 
 
 def write_scenes(
+    kind: str,
     folder: Path,
     fonts: Mapping[str, Sequence[str]],
     photographs: Mapping[str, Sequence[bytes]],
     about: Mapping[str, object],
 ) -> None:
-    """Draw the scenes into folder/train and folder/heldout; ringed letters walk through the letters, then the fonts."""
+    """Draw "scenes" or "links" into folder/train and folder/heldout; answers walk through the letters, then the fonts."""
     for split, count in COUNTS.items():
         index = {"classes": CLASSES, "size": SIDES[split], "seed": 0, "made_with": {**about, **versions()}}
-        jobs = [(split, number) for number in range(count)]
+        jobs = [(kind, split, number) for number in range(count)]
         with Pool(initializer=_start_worker, initargs=(tuple(fonts[split]), photographs[split])) as pool:
-            write_shards(folder / split, pool.imap(_draw_sample, jobs, chunksize=16), "scenes", 2000, count, index)
+            write_shards(folder / split, pool.imap(_draw_sample, jobs, chunksize=16), kind, 2000, count, index)
 
 
 def _start_worker(fonts: Sequence[str], photographs: Sequence[bytes]) -> None:
@@ -253,13 +292,16 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _draw_sample(job: tuple[str, int]) -> Sample:
-    (split, number), (fonts, photographs) = job, _worker
-    # The second 0 keeps the pixels of the published scenes.
-    rng, side = np.random.default_rng([0, 0, split == "heldout", number]), SIDES[split]
+def _draw_sample(job: tuple[str, str, int]) -> Sample:
+    (kind, split, number), (fonts, photographs) = job, _worker
+    # The second number is 0 for the pixels of the published scenes.
+    rng, side = np.random.default_rng([0, kind == "links", split == "heldout", number]), SIDES[split]
     label, font = number % len(CLASSES), fonts[number // len(CLASSES) % len(fonts)]
-    letters, strokes = crowd(rng, fonts, (side, side), [(font, CLASSES[label])], WITHIN)
+    draw = linked_crowd if kind == "links" else crowd
+    letters, strokes = draw(rng, fonts, (side, side), (font, CLASSES[label]), WITHIN)
     picture, boxes = draw_crowd(letters, strokes, photograph_region(rng, photographs, side, side))
     categories = [CLASSES.index(letter.letter) for letter in letters]
     objects = {"bbox": boxes, "category": categories, "marked": [letter.marked for letter in letters]}
+    if kind == "links":
+        objects |= {"kept": [letter.marked or letter.ringed for letter in letters]}
     return Sample(jpeg(picture), label, {"objects": objects, "group": Path(font).name})

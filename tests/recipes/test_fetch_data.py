@@ -26,7 +26,7 @@ from modalities.vision.objects import window_on
 from modalities.vision.sources import BUILTIN, open_images
 from recipes import fetch_data
 from recipes.fetchers import common, scenes, text, vision
-from recipes.fetchers.scenes import crowd, draw_crowd
+from recipes.fetchers.scenes import crowd, draw_crowd, linked_crowd
 from tests.durability.files import Runs
 from tests.launching import Done, call
 from tests.refusals import refuses
@@ -229,9 +229,6 @@ def test_only_arrays_are_read_from_a_pickle(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# ---- shards
-
-
 def read_samples(folder: Path) -> list[tuple[bytes, int, dict]]:
     """(picture, label, what else is known) of every sample of a folder of shards."""
     samples = webdataset.WebDataset(sorted(map(str, folder.glob("*.tar"))), shardshuffle=False)
@@ -259,50 +256,52 @@ def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
     assert [len(read_samples(place / split)) for split in ("val", "heldout")] == [1, 1]
 
 
-def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path, monkeypatch):
-    labels = [(f"images/cell{n:04d}.png", (0.0, 1 / 3, 2 / 3, 1.0)[n % 4], "mono") for n in range(300)]
-    with zipfile.ZipFile(tmp_path / "elpv.whl", "w") as archive:
-        archive.writestr("elpv_dataset/data/labels.csv", "".join(f"{n} {p}  {kind}\n" for n, p, kind in labels))
-        for name, *_ in labels:
-            archive.writestr(f"elpv_dataset/data/{name}", f"picture {name}".encode())
-    monkeypatch.setattr(vision, "fetch_package", lambda *_: tmp_path / "elpv.whl")
-    assert vision.fetch_solar(tmp_path, tmp_path, False).endswith("240 train, 60 heldout")
-    samples = read_samples(tmp_path / "vision/solar/heldout")
-    assert {about["file"] for *_, about in samples} == {name for name, *_ in labels[180:240]}  # the fourth block
-    for picture, label, about in samples:
-        assert label == (about["probability"] > 0.5) and picture == f"picture {about['file']}".encode()
-
-
-# ---- pictures of letters
-
-
 def test_equal_seeds_give_the_pixels_of_the_shipped_data() -> None:
     if json.loads((BUILTIN / "index.json").read_text())["made_with"]["pillow"] != scenes.versions()["pillow"]:
         pytest.skip("another Pillow draws other pixels")
     rng = np.random.default_rng(0)
-    what = crowd(rng, FONTS["train"], (160, 224), [(FONTS["train"][0], "Q")], 96)
+    what = crowd(rng, FONTS["train"], (160, 224), (FONTS["train"][0], "Q"), 96)
     picture, _ = draw_crowd(*what, rng.integers(0, 256, (160, 224, 3), dtype=np.uint8))
     assert hashlib.sha256(picture.tobytes()).hexdigest()[:16] == "3142de40c3998856"
 
 
-@pytest.mark.parametrize(("count", "within"), [(9, 96), (1, 30)])
-def test_marked_letters_without_room_are_an_error(count: int, within: int) -> None:
-    with pytest.raises(ValueError, match=f"^{count} marked letters .* {within} × {within} pixels"):
-        crowd(np.random.default_rng(0), FONTS["train"], (160, 160), [(FONTS["train"][0], "Q")] * count, within)
+def test_a_letter_without_room_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"^a letter with a ring does not fit into 30 × 30"):
+        crowd(np.random.default_rng(0), FONTS["train"], (160, 160), (FONTS["train"][0], "Q"), 30)
 
 
-def test_scenes_are_read_as_what_was_drawn(tmp_path: Path, monkeypatch) -> None:
+def test_lines_join_letters_whose_answer_no_crop_round_the_ring_shows() -> None:
+    for number in range(8):
+        rng, size = np.random.default_rng(number), (160, 192)
+        letters, strokes = linked_crowd(rng, FONTS["train"], size, (FONTS["train"][0], "Q"), 96)
+        lines = [np.array([stroke.at, stroke.to]) for stroke in strokes if stroke.to is not None]
+        (answer,), (start,) = ([one for one in letters if getattr(one, name)] for name in ("marked", "ringed"))
+        assert answer.letter == "Q" and strokes[-1].at == start.at
+        assert 48 <= np.abs(np.subtract(answer.at, start.at)).max() <= 58
+        ends = [end for line in lines for end in line]
+        joined = [[np.linalg.norm(end - one.at) < one.radius + scenes.ROOM + 1 for end in ends] for one in letters]
+        assert sorted(map(sum, joined))[-2 * len(lines) :] == [1] * 2 * len(lines)  # each line two letters, none twice
+        assert {joined[letters.index(one)].index(True) // 2 for one in (answer, start)} == {0}
+        for line in lines:  # along it no letter but at the ends
+            along = line[0] + np.linspace(0, 1, 50)[:, None] * (line[1] - line[0])
+            near = [one for one in letters if (np.linalg.norm(along - one.at, axis=1) < one.radius + 1).any()]
+            assert not near
+
+
+@pytest.mark.parametrize("kind", ["scenes", "links"])
+def test_scenes_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(scenes, "COUNTS", {"train": 3, "heldout": 5})
     monkeypatch.setattr(scenes, "SIDES", {"train": 160, "heldout": 192})
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
     photographs = [scenes.jpeg(Image.fromarray(pixels))]
-    scenes.write_scenes(tmp_path, FONTS, dict.fromkeys(FONTS, photographs), {})
+    scenes.write_scenes(kind, tmp_path, FONTS, dict.fromkeys(FONTS, photographs), {})
     assert json.loads((tmp_path / "train/index.json").read_text())["samples"] == 3
     images = open_images(f"wds:{tmp_path / 'heldout'}", "all")
     for n in range(5):
         _, objects = images.read_objects(n)
         assert objects.categories[objects.marked].tolist() == [images.read(n)[1]] and objects.group
-        window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where the marked one does not fit
+        window = window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where what is kept does not fit
+        assert objects.in_window(window).kept.sum() == (2 if kind == "links" else 1)
 
 
 def test_a_released_model_of_the_hub(tmp_path, web):

@@ -24,7 +24,7 @@ from modalities.vision.evaluators import scenes as module
 from modalities.vision.evaluators.scenes import SceneSettings
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.modality import MAP_WEIGHT, loss, weight
-from modalities.vision.objects import check_objects, parse_objects, target_of, window_on
+from modalities.vision.objects import check_objects, parse_objects, target_of, targets_of, window_on
 from modalities.vision.rings import ring_centre
 from tests.refusals import refuses
 from tests.vision.image_files import encoded, write_tar
@@ -64,9 +64,6 @@ class Scenes(ImageSet):
         return image, parse_objects(fields, f"group {index % 4}")
 
 
-# ---- objects ----
-
-
 def test_what_are_no_objects_is_skipped_by_reason():
     box = [[0, 0, 1, 1]]
     for fields, reason in (
@@ -90,8 +87,16 @@ def test_windows_hold_the_marked_objects_and_lie_in_one_another():
                 assert (window[:2] <= box[:2]).all() and (window[:2] + window[2:] >= box[:2] + box[2:]).all()
             inner = [window]
     apart = parse_objects({"bbox": [[0, 0, 8, 8], [80, 0, 8, 8]], "category": [0, 1]})
-    for shape, message in (((64, 64), "spread: the marked objects take 88"), ((104, 96), "too small: 96×96")):
+    for shape, message in (((64, 64), "spread: the objects to be shown take 88"), ((104, 96), "too small: 96×96")):
         refuses(message, window_on, (96, 96), apart, shape, (0, 0), error=BadImage)
+
+
+def test_windows_without_all_that_the_question_needs_have_answer_0():
+    pair = {"bbox": [[0, 0, 8, 8], [40, 0, 8, 8]], "category": [3, 1], "marked": [False, True], "kept": [True, True]}
+    objects = parse_objects(pair)
+    assert window_on((96, 96), objects, (56, 56), (0, 0)) == (0, 0, 56, 56)
+    for window, answer in (((0, 0, 56, 56), 2), ((24, 0, 56, 56), 0)):
+        assert targets_of(objects.in_window(window), (56, 56))["targets"] == answer
 
 
 def test_pictures_that_cannot_be_asked_have_a_reason():
@@ -106,9 +111,6 @@ def test_pictures_that_cannot_be_asked_have_a_reason():
         refuses(message, check_objects, wrong, (size, size), target, [], max(fields["category"]) + 1, error=BadImage)
 
 
-# ---- sources ----
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Six scenes as a shard."""
@@ -116,9 +118,6 @@ def stored(tmp_path_factory):
     samples = [{"json": json.dumps({"objects": fields}).encode(), "png": encoded(image)} for image, fields in pairs]
     path = tmp_path_factory.mktemp("stored") / "a.tar"
     return f"wds:{write_tar(path, [(str(n), sample) for n, sample in enumerate(samples)])}"
-
-
-# ---- training ----
 
 
 def config(stored, **options):
@@ -175,9 +174,6 @@ def test_heldout_windows_are_the_same_every_time_and_count_once(stored):
     one, two = list(heldout), list(heldout)
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(one, two, strict=True))
     assert sum(weight(batch)[0] for batch in one) == 6 and (one[-1]["maps"][one[-1]["targets"] < 0] == -1).all()
-
-
-# ---- evaluators ----
 
 
 class Oracle(nn.Module):

@@ -56,10 +56,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
     name = "completion"
     version = 2  # 1 had other fields in its cells
     summary = "continuations of held-out DNA: agreement with the truth beside chance, and Pearson r of GC content"
-    scores = (
-        *map(Score, ("accuracy", "chance", "gc_r", "gc_error")),
-        Score("undefined", exception=True),
-    )
+    scores = (*map(Score, ("accuracy", "chance", "gc_r", "gc_error")), Score("undefined", exception=True))
     axis = BASES_LENGTH
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:

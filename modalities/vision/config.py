@@ -28,13 +28,13 @@ class VisionDataConfig:
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1, as many as the source
         lists; of maps one more, the background.
     target: "label", the image's own, or what is asked of the objects in it (objects.py).
-    unmarked: for "marked+map", the share of training rows whose window should show no marked box; their answer is 0. Pictures
+    unmarked: for "marked+map", the share of training rows whose window should lack some evidence; their answer is 0. Pictures
         without such a window keep the mark: 70% of `scenes` at 96 pixels.
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
         same, then RandAugment and, on the normalised tensor, random erasing. Resizing is bicubic. "window", of targets that
-        are asked of objects, cuts out a window at the stored resolution that holds the marked ones; no resizing.
+        are asked of objects, cuts out a window at the stored resolution that holds the evidence; no resizing.
     hflip, random_erasing: probabilities; erased areas are filled with noise. color_jitter: strength on brightness, contrast
         and saturation. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies each operation with
         probability one half; "-p1" applies all.

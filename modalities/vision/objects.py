@@ -2,8 +2,8 @@
 
     "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]}, "group": "a font"
 
-is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection). Without "marked" all are; "kept" are what the
-question needs, by default the marked ones. Targets are of the window on the picture that a model sees:
+is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection). Without "marked" all are; "evidence"
+are boxes that the question needs besides the marked ones. Targets are of the window on the picture that a model sees:
 
     marked    the category of the one marked object
     map       the category + 1 of every pixel, 0 without one, of overlapping boxes the last; a patch has its middle pixel's
@@ -25,14 +25,14 @@ from torch import Tensor
 
 from modalities.vision.images import BadImage
 
-MARGIN = 8  # pixels round the kept boxes that a window shows too, where picture and window have them
+MARGIN = 8  # pixels round the boxes of the evidence that a window shows too, where picture and window have them
 
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels
 
 
 @dataclass(frozen=True)
 class Objects:
-    """Of N objects: boxes (N, 4) float64, left, top, width, height in pixels; categories (N,) int64; marked, kept (N,) bool.
+    """Of N objects: boxes (N, 4) float64, left, top, width, height in pixels; categories (N,) int64; marked, evidence (N,).
 
     group: what the picture shares with others that a measurement should not count as independent, such as a font; "".
     """
@@ -40,16 +40,16 @@ class Objects:
     boxes: np.ndarray
     categories: np.ndarray
     marked: np.ndarray
-    kept: np.ndarray
+    evidence: np.ndarray
     group: str = ""
 
     def in_window(self, window: Window) -> Objects:
-        """The objects that a window shows some of, in its coordinates; none is marked where one is missing that is kept."""
+        """The objects that a window shows some of, in its coordinates; none is marked where some evidence is missing."""
         left, top, width, height = window
         boxes = self.boxes - [left, top, 0, 0]
         seen = (boxes[:, :2] < [width, height]).all(1) & (boxes[:, :2] + boxes[:, 2:] > 0).all(1)
-        marked = self.marked[seen] & seen[self.kept].all()
-        return Objects(boxes[seen], self.categories[seen], marked, self.kept[seen], self.group)
+        marked = self.marked[seen] & seen[self.evidence].all()
+        return Objects(boxes[seen], self.categories[seen], marked, self.evidence[seen], self.group)
 
 
 NO_OBJECTS = Objects(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, bool))
@@ -59,20 +59,23 @@ def parse_objects(fields: object, group: object = "") -> Objects:
     """The objects of a mapping as above. Raises BadImage "no objects", "bad objects"."""
     if not isinstance(fields, Mapping) or not {"bbox", "category"} <= fields.keys():
         raise BadImage("no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}")
-    expected = "expected equally many boxes of four numbers, whole categories from 0 on, and marks, true or false"
+    expected = (
+        "expected equally many boxes of four numbers, whole categories from 0 on, marks and evidence true or false"
+    )
     try:
         boxes = np.array(fields["bbox"], np.float64).reshape(-1, 4)
         categories = np.array(fields["category"]).reshape(-1)
         marked = np.array(fields.get("marked", [True] * len(boxes))).reshape(-1)
-        kept = np.array(fields.get("kept", marked)).reshape(-1)
-        counts = {len(fields["bbox"]), len(boxes), len(categories), len(marked), len(kept)}
+        evidence = np.array(fields.get("evidence", marked)).reshape(-1)
+        counts = {len(fields["bbox"]), len(boxes), len(categories), len(marked), len(evidence)}
     except (TypeError, ValueError) as error:
         raise BadImage("bad objects", f"{expected} ({error})") from None
-    kinds = categories.dtype.kind + marked.dtype.kind + kept.dtype.kind
+    kinds = categories.dtype.kind + marked.dtype.kind + evidence.dtype.kind
     typed = not len(boxes) or (kinds in ("ibb", "ubb") and categories.min() >= 0)
     if len(counts) > 1 or not typed or not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
         raise BadImage("bad objects", f"{expected}; boxes with a width and height above 0")
-    return Objects(boxes, categories.astype(np.int64), marked.astype(bool), kept.astype(bool), str(group or ""))
+    marked, evidence = marked.astype(bool), evidence.astype(bool)
+    return Objects(boxes, categories.astype(np.int64), marked, marked | evidence, str(group or ""))
 
 
 def check_objects(
@@ -95,18 +98,18 @@ def check_objects(
 
 
 def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], at: tuple[float, float]) -> Window:
-    """A window of `shape` (height, width) on a picture of `size` (width, height) that holds every kept box; BadImage "too
+    """A window of `shape` (height, width) on a picture of `size` (width, height) that holds all evidence; BadImage "too
     small" or "spread" where there is none. at: where among the possible places, from 0 (left, top) to 1. With one `at` a larger
     window contains each smaller one."""
     height, width = shape
     if size[0] < width or size[1] < height:
         raise BadImage("too small", f"{size[0]}×{size[1]} pixels, a window of {width}×{height}")
-    kept = objects.boxes[objects.kept]
+    needed = objects.boxes[objects.evidence]
     corner = []
     for axis, (side, most, place) in enumerate(zip((width, height), size, at, strict=True)):
         low, high = 0, most - side
-        if len(kept):
-            first, last = float(kept[:, axis].min()), float((kept[:, axis] + kept[:, axis + 2]).max())
+        if len(needed):
+            first, last = float(needed[:, axis].min()), float((needed[:, axis] + needed[:, axis + 2]).max())
             if last - first > side:
                 raise BadImage("spread", f"the objects to be shown take {last - first:g} pixels, the window has {side}")
             room = min(MARGIN, (side - (last - first)) // 2)
@@ -117,12 +120,12 @@ def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], a
 
 
 def window_off(image: Image.Image, objects: Objects, shape: tuple[int, int]) -> Window | None:
-    """The first of 16 random windows that leaves out a kept box and MARGIN pixels round it; None where none does."""
+    """The first of 16 random windows that lacks a box of the evidence and MARGIN pixels round it, or None."""
     around = replace(objects, boxes=objects.boxes + np.array([-MARGIN, -MARGIN, 2 * MARGIN, 2 * MARGIN]))
     (across, down), (height, width) = image.size, shape
     for _ in range(16):
         window = random.randint(0, across - width), random.randint(0, down - height), width, height
-        if around.in_window(window).kept.sum() < objects.kept.sum():
+        if around.in_window(window).evidence.sum() < objects.evidence.sum():
             return window
     return None
 
@@ -141,8 +144,7 @@ def targets_of(objects: Objects | None, shape: tuple[int, int]) -> dict[str, np.
 
 
 def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:
-    """What a single target asks of a picture of `shape` (height, width): int64, that shape for "map", else (). BadImage
-    "not one marked" for "marked"."""
+    """What a target asks of a picture of `shape` (height, width): int64, of that shape for "map". Raises "not one marked"."""
     if target == "marked":
         marked = objects.categories[objects.marked]
         if len(marked) != 1:

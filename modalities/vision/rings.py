@@ -13,8 +13,7 @@ ANGLES = 48
 
 
 def ring_centre(pixels: np.ndarray) -> tuple[int, int]:
-    """(x, y) round which most of a circle of RADII is saturated, of pixels uint8 (height, width, 3); a miss of a pixel counts
-    as hit."""
+    """(x, y) round which most of a circle of RADII is saturated, within a pixel, of pixels uint8 (height, width, 3)."""
     height, width = pixels.shape[:2]
     saturated = np.ptp(pixels.astype(np.int16), axis=2) > CHROMA
     near = np.lib.stride_tricks.sliding_window_view(np.pad(saturated, 1), (3, 3)).any((2, 3))

@@ -84,7 +84,7 @@ def open_images(
 
 def class_names(spec: str) -> tuple[str, ...]:
     """The classes that a source's training images list, by label, read without its images; () where that is unknown."""
-    if spec in ("glyphs", "glyphs-builtin", "scenes"):  # the same letters
+    if spec in ("glyphs", "glyphs-builtin", "scenes", "links"):  # the same letters
         return tuple(read_object(BUILTIN / "index.json")["classes"])
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()

@@ -2,7 +2,7 @@
 
 Letters keep their size in pixels: a larger canvas holds more of them, at one density. Of scenes, which letter is in the closed
 ring (find), and which letter is where (map)? Of links, where lines join letters in pairs, which letter is joined to the one in
-the ring? It is so far away that a crop of the training size round the ring ends before it. KEY.json has the boxes, and the
+the ring? Its middle is where a crop of the training size round the ring ends, or farther away. KEY.json has the boxes, and the
 answer is *marked*. Training pictures are larger than what models are trained at: a window that holds the ring and the answer
 is cut out. Ink is darker than the background everywhere.
 """
@@ -112,7 +112,7 @@ class Letter(NamedTuple):
 
 
 class Stroke(NamedTuple):
-    """Part of an ellipse's line, or all of it: a ring is an arc of 360 degrees. With `to` the straight line there from `at`."""
+    """Part of an ellipse's line, or all of it: a ring is an arc of 360 degrees. One with `to` is a straight line from `at`."""
 
     at: tuple[int, int]
     radii: Point
@@ -156,21 +156,24 @@ def linked_crowd(
     rng: np.random.Generator, fonts: Sequence[str], size: tuple[int, int], answer: tuple[str, str], within: int
 ) -> tuple[list[Letter], list[Stroke]]:
     """A crowd with lines that join letters in pairs and pass no other letter, until no more fits. The ring is round the letter
-    that is joined to `answer` and has their line's colour."""
-    letters, (*strokes, ring) = crowd(rng, fonts, size, answer, within)
+    that is joined to `answer` and has their line's colour. ValueError where no letter is REACH away from `answer`."""
+    for _ in range(TRIES):
+        letters, (*strokes, ring) = crowd(rng, fonts, size, answer, within)
+        order = sorted(range(len(letters)), key=lambda n: not letters[n].marked)
+        if any(_can_join(letters, order[0], m) for m in order[1:]):
+            break
+    else:
+        raise ValueError(f"no letter is {REACH[0]} to {REACH[1]} pixels away from another on a canvas of {size} pixels")
     pairs: dict[int, int] = {}
-    order = sorted(range(len(letters)), key=lambda n: not letters[n].marked)
     for n in order:
-        near = [m for m in order if not {n, m} & pairs.keys() and _can_join(letters, n, m)]
-        if near:
-            m = near[int(rng.integers(len(near)))]
+        partners = [m for m in order if not {n, m} & pairs.keys() and _can_join(letters, n, m)]
+        if partners:
+            m = partners[int(rng.integers(len(partners)))]
             pairs |= {n: m, m: n}
-            way = np.subtract(letters[m].at, letters[n].at) / math.dist(letters[m].at, letters[n].at)
-            ends = (letters[n].at + (letters[n].radius + ROOM) * way, letters[m].at - (letters[m].radius + ROOM) * way)
-            (x, y), (to_x, to_y) = (end.round().astype(int).tolist() for end in ends)
+            step = np.subtract(letters[m].at, letters[n].at) / math.dist(letters[m].at, letters[n].at)
+            gaps = [(letters[k].radius + ROOM) * step for k in (n, m)]
+            (x, y), (to_x, to_y) = np.round([letters[n].at + gaps[0], letters[m].at - gaps[1]]).astype(int).tolist()
             strokes.append(Stroke((x, y), (0, 0), (0, 0), float(rng.uniform(2.0, 3.0)), _hue(rng), (to_x, to_y)))
-        elif letters[n].marked:
-            return linked_crowd(rng, fonts, size, answer, within)
     start, line = letters[pairs[order[0]]], next(stroke for stroke in strokes if stroke.to is not None)
     ring = ring._replace(at=start.at, radii=(start.radius + ROOM,) * 2, colour=line.colour)
     return [letter._replace(ringed=letter is start) for letter in letters], [*strokes, ring]
@@ -178,13 +181,13 @@ def linked_crowd(
 
 def _can_join(letters: Sequence[Letter], n: int, m: int) -> bool:
     """Whether the larger coordinate between two letters is within REACH, and the line between them passes no other."""
-    way = np.subtract(letters[m].at, letters[n].at)
-    others = [letter for k, letter in enumerate(letters) if k not in (n, m)]
-    beside = np.array([letter.at for letter in others]).reshape(-1, 2) - letters[n].at
-    if not REACH[0] <= np.abs(way).max() <= REACH[1]:
+    line = np.subtract(letters[m].at, letters[n].at)
+    if not REACH[0] <= np.abs(line).max() <= REACH[1]:
         return False
-    nearest = np.clip(beside @ way / (way @ way), 0, 1)[:, None] * way
-    return bool((np.linalg.norm(beside - nearest, axis=1) > [letter.radius + ROOM for letter in others]).all())
+    others = [letter for k, letter in enumerate(letters) if k not in (n, m)]
+    places = np.array([letter.at for letter in others]).reshape(-1, 2) - letters[n].at
+    nearest = np.clip(places @ line / (line @ line), 0, 1)[:, None] * line
+    return bool((np.linalg.norm(places - nearest, axis=1) > [letter.radius + ROOM for letter in others]).all())
 
 
 def _place(rng: np.random.Generator, font: str, name: str, others: Sequence[Letter], inside: Box) -> Letter | None:
@@ -259,7 +262,7 @@ def photograph_region(rng: np.random.Generator, files: Sequence[bytes], height: 
 
 SIDES = {"train": 160, "heldout": 384}  # pixels
 COUNTS = {"train": 20_000, "heldout": 520}
-WITHIN = 96  # pixels of a square that holds the ring, so that a window of training does
+WITHIN = 96  # pixels of a square that holds the answer, so that a window of training does
 _worker: tuple[Sequence[str], Sequence[bytes]]  # of a process: once, since photographs are large
 
 
@@ -302,6 +305,5 @@ def _draw_sample(job: tuple[str, str, int]) -> Sample:
     picture, boxes = draw_crowd(letters, strokes, photograph_region(rng, photographs, side, side))
     categories = [CLASSES.index(letter.letter) for letter in letters]
     objects = {"bbox": boxes, "category": categories, "marked": [letter.marked for letter in letters]}
-    if kind == "links":
-        objects |= {"kept": [letter.marked or letter.ringed for letter in letters]}
-    return Sample(jpeg(picture), label, {"objects": objects, "group": Path(font).name})
+    evidence = {"evidence": [letter.marked or letter.ringed for letter in letters]} if kind == "links" else {}
+    return Sample(jpeg(picture), label, {"objects": objects | evidence, "group": Path(font).name})

@@ -270,7 +270,7 @@ def test_a_letter_without_room_is_an_error() -> None:
         crowd(np.random.default_rng(0), FONTS["train"], (160, 160), (FONTS["train"][0], "Q"), 30)
 
 
-def test_lines_join_letters_whose_answer_no_crop_round_the_ring_shows() -> None:
+def test_lines_join_letters_in_pairs_and_pass_no_other() -> None:
     for number in range(8):
         rng, size = np.random.default_rng(number), (160, 192)
         letters, strokes = linked_crowd(rng, FONTS["train"], size, (FONTS["train"][0], "Q"), 96)
@@ -301,7 +301,7 @@ def test_scenes_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatc
         _, objects = images.read_objects(n)
         assert objects.categories[objects.marked].tolist() == [images.read(n)[1]] and objects.group
         window = window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where what is kept does not fit
-        assert objects.in_window(window).kept.sum() == (2 if kind == "links" else 1)
+        assert objects.in_window(window).evidence.sum() == (2 if kind == "links" else 1)
 
 
 def test_a_released_model_of_the_hub(tmp_path, web):

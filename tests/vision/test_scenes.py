@@ -72,6 +72,7 @@ def test_what_are_no_objects_is_skipped_by_reason():
         ({"bbox": box, "category": [1, 2]}, "bad objects: expected equally many"),
         ({"bbox": box, "category": [0.5]}, "bad objects: .* whole categories"),
         ({"bbox": [[0, 0, 0, 1]], "category": [1]}, "bad objects: .* above 0"),
+        ({"bbox": box, "category": [1], "evidence": [1]}, "bad objects: .* evidence true or false"),
     ):
         refuses(reason, parse_objects, fields, error=BadImage)
 
@@ -92,8 +93,8 @@ def test_windows_hold_the_marked_objects_and_lie_in_one_another():
 
 
 def test_windows_without_all_that_the_question_needs_have_answer_0():
-    pair = {"bbox": [[0, 0, 8, 8], [40, 0, 8, 8]], "category": [3, 1], "marked": [False, True], "kept": [True, True]}
-    objects = parse_objects(pair)
+    boxes = [[0, 0, 8, 8], [40, 0, 8, 8]]
+    objects = parse_objects({"bbox": boxes, "category": [3, 1], "marked": [False, True], "evidence": [True, False]})
     assert window_on((96, 96), objects, (56, 56), (0, 0)) == (0, 0, 56, 56)
     for window, answer in (((0, 0, 56, 56), 2), ((24, 0, 56, 56), 0)):
         assert targets_of(objects.in_window(window), (56, 56))["targets"] == answer

@@ -1,6 +1,6 @@
 """Find and map: pictures in which objects keep their pixels while the canvas grows, with the controls.
 
-A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the marked objects; smaller canvases of
+A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the evidence; smaller canvases of
 a picture lie inside the larger ones. Each canvas is read in these ways, with the weights as they are:
 
     native       whole, at H × W

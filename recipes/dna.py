@@ -22,9 +22,6 @@ RECIPES = Recipes("dna")
 SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"
 
 
-# ------------------------------------------------------------------------------------------ tiny and small
-
-
 def tiny(method: str) -> Recipe:
     """0.75M parameters, context 256: 8.2M bases of five small genomes, either strand, one base a token. Two CPU cores."""
     return Recipe(
@@ -85,9 +82,6 @@ def small(method: str) -> Recipe:
         train=Train(steps=10_000, batch=64, save_every=1000, log_every=50),
         evaluate=Evaluate(every=500, samples=512),
     )
-
-
-# ------------------------------------------------------------------------------------------ the papers' set-ups
 
 
 def human(name: str, model: Model, optim: Optim, **train: Any) -> Recipe:

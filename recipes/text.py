@@ -93,8 +93,6 @@ def lm(method: str) -> Recipe:
     )
 
 
-# ------------------------------------------------------------------------------------------ the papers' set-ups
-
 # GOAT's prior takes columns of the heads, as in the paper; other biases are added to logits of whole heads there.
 BESIDE = {"lanes": "beside"}
 # The loaders of GOAT and CABLE join documents and mask nothing; BAM's masks.

@@ -66,6 +66,12 @@ class QueuedStep(NamedTuple):
     readout: Readout
 
 
+def loader_workers(chosen: int, device: str, cores: int, ranks: int) -> int:
+    """Processes that make batches: `data.num_workers`, or where that is 0 one on CUDA if every rank has a second core, so that
+    the next batch is made while the device computes. One makes the same batches as none."""
+    return chosen or int(device == "cuda" and cores >= 2 * ranks)
+
+
 class Trainer:
     """A run of a recipe: `setup`, then `fit`, which repeats `step` and `save`. Every rank calls every method."""
 
@@ -96,7 +102,9 @@ class Trainer:
             self.evaluators = scheduled_evaluators(recipe.evaluate.during, modality.evaluators, asdict(recipe.data))
             for _, evaluator in self.evaluators:
                 evaluator.cells(model)  # ValueError for what cannot be measured
-        self.loader = modality.loader(recipe.data, **loader_options)
+        cores, devices = os.cpu_count() or 1, torch.cuda.device_count()
+        workers = loader_workers(recipe.data.num_workers, ranks.device.type, cores, devices)
+        self.loader = modality.loader(replace(recipe.data, num_workers=workers), **loader_options)
         self.heldout = None
         if recipe.evaluate.every:
             self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **loader_options)

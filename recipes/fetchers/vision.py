@@ -71,8 +71,8 @@ def fetch_scenes(data: Path, folder: Path, offline: bool, kind: str = "scenes") 
     about = {"fonts_sha256": {split: hashlib.sha256(content).hexdigest() for split, content in inked.items()}}
     scenes.write_scenes(kind, folder / kind, fonts, photographs, about | {"photographs": PHOTOS[0]})
     replace_folder(folder / kind, data / "vision" / kind, folder)
-    train_count, heldout_count = (f"{count:,}" for count in scenes.COUNTS.values())
-    return f"{data / 'vision' / kind}: {train_count} for training, {heldout_count} held out, in fonts of other families"
+    counts = ", ".join(f"{count:,} {split}" for split, count in scenes.COUNTS.items())
+    return f"{data / 'vision' / kind}: {counts}, in fonts of other families"
 
 
 def _files(*folders: str) -> tuple[str, ...]:

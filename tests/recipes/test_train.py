@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modalities.text import MODALITY, CausalLM
+from recipes.config import find_recipe
 from recipes.runs import RunFolder, load_run, newest_model
-from recipes.train import Trainer, main
+from recipes.train import Trainer, loader_workers, main
 from tests.launching import ROOT, command, deepspeed_launcher
 from tests.ranks import Ranks
 from zoo import catalog
@@ -148,6 +149,15 @@ class Reads(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
+def test_one_process_makes_batches_where_a_core_is_free_for_it():
+    cases = {(0, "cuda", 16, 8): 1, (0, "cuda", 15, 8): 0, (3, "cuda", 8, 8): 3, (0, "cpu", 64, 0): 0}
+    assert {case: loader_workers(*case) for case in cases} == cases
+    data = find_recipe("text.goat_tiny").data
+    loaders = [MODALITY.loader(replace(data, num_workers=count), micro_batch=2) for count in (0, 1)]
+    for _, one, other in zip(range(3), *loaders, strict=False):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkeypatch):
     """`finish` alone reads: of steps 1 and 2 after 2 and 3 are queued, and of the last two at the end."""
     events, launch, finish, tolist = [], Trainer.launch, Trainer.finish, torch.Tensor.tolist
@@ -171,9 +181,7 @@ def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkey
     monkeypatch.setattr(Trainer, "finish", finished)
     monkeypatch.setattr(torch.Tensor, "tolist", listed)
     assert run(tmp_path / "run", "train.save_every=0", "evaluate.every=0") == 0
-    assert events == [
-        *("launch 1", "launch 2", "finish 1", "launch 3", "finish 2", "launch 4", "finish 3", "finish 4"),
-    ]
+    assert events == [*("launch 1", "launch 2", "finish 1", "launch 3", "finish 2", "launch 4", "finish 3", "finish 4")]
     assert set(reads.places) == {"read"}
 
 

@@ -132,9 +132,6 @@ def test_offloaded_models_compute_what_they_compute_in_memory(method: str, share
     assert torch.equal(cpu_offload(model, device)(images()), expected)
 
 
-# ---- timm ----
-
-
 @pytest.mark.parametrize("name", [f"vision_{method}_tiny_patch8" for method in ("goat", "learned", "rope2d_mixed")])
 def test_timms_interface_and_gradients(name: str) -> None:
     """What timm asks of its own models: default_cfg, features, head, classifier, gradients everywhere."""

@@ -48,9 +48,6 @@ def test_unknown_sources(tmp_path, monkeypatch):
     assert len(opened("glyphs").items) == len(opened(config("glyphs")).items) == 5
 
 
-# ---- folders ----
-
-
 def test_what_a_folder_holds_out(tmp_path):
     """A tenth by names, its part called validation, or all of it."""
     spec = f"folder:{write_folder(tmp_path / 'one', 'abcd', 200)}"
@@ -114,9 +111,6 @@ def test_hidden_names_and_links_and_copies(tmp_path):
     assert heldout and not train & heldout
 
 
-# ---- shards ----
-
-
 def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
     good = encoded(solid(77))
     damage = {
@@ -172,9 +166,6 @@ def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
         write_tar(path, [("0000", {"png": encoded(solid(number)), "cls": label})])
         prints.add(open_shards("x", str(path)).fingerprint)
     assert len(prints) == 3
-
-
-# ---- Hugging Face ----
 
 
 def _saved(folder, *names, **columns):

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -66,10 +66,11 @@ class QueuedStep(NamedTuple):
     readout: Readout
 
 
-def loader_workers(chosen: int, device: str, cores: int, ranks: int) -> int:
-    """Processes that make batches: `data.num_workers`, or where that is 0 one on CUDA if every rank has a second core, so that
-    the next batch is made while the device computes. One makes the same batches as none."""
-    return chosen or int(device == "cuda" and cores >= 2 * ranks)
+def with_worker(data: Any, device: str, cores: int, ranks: int) -> Any:
+    """A data section whose `num_workers` is 0, with 1 on CUDA if every rank has a second core, so that the next batch is made
+    while the device computes; any other as it is. One process makes the same batches as none."""
+    free = device == "cuda" and cores >= 2 * ranks and getattr(data, "num_workers", None) == 0
+    return replace(data, num_workers=1) if free else data
 
 
 class Trainer:
@@ -102,9 +103,8 @@ class Trainer:
             self.evaluators = scheduled_evaluators(recipe.evaluate.during, modality.evaluators, asdict(recipe.data))
             for _, evaluator in self.evaluators:
                 evaluator.cells(model)  # ValueError for what cannot be measured
-        cores, devices = os.cpu_count() or 1, torch.cuda.device_count()
-        workers = loader_workers(recipe.data.num_workers, ranks.device.type, cores, devices)
-        self.loader = modality.loader(replace(recipe.data, num_workers=workers), **loader_options)
+        data = with_worker(recipe.data, ranks.device.type, os.cpu_count() or 1, torch.cuda.device_count())
+        self.loader = modality.loader(data, **loader_options)
         self.heldout = None
         if recipe.evaluate.every:
             self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **loader_options)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modalities.text import MODALITY, CausalLM
 from recipes.config import find_recipe
 from recipes.runs import RunFolder, load_run, newest_model
-from recipes.train import Trainer, loader_workers, main
+from recipes.train import Trainer, main, with_worker
 from tests.launching import ROOT, command, deepspeed_launcher
 from tests.ranks import Ranks
 from zoo import catalog
@@ -150,9 +150,11 @@ class Reads(TorchDispatchMode):
 
 
 def test_one_process_makes_batches_where_a_core_is_free_for_it():
-    cases = {(0, "cuda", 16, 8): 1, (0, "cuda", 15, 8): 0, (3, "cuda", 8, 8): 3, (0, "cpu", 64, 0): 0}
-    assert {case: loader_workers(*case) for case in cases} == cases
     data = find_recipe("text.goat_tiny").data
+    cases = {(0, "cuda", 16, 8): 1, (0, "cuda", 15, 8): 0, (3, "cuda", 64, 8): 3, (0, "cpu", 64, 0): 0}
+    for (count, *machine), workers in cases.items():
+        assert with_worker(replace(data, num_workers=count), *machine).num_workers == workers
+    assert with_worker(data.context, "cuda", 16, 8) == data.context  # no num_workers
     loaders = [MODALITY.loader(replace(data, num_workers=count), micro_batch=2) for count in (0, 1)]
     for _, one, other in zip(range(3), *loaders, strict=False):
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -3,7 +3,7 @@
     "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]}, "group": "a font"
 
 is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection). Without "marked" all are; "evidence"
-are boxes that the question needs besides the marked ones. Targets are of the window on the picture that a model sees:
+marks further boxes that the question needs. Targets are of the window on the picture that a model sees:
 
     marked    the category of the one marked object
     map       the category + 1 of every pixel, 0 without one, of overlapping boxes the last; a patch has its middle pixel's
@@ -32,7 +32,7 @@ Window = tuple[int, int, int, int]  # left, top, width, height in pixels
 
 @dataclass(frozen=True)
 class Objects:
-    """Of N objects: boxes (N, 4) float64, left, top, width, height in pixels; categories (N,) int64; marked, evidence (N,).
+    """N objects: boxes (N, 4) float64, left, top, width, height in pixels; categories (N,) int64; marked, evidence (N,) bool.
 
     group: what the picture shares with others that a measurement should not count as independent, such as a font; "".
     """

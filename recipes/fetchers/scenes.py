@@ -1,10 +1,10 @@
 """Crowds of letters over photographs: "scenes" and "links".
 
-Letters keep their size in pixels: a larger canvas holds more of them, at one density. Of scenes, which letter is in the closed
-ring (find), and which letter is where (map)? Of links, where lines join letters in pairs, which letter is joined to the one in
-the ring? Its middle is where a crop of the training size round the ring ends, or farther away. KEY.json has the boxes, and the
-answer is *marked*. Training pictures are larger than what models are trained at: a window that holds the ring and the answer
-is cut out. Ink is darker than the background everywhere.
+Letters keep their size in pixels: a larger canvas holds more of them, at one density. Scenes ask which letter is in the closed
+ring (find), and which letter is where (map). Links ask which letter a line joins to the one in the ring; other lines join
+other letters. Its middle is where a crop of the training size round the ring ends, or farther away. KEY.json has the boxes,
+and the answer is *marked*. Training pictures are larger than what models are trained at: a window that holds the ring and the
+answer is cut out. Ink is darker than the background everywhere.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Letter(NamedTuple):
 
 
 class Stroke(NamedTuple):
-    """Part of an ellipse's line, or all of it: a ring is an arc of 360 degrees. One with `to` is a straight line from `at`."""
+    """Part of an ellipse's line, or all of it: a ring is an arc of 360 degrees. With `to` it is a line from `at` to there."""
 
     at: tuple[int, int]
     radii: Point

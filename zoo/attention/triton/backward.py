@@ -461,8 +461,8 @@ def attention_backward(
         blocks = ((DQ_PARAMS_16 if params else DQ_16) if small else DQ_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
         parts = cdiv(g.queries, bm)
-        if params > 2 or (params and not small):
-            bn = max(16, bn // (4 if params > 2 and not small else 2))
+        halvings = (params > 2) + (params > 0 and not small)
+        bn = max(16, bn >> halvings)
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](

@@ -33,7 +33,8 @@ HEADS = 4
 @dataclass(frozen=True)
 class Case:
     """A call, in part of a tile. trained: gradients of the prior's parameters too; shape: of a grid behind one prefix token;
-    groups: key heads; documents: where the second begins, or 0; gradients: or forward alone, which a decoding kernel serves."""
+    groups: key heads; documents: where the second begins, or 0; gradients: or forward alone, which a decoding kernel serves;
+    width: of heads, 0 for the one asked for."""
 
     prior: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
@@ -46,12 +47,14 @@ class Case:
     documents: int = 0
     gradients: bool = True
     sinks: int = 0
+    width: int = 0
 
 
 CASES = {
     "content": Case(documents=77),
     "lanes": Case("alibi"),  # in bfloat16 the rounding of a slope's gradient is as large as itself
     "table": Case("t5", trained=True, queries=133, groups=2),
+    "wide table": Case("t5", width=128),
     "parametric table": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77),
     "sinks": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77, sinks=3),
     "grid": Case("ggd2d", {"init": "alibi"}, shape=(12, 16), queries=193, keys=193),
@@ -82,7 +85,7 @@ def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype, *, width: int 
     for label, case in CASES.items():
         token = _CHECKING.set(True)
         try:
-            errors = _errors(kernel, case, device, dtype, width)
+            errors = _errors(kernel, case, device, dtype, case.width or width)
         except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
             verdict.wrong.append(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300])
             continue

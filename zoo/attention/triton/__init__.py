@@ -1,12 +1,7 @@
 """Fused attention on the GPU: content, lanes and a relative table in one kernel, forward and backward (Triton).
 
-A tile of BM × BN logits reads BM + BN − 1 entries of a line's table: one cached load per logit, no T × S memory. Gradients are
-deterministic, without atomic adds. The table's gradient walks diagonals of tiles, which share table entries, and accumulates
-them in registers (`table_grad`); a parametric table (GGD) gets the gradient of its parameters inside the dq kernel instead.
-Tiles with negligible weight, because the prior has decayed or documents differ, are skipped (`plan`). README.md here traces
-the gradient step by step.
-
-On the CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), for tests.
+README.md here follows a gradient step by step. On the CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1),
+for tests.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ row_scale[i]·(c·q·k + table[index]), c the softmax scale:
     dq = c·row_scale ∘ (ds·k)      dk = c·(row_scale ∘ ds)ᵀ·q      dv = pᵀ·dO
     d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
 
-(FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and sums over the
-query heads of its key head in registers, another owns each block of dq. Sums have a fixed order without atomic adds, so two
-runs agree to the bit. Tiles wholly inside the mask take a path without comparisons.
+(FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels; README.md here.)
 """
 
 from __future__ import annotations

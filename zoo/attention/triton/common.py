@@ -2,7 +2,6 @@
 
 Kernels work in base 2: z2 = row_scale·(softmax_scale·log2 e·(q·k) + table2) with table2 = table·log2 e, and weights are
 exp2(z2 − lse2). All of it is float32: q is not scaled, and so not rounded, before its product with k.
-A tile of BM × BN logits reads BM + BN − 1 entries of a line's table, which stay in the L1 cache.
 """
 
 from __future__ import annotations

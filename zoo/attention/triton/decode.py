@@ -69,7 +69,7 @@ def _partial(
     UNIT: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
     """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which gives the compiler their
-    alignment; `pages` (index, start, count) of PAGE keys: None for contiguous keys; `lse`: None where there is one split."""
+    alignment; `lse`: None where there is one split."""
     q_ptr, sqb, sqh, sqt = q
     out_ptr, sob, soh, sot = out
     mask = Mask(queries, keys, offset, window)

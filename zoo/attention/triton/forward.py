@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
@@ -40,16 +41,18 @@ CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
-
-
-# Where `runs_ahead` holds, a call takes the first blocks without a plan and the second with one, which takes registers.
-AHEAD_64 = ((128, 128, 8, 2), (128, 64, 8, 3))
+# Where `runs_ahead` holds: the second with a plan, or a row scale at 128 columns, which take registers.
+AHEAD = ((128, 128, 8, 2), (128, 64, 8, 3))
 GRID_64 = (128, 128, 8, 2)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
 
 
-def runs_ahead(q: Tensor, dk: int, dv: int) -> bool:
-    """Whether the products of one block are issued before the exponentials of the last: in the interpreter always."""
-    fits = dk == dv == 64 and q.element_size() == 2
+def runs_ahead(k: Tensor, v: Tensor) -> bool:
+    """Whether the products of one block are issued before the exponentials of the last, and keys and values are read by tensor
+    descriptors, whose addresses and strides are multiples of 16 bytes: 64 or 128 columns, in the interpreter any."""
+    strides = [x.element_size() * stride for x in (k, v) for stride in x.stride()[:3]]
+    if 0 in strides or any(at % 16 for at in (k.data_ptr(), v.data_ptr(), *strides)):
+        return False
+    fits = k.shape[-1] == v.shape[-1] in (64, 128) and k.element_size() == 2
     return INTERPRET.value or (fits and driver.active.get_current_target().arch == 90)
 
 
@@ -98,25 +101,34 @@ class Block(NamedTuple):
 
 
 @triton.jit
-def load_checked(at, there, CHECKED: tl.constexpr):
-    return tl.load(at, mask=there, other=0.0) if CHECKED else tl.load(at)
+def load_rows(
+    side, n, first, width, count, D: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr, AHEAD: tl.constexpr
+):  # fmt: skip
+    """(BN, D) block n of a head's keys or values, columns from `first` on; CHECKED: zeros beyond the last row and column."""
+    tensor, b, g = side
+    if AHEAD:
+        block = tensor.load([b.to(tl.int32), g.to(tl.int32), n * BN, 0]).reshape(BN, D)
+    else:
+        pointer, stride_b, stride_g, stride = tensor
+        pointer += b * stride_b + g * stride_g
+        rows, columns = n * BN + tl.arange(0, BN), first + tl.arange(0, D)
+        # Offsets exceed 2^31. A 32 × 32 → 64 bit product is one instruction and takes fewer registers than offsets inside the
+        # block, which the compiler would keep across blocks.
+        at = (pointer + columns[None, :]) + rows.to(tl.int64)[:, None] * stride
+        there = (rows[:, None] < count) & (columns[None, :] < width)
+        block = tl.load(at, mask=there, other=0.0) if CHECKED else tl.load(at)
+    return block
 
 
 @triton.jit
-def multiply_keys(block, n, present, LANES: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr):
-    """(BM, BN) products of the queries with key block n; CHECKED: of zeros beyond the last key and column, or not `present`."""
-    k_ptr, sks = block.k
-    cols, dk = n * BN + tl.arange(0, BN), block.lanes + tl.arange(0, DK)
-    # Key offsets exceed 2^31. A 32 × 32 → 64 bit product is one instruction and takes fewer registers than offsets inside
-    # the block, which the compiler would keep across blocks.
-    far = cols.to(tl.int64)[:, None]
-    k_at = (k_ptr + dk[None, :]) + far * sks
-    there = (cols[:, None] < block.mask.keys) & present
-    z = mm(block.q, tl.trans(load_checked(k_at, there & (dk[None, :] < block.width_k), CHECKED)))
+def multiply_keys(
+    block, n, LANES: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr, AHEAD: tl.constexpr
+):  # fmt: skip
+    """(BM, BN) products of the queries with key block n."""
+    keys, count = block.k, block.mask.keys
+    z = mm(block.q, tl.trans(load_rows(keys, n, block.lanes, block.width_k, count, DK, BN, CHECKED, AHEAD)))
     if LANES:
-        dl = tl.arange(0, LANES)
-        lanes_at = (k_ptr + dl[None, :]) + far * sks
-        z = mm(block.q_lanes, tl.trans(load_checked(lanes_at, there & (dl[None, :] < block.lanes), CHECKED)), z)
+        z = mm(block.q_lanes, tl.trans(load_rows(keys, n, 0, block.lanes, count, LANES, BN, CHECKED, AHEAD)), z)
     return z
 
 
@@ -129,20 +141,17 @@ def _attend(
     largest logits so far (BM,). AHEAD: the products of the next block run during the exponentials of this one."""
     acc, total, top = sums
     rows, keys = block.rows, block.mask.keys
-    v_ptr, svs = block.v
-    dv = tl.arange(0, DV)
     CHECKED: tl.constexpr = MASKED or not EVEN
     if AHEAD:
-        next_z = multiply_keys(block, lo, lo < hi, LANES, DK, BN, True)
+        next_z = multiply_keys(block, lo, LANES, DK, BN, True, AHEAD)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
-        v_at = (v_ptr + dv[None, :]) + cols.to(tl.int64)[:, None] * svs
-        v = load_checked(v_at, (cols[:, None] < keys) & (dv[None, :] < block.width_v), CHECKED)
+        v = load_rows(block.v, n, 0, block.width_v, keys, DV, BN, CHECKED, AHEAD)
         if AHEAD:
             z = next_z
-            next_z = multiply_keys(block, tl.minimum(n + 1, hi - 1), True, LANES, DK, BN, CHECKED)
+            next_z = multiply_keys(block, n + 1, LANES, DK, BN, True, AHEAD)
         else:
-            z = multiply_keys(block, n, True, LANES, DK, BN, CHECKED)
+            z = multiply_keys(block, n, LANES, DK, BN, CHECKED, AHEAD)
         seen = rows[:, None] >= 0
         if MASKED:
             col_ids = None
@@ -180,10 +189,8 @@ def _forward(
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
-    """One block of queries of one head. What a call does not have is None."""
+    """One block of queries of one head. What a call does not have is None. AHEAD: k and v are tensor descriptors."""
     q_ptr, sqb, sqh, sqt = q
-    k_ptr, skb, skg, sks = k
-    v_ptr, svb, svg, svs = v
     out_ptr, sob, soh, sot = out
     mask, index = Mask(queries, keys, offset, window), TableIndex(origin, codes, prefix)
     # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
@@ -193,8 +200,6 @@ def _forward(
     first = (blocks - 1 - tl.program_id(0) % blocks) * BM
     b, h = row // heads, row % heads
     q_ptr += b * sqb + h * sqh + first * tl.cast(sqt, tl.int64)
-    k_ptr += b * skb + h // group * skg
-    v_ptr += b * svb + h // group * svg
     out_ptr += b * sob + h * soh + first * tl.cast(sot, tl.int64)
     if table is not None:
         table += h * sth
@@ -221,7 +226,7 @@ def _forward(
         first, plan, plan_step, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, DK + DV <= 256
     )  # fmt: skip
     block = Block(
-        rows, row_ids, q, q_lanes, (k_ptr, sks), (v_ptr, svs), table, segments, factor, scale, lanes,
+        rows, row_ids, q, q_lanes, (k, b, h // group), (v, b, h // group), table, segments, factor, scale, lanes,
         width_k, width_v, mask, index,
     )  # fmt: skip
     sums = tl.zeros([BM, DV], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], float("-inf"), tl.float32)
@@ -253,16 +258,19 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         crowded = g.grid_width > 0 or g.window > 0 or (segments is not None and dk + dv > 256)
         on_grid_alone = g.grid_width and not (padded_lanes or g.window or segments is not None)
         full = dk + padded_lanes == g.width_k and dv == g.width_v
-        ahead = full and not (crowded or padded_lanes) and segments is None and runs_ahead(q, dk, dv)
+        ahead = full and not (crowded or padded_lanes) and segments is None and runs_ahead(k, v)
         if ahead:
-            bm, bn, warps, stages = AHEAD_64[plan is not None]
+            bm, bn, warps, stages = AHEAD[plan is not None or (dk > 64 and row_scale is not None)]
         elif on_grid_alone and even and q.element_size() == 2 and max(dk, dv) <= 64:
             bm, bn, warps, stages = GRID_64
         else:
             bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
+        k_side, v_side = (
+            TensorDescriptor.from_tensor(x, [1, 1, bn, x.shape[-1]]) if ahead else strided(x) for x in (k, v)
+        )
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
-            strided(q), strided(k), strided(v), table2, row_scale, segments, None if plan is None else plan.rows,
+            strided(q), k_side, v_side, table2, row_scale, segments, None if plan is None else plan.rows,
             call.codes, strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
             g.prefix or None, g.factor, lanes, g.width_k, g.width_v,

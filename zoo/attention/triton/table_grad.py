@@ -2,12 +2,7 @@
 
     d table[h, c] = Σ_b Σ_{i,j: index(i,j)=c} row_scale[b,h,i]·ds[b,h,i,j]
 
-Tiles of BLOCK queries × BLOCK keys with the same (query block − key block) have i − j = BLOCK·diagonal + r − c for their
-row r and column c, so their row_scale∘ds accumulate in one (BLOCK, BLOCK) tile in registers, over the diagonal and the batch.
-Mask and table depend on r − c alone and are computed once. At the end the tile is sheared: rotating row r by r brings the
-entries of one diagonal into one column, and the program stores 2·BLOCK column sums. A second pass adds the halves that
-neighbouring diagonals share. On a grid the line is one row of patches, with one set of diagonals per difference of rows.
-Sums have a fixed order without atomic adds; memory is O(N).
+README.md here says how. On a grid the line is one row of patches, with one set of diagonals per difference of rows.
 """
 
 from __future__ import annotations

@@ -183,8 +183,7 @@ class LayerCache:
         sinks: int = 0,
         kernel: object = "auto",
     ) -> Tensor | None:
-        """`attend` of one token of a line on the CPU, without gradients: a row of K is a slice of one kept with the cache. None
-        where that does not serve."""
+        """`attend` of one token of a line on the CPU, without gradients, by a slice of the row in the cache; None elsewhere."""
         plain = kernel == "auto" and type(q) is Tensor and q.device.type == "cpu"
         if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or not q.dtype == k.dtype == v.dtype:
             return None

@@ -88,11 +88,7 @@ def passkey_of(prompt):
 
 EXCERPT = "of the 13 held-out documents of sotu-excerpt have"
 MEASURED = [
-    (
-        Perplexity,
-        {"lengths": (64, 20000)},
-        f"60,000 tokens of 3 documents measured; 12 {EXCERPT} 20,000",
-    ),
+    (Perplexity, {"lengths": (64, 20000)}, f"60,000 tokens of 3 documents measured; 12 {EXCERPT} 20,000"),
     (Passkey, {"lengths": (96,)}, "1 prompts at each of 2 depths and 1 lengths measured; hay: own"),
     (NeedleGrid, {}, rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$"),
     (Recall, {"lengths": (3000,)}, r"3 documents with 40 facts each measured; 13 of the 13"),

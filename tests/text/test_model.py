@@ -20,7 +20,7 @@ from zoo.priors import Prior
 # Every method, with and without SSMax by turns, and sums of each two kinds of terms, with a rotation and an embedding.
 VARIANTS = [f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_layered_positions())]
 SUMS = ["alibi+ggd", "t5+table", "sinusoidal+ggd", "cable+fire+key_bias", "rope+key_bias+learned", "local+goat"]
-VARIANTS += [f"text_{name}_ssmax_tiny" for name in SUMS]
+VARIANTS += [f"text_{name}_ssmax_tiny" for name in (*SUMS, "alibi+scale_invariant")]
 FEW = ["text_ggd_ssmax_tiny", "text_goat_tiny", "text_cable_tiny"]
 
 

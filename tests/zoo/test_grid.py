@@ -91,7 +91,8 @@ def test_every_entry_is_that_of_its_rows_and_columns(name: str, options: dict) -
     prior = make(name, **options)
     truth = expected(prior, name)
     torch.testing.assert_close(prior.log_prior(POS, POS, causal=False)[0], truth, atol=1e-12, rtol=0)
-    torch.testing.assert_close(prior(POS, POS, causal=False).dense()[0], truth, atol=1e-12, rtol=0)
+    dense = prior(POS, POS, causal=False).dense()[0]  # in float32 where the prior holds no numbers
+    torch.testing.assert_close(dense, truth.to(dense.dtype), atol=1e-12 if dense.dtype == truth.dtype else 1e-6, rtol=0)
 
 
 def test_spectral2d_reaches_as_far_as_it_is_told() -> None:

@@ -126,8 +126,7 @@ def weights_of(call: AttentionCall) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, (torch.float64, torch.float32, torch.bfloat16)[n % 3]) for n, name in enumerate(CASES)],
+    ("name", "dtype"), [(name, (torch.float64, torch.float32, torch.bfloat16)[n % 3]) for n, name in enumerate(CASES)]
 )
 def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None:
     """Outputs and all gradients are as near to those of float64 as without leaving anything out."""

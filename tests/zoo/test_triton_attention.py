@@ -57,8 +57,7 @@ def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "causal"),
-    some([(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID], 4),
+    ("name", "causal"), some([(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID], 4)
 )
 def test_every_prior_with_gradients_of_its_parameters(name, causal):
     """A prior registered today is covered today, GGD as a parametric table; a dense bias is refused with the reason."""

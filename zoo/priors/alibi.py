@@ -162,7 +162,6 @@ class Lookhere2d(GridPrior):
 
     def __init__(self, num_heads: int, *, depth: tuple[int, int] | None = None) -> None:
         super().__init__(num_heads)
-        self.head_slopes: Tensor
         pair = isinstance(depth, tuple | list) and len(depth) == 2
         layer, layers = (1, 3) if depth is None else depth if pair else (-1, 1)
         check_whole("the number of layers in depth", layers, 1)
@@ -174,11 +173,10 @@ class Lookhere2d(GridPrior):
         each = max(1, all_seeing // 4)
         heads = [2.0 ** -(1 + head // 4) for head in range(self.looking)]
         heads += [4.0 ** -(1 + head // each) for head in range(all_seeing)]
-        # Powers of two, exact in every dtype that a model is cast to.
-        self.register_buffer("head_slopes", torch.tensor(heads), persistent=False)
+        self.head_slopes = heads  # in no buffer: the shipped weights hold none
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        slopes = self.layer_slope * self.head_slopes.to(dy).view(-1, *[1] * dy.ndim)
+        slopes = self.layer_slope * dy.new_tensor(self.head_slopes).view(-1, *[1] * dy.ndim)
         logits = -slopes * torch.hypot(dy, dx)
         fields = ((dy, dx), (-dy, dx), (dx, dy), (-dx, dy))  # up, down, left, right: the key is at query − (dy, dx)
         hidden = torch.stack([fields[head % 4][0] < fields[head % 4][1].abs() for head in range(self.looking)])
@@ -201,7 +199,7 @@ class ScaleInvariant(TablePrior):
     def __init__(self, num_heads: int, *, tau: float = 10.0) -> None:
         super().__init__(num_heads)
         check_number("tau", tau, above=0)
-        self.register_buffer("tau", torch.tensor(float(tau)), persistent=False)
+        self.register_buffer("tau", torch.tensor(float(tau)))
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         return (-2 * torch.log1p(distance.abs() / self.tau.to(distance.dtype))).expand(self.num_heads, *distance.shape)

@@ -227,7 +227,7 @@ class Prior(nn.Module):
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
         """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but for a constant of each row.
         None where it is no such sum."""
-        if self.is_relative:
+        if self.is_relative and not self.parts():
             line = Positions.line(length)
             row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
             return row, torch.zeros_like(row)

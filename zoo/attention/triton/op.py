@@ -74,8 +74,7 @@ def _backward_op(
     return dq, dk, dv, d_table, d_scale, d_params
 
 
-# The operator is for torch.compile; an eager call takes `_Attention`: the operator's bookkeeping takes the host longer than all
-# that it launches.
+# For torch.compile. An eager call takes `_Attention`: an operator's bookkeeping takes the host longer than all launches.
 attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_attention)
 
 

@@ -17,8 +17,7 @@ from zoo.files import data_folder
 
 RECIPES = Recipes("dna")
 
-# Two Plasmodium, two fungi and yeast: 121 Mb, 19% to 54% GC. A tiny model gains most from the composition and codons of a
-# window.
+# Two Plasmodium, two fungi and yeast: 121 Mb, 19% to 54% GC. A tiny model gains most from a window's composition and codons.
 SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"
 
 

@@ -34,10 +34,11 @@ def tiny(method: str) -> Recipe:
     CPU core for half an hour.
     """
     facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
+    options = {"position_options": {"half_lives": [4, 256]}} if method == "fox" else {}
     return Recipe(
         name=f"text.{method}_tiny",
         modality="text",
-        model=Model(f"text_{method}_tiny"),
+        model=Model(f"text_{method}_tiny", options=options),
         data=TextDataConfig("sotu-excerpt", tokenizer="bpe-1k", context=256, **facts),
         optim=Optim("muon", lr=4e-3, prior_lr_scale=PRIOR_RATES.get(method, 5.0), warmup=100, floor=0.02),
         train=Train(steps=4500, batch=8, clip=0.0, save_every=500),
@@ -125,8 +126,7 @@ def goat_c4(method: str) -> Recipe:
     )
 
 
-# Learning rate, micro-batch and model options by size. 120M: 12 layers, 16 heads, 768; 432M: 14, 24, 1536; 1.1B: 15, 32, 2048,
-# hidden 4×.
+# Learning rate, micro-batch and model options by size: 12 layers, 16 heads, 768; 14, 24, 1536; 15, 32, 2048, hidden 4×.
 BAM: dict[str, tuple[float, int, dict[str, Any]]] = {
     "120m": (1e-3, 36, {}),
     "432m": (5e-4, 24, {}),

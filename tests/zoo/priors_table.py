@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ggd": {"train_mu": True},
     "ggd2d": {"form": "separable", "train_mu": True},
     "cable": {"d_model": WIDTH},
-    "fox": {"d_model": WIDTH},
+    "fox": {"d_model": WIDTH, "half_lives": [4, 64]},
     "t5": {},
     "t5_2d": {"train_grid": (3, 4)},
     "kerple": {},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import check_flags, check_whole, nearest
+from zoo.errors import check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, bf16_pieces, linear_in, prior_dtype
 
@@ -105,8 +106,16 @@ class Fox(Cable):
 
     Args:
         d_model: C, the width of the layer's input.
-        bias: whether there is b.
+        half_lives: of the first and the last head, in tokens, at the start, in equal ratios between; None: b = 0 as published.
     """
 
-    def __init__(self, num_heads: int, *, d_model: int, bias: bool = True) -> None:
-        super().__init__(num_heads, d_model=d_model, weighted=False, gate="logsigmoid", bias=bias)
+    def __init__(self, num_heads: int, *, d_model: int, half_lives: Sequence[float] | None = None) -> None:
+        super().__init__(num_heads, d_model=d_model, weighted=False, gate="logsigmoid")
+        if half_lives is not None:
+            if not isinstance(half_lives, list | tuple) or len(half_lives) != 2:
+                raise ValueError(f"half_lives must be two numbers of tokens, got {half_lives!r}")
+            for tokens in half_lives:
+                check_number("half_lives", tokens, least=0.01)
+            first, last = map(math.log2, half_lives)
+            lives = torch.logspace(first, last, num_heads, base=2.0, dtype=torch.float64)
+            self.decay.bias.data.copy_(-torch.expm1(math.log(2) / lives).log())

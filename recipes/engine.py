@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all: 0 ≤ rank < world, and its device.
+    """This process among all: 0 ≤ rank < world, its device, and its share of the cores that this machine's ranks may use.
 
     shared: consecutive ranks that share samples, a part of each line for each; `group` and `groups` count those as one.
     """
@@ -48,6 +48,7 @@ class Ranks:
     world: int
     local_rank: int
     device: torch.device
+    cores: int = 1
     shared: int = 1
 
     @property
@@ -85,9 +86,10 @@ def start(*, verbose: bool = False) -> Ranks:
     if min(rank, local_rank) < 0 or rank >= world:
         facts = ", ".join(f"{name}={word}" for name, word in words.items())
         raise ConfigError(f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+        torch.set_num_threads(cores)
     if not verbose:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
@@ -107,7 +109,7 @@ def start(*, verbose: bool = False) -> Ranks:
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    return Ranks(rank, world, local_rank, device)
+    return Ranks(rank, world, local_rank, device, cores)
 
 
 def stop() -> None:

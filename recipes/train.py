@@ -58,18 +58,17 @@ class TrainingFailure(RuntimeError):
 
 
 class QueuedStep(NamedTuple):
-    """A step on the device: its number, the learning rate of its first parameter group, and where its loss, norm, targets and
-    signals arrive."""
+    """A step on the device: its number, its first parameter group's rate, and where loss, norm, targets and signals arrive."""
 
     number: int
     lr: float
     readout: Readout
 
 
-def with_worker(data: Any, device: str, cores: int, ranks: int) -> Any:
-    """A data section whose `num_workers` is 0, with 1 on CUDA if every rank has a second core, so that the next batch is made
+def with_worker(data: Any, device: str, cores: int) -> Any:
+    """A data section whose `num_workers` is 0, with 1 on CUDA if the rank has a second core, so that the next batch is made
     while the device computes; any other as it is. One process makes the same batches as none."""
-    free = device == "cuda" and cores >= 2 * ranks and getattr(data, "num_workers", None) == 0
+    free = device == "cuda" and cores >= 2 and getattr(data, "num_workers", None) == 0
     return replace(data, num_workers=1) if free else data
 
 
@@ -103,7 +102,7 @@ class Trainer:
             self.evaluators = scheduled_evaluators(recipe.evaluate.during, modality.evaluators, asdict(recipe.data))
             for _, evaluator in self.evaluators:
                 evaluator.cells(model)  # ValueError for what cannot be measured
-        data = with_worker(recipe.data, ranks.device.type, os.cpu_count() or 1, torch.cuda.device_count())
+        data = with_worker(recipe.data, ranks.device.type, ranks.cores)
         self.loader = modality.loader(data, **loader_options)
         self.heldout = None
         if recipe.evaluate.every:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.decoding import KVCache
+from zoo.errors import LARGEST_SEED
 from zoo.layers import execution_device
 from zoo.positions import slices
 
@@ -36,8 +37,8 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
+        if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite, and 0 or at least 1e-6, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -92,10 +93,12 @@ def stream(
     seed: int | torch.Generator | None = None,
     **sampling: float | None,
 ) -> Iterator[Tensor]:
-    """Yield (B,) int64, the next token of every row. Arguments as in `generate`; all rows are read together."""
+    """Yield (B,) int64, the next token of every row. Arguments and errors as in `generate`."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if isinstance(seed, int):
+        if not 0 <= seed <= LARGEST_SEED:
+            raise ValueError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
         seed = torch.Generator(execution_device(model.embedding)).manual_seed(seed)
     return _stream(model, prompts, max_new_tokens, Sampling(**sampling), seed)  # type: ignore[arg-type]
 

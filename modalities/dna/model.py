@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,6 @@ from modalities.dna.copying import LONGEST, CopyExpert
 from modalities.dna.data import DnaDataConfig
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.loading import Batch
-from zoo.attention.base import Kernel
 from zoo.catalog import create_model
 from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded
@@ -108,20 +108,11 @@ class DnaDecoder(Decoder):
         return super().refuses_sequence(size)
 
     def forward_features(
-        self,
-        tokens: Tensor,
-        *,
-        segments: Tensor | None = None,
-        cache: KVCache | None = None,
-        kernel: str | Kernel = "auto",
-        last: int | None = None,
-        states: list[Tensor] | None = None,
+        self, tokens: Tensor, *, segments: Tensor | None = None, cache: KVCache | None = None, **options: Any
     ) -> Tensor:
         """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
         ValueError with a copy expert for embeddings instead of ids."""
-        features = super().forward_features(
-            tokens, segments=segments, cache=cache, kernel=kernel, last=last, states=states
-        )
+        features = super().forward_features(tokens, segments=segments, cache=cache, **options)
         if self.copy_expert is None:
             return features
         if tokens.is_floating_point():

@@ -76,6 +76,10 @@ def decode_image(data: bytes) -> Image.Image:
         if image.width * image.height > MAX_PIXELS:
             raise BadImage("too large", f"{image.width}×{image.height} pixels")
         image.load()
+        if image.format == "PNG" and image.mode != "P" and data[24] in (2, 4, 16) and "transparency" in image.info:
+            raise BadImage(
+                "unsupported mode", f"{data[24]} bits with a transparent colour, which Pillow does not scale"
+            )
         return to_rgb(image)
     except (BadImage, MemoryError):
         raise

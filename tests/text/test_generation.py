@@ -77,7 +77,8 @@ def test_bad_requests_are_named(model) -> None:
         ({"prompts": [[]]}, "bos_id"),
         ({"prompts": []}, "bos_id"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"temperature": -1}, r"temperature.*-1\b"),
+        ({"temperature": 1e-300}, "temperature.*1e-6, got 1e-300"),
+        ({"seed": 2**63}, "seed must be from 0.*9223372036854775808"),
         ({"top_k": 0}, "top_k"),
         ({"top_p": 1.5}, r"top_p.*1\.5"),
     ):

@@ -1,3 +1,3 @@
 """Adapters of the core to text, images and DNA; each has model.py, data.py and evaluators/."""
 
-import zoo  # noqa: F401  before anything imports torchvision: see zoo/torchvision_ops.py
+import zoo  # noqa: F401  before anything imports torchvision, whose operators it declares where they do not load

@@ -58,7 +58,7 @@ def fetch_command(
     if not names:
         table = Table("name", "what", "download", "in the data folder", title=f"data folder: {place}")
         for name, corpus in corpora.items():
-            size, state = corpus.sizes[offline] or "--offline only", "yes" if name in there else "no"
+            size, state = corpus.sizes[offline] or f"--offline: {corpus.sizes[True]}", "yes" if name in there else "no"
             table.add_row(name, corpus.title, size, state)
         console.print(table)
         return 0

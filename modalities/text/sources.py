@@ -217,7 +217,8 @@ def _find_files(spec: str, place: str) -> tuple[Path, ...]:
         if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
     elif os.path.isdir(place):
-        pattern = f"{place.rstrip('/')}/*.jsonl"
+        suffix = next((s for s in _SUFFIXES if any(Path(place).glob(f"*{s}"))), ".jsonl")
+        pattern = f"{place.rstrip('/')}/*{suffix}"
         raise FileNotFoundError(f"source {spec!r} is a folder; give a glob of its files, such as '{pattern}'")
     elif not os.path.isfile(place):
         names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES, "hf:NAME"]

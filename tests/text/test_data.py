@@ -141,7 +141,7 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
         "sotu-exerpt": (FileNotFoundError, "'sotu-excerpt'"),
         "english": (FileNotFoundError, "fetch-data text sotu poetry rfc"),
         f"{tmp_path}/speeech.txt": (FileNotFoundError, "speech.txt'"),
-        f"{tmp_path}": (FileNotFoundError, r"folder.*/\*\.jsonl"),
+        f"{tmp_path}": (FileNotFoundError, r"folder.*/\*\.txt"),
         f"{tmp_path}/pic.png": (ValueError, r"pic\.png.*\.jsonl"),
         "sotu-excerpt?feild=text": (ValueError, "'feild'.*'field'"),
         "sotu-excerpt?data_files=x": (ValueError, "data_files.*'hf:"),

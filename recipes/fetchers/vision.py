@@ -83,7 +83,5 @@ DRAWN = ("", "219 MB, apt and pip; drawn in ten minutes of two cores, 370 MB")
 CORPORA = {
     "photos": Corpus("photographs of fruit", _files("photos"), ("61 MB, pip", "61 MB, pip"), fetch_photos),
     "scenes": Corpus("crowds of letters on photographs: find, map", _files("scenes"), DRAWN, fetch_scenes),
-    "links": Corpus(
-        "the same, letters joined by lines: find", _files("links"), DRAWN, partial(fetch_scenes, kind="links")
-    ),
+    "links": Corpus("the same, joined by lines: find", _files("links"), DRAWN, partial(fetch_scenes, kind="links")),
 }

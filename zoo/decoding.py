@@ -121,13 +121,14 @@ class LayerCache:
         buffers = (self.keys, self.values, self.carries)
         self.keys, self.values, self.carries = (None if x is None else x.index_select(0, rows) for x in buffers)
 
-    def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
+    def table(self, prior: Prior, q_pos: Positions, k_pos: Positions, x: Tensor | None = None) -> RelativeTable | None:
         """The prior's relative table for these positions; for one query a slice of a table computed once per capacity."""
         if q_pos.length > 1:
-            return prior.beside_lanes(q_pos, k_pos, causal=True).table
+            return prior.beside_lanes(q_pos, k_pos, causal=True, x=x).table
         if self._table is None or self._table.table.shape[1] < k_pos.length:
             far = max(self.extent.capacity, k_pos.length)
-            self._table = prior.beside_lanes(Positions.line(1, offset=far - 1), Positions.line(far), causal=True).table
+            last, line = Positions.line(1, offset=far - 1), Positions.line(far)
+            self._table = prior.beside_lanes(last, line, causal=True, x=x).table
         return None if self._table is None else self._table.shifted(q_pos, k_pos)
 
     def attend(
@@ -161,12 +162,12 @@ class LayerCache:
             k = fold_lanes(k, terms.k_lanes)
         k, v = self.append(k, v)
         k_pos = Positions.line(k.shape[2])
-        table = None if terms.table is None else self.table(prior, queries, k_pos)
+        gain = None if terms.gain is None else prior.beside_lanes(queries, k_pos, causal=True, x=x).gain
+        table = None if terms.table is None else self.table(prior, queries, k_pos, x)
         bias = None
         if terms.bias is not None:
             k_pos = k_pos if segments is None else Positions.documents(segments)
-            bias = prior.beside_lanes(queries, k_pos, causal=True).bias
-        gain = None if terms.gain is None else prior.beside_lanes(queries, Positions.line(k.shape[2]), causal=True).gain
+            bias = prior.beside_lanes(queries, k_pos, causal=True, x=x).bias
         # The offset was relative to the new keys.
         terms = replace(terms, k_lanes=None, table=table, bias=bias, gain=gain, offset=None)
         return prior_attention(q, k, v, terms, causal=True, segments=segments, **options)

@@ -77,9 +77,9 @@ def decode_image(data: bytes) -> Image.Image:
             raise BadImage("too large", f"{image.width}×{image.height} pixels")
         image.load()
         if image.format == "PNG" and image.mode != "P" and data[24] in (2, 4, 16) and "transparency" in image.info:
-            raise BadImage(
-                "unsupported mode", f"{data[24]} bits with a transparent colour, which Pillow does not scale"
-            )
+            if data[24] == 16:
+                raise BadImage("unsupported mode", "16 bits with a transparent colour")
+            image.info["transparency"] *= 255 // (2 ** data[24] - 1)  # Pillow scales the pixels alone
         return to_rgb(image)
     except (BadImage, MemoryError):
         raise

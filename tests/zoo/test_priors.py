@@ -43,8 +43,7 @@ def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: boo
         loss = (p * weights).sum()
         found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
         grads.append([torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)])
-    off = 1e-9 if prior_dtype(prior) == torch.float64 else 1e-6
-    torch.testing.assert_close(values[0].expand_as(values[1]), values[1], atol=off, rtol=off)
+    torch.testing.assert_close(values[0].expand_as(values[1]), values[1], atol=1e-9, rtol=0)
     for ours, oracle in zip(*grads, strict=True):
         torch.testing.assert_close(ours, oracle, atol=1e-8, rtol=1e-7)
 
@@ -135,6 +134,8 @@ def test_ggd_starts_as_bam_does() -> None:
 )
 def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(gate: str, bias: bool, weighted: bool) -> None:
     """K[i,j] = −w_i·Σ_{j < l ≤ i} c_l entry by entry; forgetting attention's is Σ log sigmoid of the forget gate."""
+    lives = create_prior("fox", num_heads=4, d_model=8, half_lives=[4, 256]).decay.bias.sigmoid().log2().reciprocal()
+    torch.testing.assert_close(lives, -torch.tensor([4.0, 16.0, 64.0, 256.0]), atol=0, rtol=1e-3)
     cable, x, pos = make("cable", gate=gate, bias=bias, weighted=weighted), inputs(7), Positions.line(7)
     raw = x @ cable.decay.weight.T + (cable.decay.bias if bias else 0)
     rate = {"relu": raw.clamp(min=0), "softplus": (1 + raw.exp()).log(), "logsigmoid": -(1 / (1 + (-raw).exp())).log()}

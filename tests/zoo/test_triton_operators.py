@@ -145,12 +145,13 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
     heads = far_apart(36, 16, 2**26, tmp_path / "rows")
     for memory, x in zip(heads, (call.q, call.k, call.v), strict=True):
         memory.copy_(x)
-    for outer in (64, 0):  # batch and head strides: read by tensor descriptors, and by pointers
+    for outer in (64, 0):  # strides of batch and heads: by tensor descriptors, and by pointers
         near, far = (
             AttentionCall(*(x.as_strided(x.shape, (outer, outer, *x.stride()[2:])) for x in rows), PriorTerms(), True)
             for rows in ((call.q, call.k, call.v), heads)
         )
         assert torch.equal(attention_forward(flat(far))[0], attention_forward(flat(near))[0])
+        assert forward.runs_ahead(far.k, far.v) == (outer > 0) and not forward.runs_ahead(far.k[:0], far.v[:0])
     one, far_one = (AttentionCall(x.q[:, :, -1:], x.k, x.v, PriorTerms(), True) for x in (call, far))
     assert torch.equal(decode.decode(flat(far_one), splits=2)[0], decode.decode(flat(one), splits=2)[0])
 

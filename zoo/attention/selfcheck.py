@@ -54,7 +54,8 @@ CASES = {
     "content": Case(documents=77),
     "lanes": Case("alibi"),  # in bfloat16 the rounding of a slope's gradient is as large as itself
     "table": Case("t5", trained=True, queries=133, groups=2),
-    "wide table": Case("t5", width=128),
+    "wide": Case("t5", width=128),
+    "wide, scaled": Case("t5", width=128, scaled=True),
     "parametric table": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77),
     "sinks": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77, sinks=3),
     "grid": Case("ggd2d", {"init": "alibi"}, shape=(12, 16), queries=193, keys=193),

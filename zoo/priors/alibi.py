@@ -169,14 +169,12 @@ class Lookhere2d(GridPrior):
             raise ValueError(f"depth must be (layer from 0, number of layers), got {depth!r}")
         self.layer_slope = 1.5 - (layer / (layers - 1) if layers > 1 else 0.0)
         self.looking = min(num_heads, 4 * math.ceil(num_heads / 6))
-        all_seeing = num_heads - self.looking
-        each = max(1, all_seeing // 4)
-        heads = [2.0 ** -(1 + head // 4) for head in range(self.looking)]
-        heads += [4.0 ** -(1 + head // each) for head in range(all_seeing)]
-        self.head_slopes = heads  # in no buffer: the shipped weights hold none
+        self.each = max(1, (num_heads - self.looking) // 4)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        slopes = self.layer_slope * dy.new_tensor(self.head_slopes).view(-1, *[1] * dy.ndim)
+        head = torch.arange(self.num_heads, device=dy.device)
+        halvings = torch.where(head < self.looking, 1 + head // 4, 2 + 2 * ((head - self.looking) // self.each))
+        slopes = self.layer_slope * torch.exp2(-halvings.to(dy.dtype)).view(-1, *[1] * dy.ndim)
         logits = -slopes * torch.hypot(dy, dx)
         fields = ((dy, dx), (-dy, dx), (dx, dy), (-dx, dy))  # up, down, left, right: the key is at query − (dy, dx)
         hidden = torch.stack([fields[head % 4][0] < fields[head % 4][1].abs() for head in range(self.looking)])
@@ -194,15 +192,14 @@ class ScaleInvariant(TablePrior):
     """
 
     by_head = ()
-    tau: Tensor
 
     def __init__(self, num_heads: int, *, tau: float = 10.0) -> None:
         super().__init__(num_heads)
         check_number("tau", tau, above=0)
-        self.register_buffer("tau", torch.tensor(float(tau)))
+        self.tau = float(tau)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        return (-2 * torch.log1p(distance.abs() / self.tau.to(distance.dtype))).expand(self.num_heads, *distance.shape)
+        return (-2 * torch.log1p(distance.abs() / self.tau)).expand(self.num_heads, *distance.shape)
 
     def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
         terms = super().forward(q_pos, k_pos, causal=causal, x=x)

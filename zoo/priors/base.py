@@ -119,9 +119,9 @@ def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return torch.cat([x.expand(*lead, *x.shape[2:]) for x in (a, b)], dim=-1)
 
 
-def prior_dtype(module: nn.Module) -> torch.dtype:
-    """float32, or float64 where the module's numbers are: prior arithmetic never runs below float32."""
-    first = next(chain(module.parameters(), module.buffers()), None)
+def prior_dtype(module: nn.Module, x: Tensor | None = None) -> torch.dtype:
+    """float32, or float64 where the module's numbers are, or x where it has none: priors never compute below float32."""
+    first = next(chain(module.parameters(), module.buffers()), x)
     return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
 
 
@@ -227,25 +227,25 @@ class Prior(nn.Module):
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
         """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but for a constant of each row.
         None where it is no such sum."""
-        if self.is_relative and not self.parts():
+        rows = [terms for part in self.parts() if (terms := part.next_row(length)) is not None]
+        if len(rows) < len(self.parts()):
+            return None
+        if self.is_relative:
             line = Positions.line(length)
             row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
             return row, torch.zeros_like(row)
-        rows = [terms for part in self.parts() if (terms := part.next_row(length)) is not None]
-        if not rows or len(rows) < len(self.parts()):
+        if not rows:
             return None
         by_distance, by_key = zip(*rows, strict=True)
         return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
 
-    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
-        """The terms for a KV cache, whose keys hold their lanes and which holds no inputs x: their table and bias count alone.
-        ValueError for a prior that it cannot serve."""
+    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+        """The terms for a KV cache, whose keys hold their lanes and which holds no inputs: table and bias count alone. x: where
+        a prior without numbers makes them. ValueError for a prior that it cannot serve."""
         if not self.depends_on_content:
-            return self(q_pos, k_pos, causal=causal)
+            return self(q_pos, k_pos, causal=causal, x=x)
         if not self.num_lanes:
-            raise ValueError(
-                f"{type(self).__name__} depends on the layer's input and has no lanes: it cannot be cached"
-            )
+            raise ValueError(f"{type(self).__name__} depends on the layer's input and has no lanes: no cache serves it")
         return PriorTerms()
 
     def stored_options(self, options: Options) -> Options:
@@ -314,7 +314,7 @@ class TablePrior(Prior):
         device = x.device if x is not None else prior_device(self)
         lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
         highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
-        distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self))
+        distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self, x))
         table = RelativeTable.line(self.curve(distance, causal=causal), q_pos, k_pos, center=-lowest)
         table = replace(table, parametric=self.parametric(), constant_from=self.constant_from)
         return PriorTerms(table=table, causal=causal)
@@ -345,7 +345,7 @@ class GridPrior(Prior):
         if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
             raise ValueError("a 2-D table needs queries and keys on the same grid")
         device = x.device if x is not None else prior_device(self)
-        dy, dx = grid_displacements(q_pos.shape, device=device, dtype=prior_dtype(self))
+        dy, dx = grid_displacements(q_pos.shape, device=device, dtype=prior_dtype(self, x))
         table = RelativeTable.grid(self.surface(dy, dx, grid=q_pos.shape).flatten(1), q_pos)
         return PriorTerms(table=replace(table, parametric=self.parametric()))
 

@@ -111,6 +111,7 @@ class Fox(Cable):
 
     def __init__(self, num_heads: int, *, d_model: int, half_lives: Sequence[float] | None = None) -> None:
         super().__init__(num_heads, d_model=d_model, weighted=False, gate="logsigmoid")
+        nn.init.zeros_(self.decay.bias)
         if half_lives is not None:
             if not isinstance(half_lives, list | tuple) or len(half_lives) != 2:
                 raise ValueError(f"half_lives must be two numbers of tokens, got {half_lives!r}")

@@ -42,8 +42,8 @@ class Compose(Prior):
             terms = terms + part(q_pos, k_pos, causal=causal, x=x, **state)
         return terms
 
-    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
-        parts = (part.beside_lanes(q_pos, k_pos, causal=causal) for part in self.parts())
+    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+        parts = (part.beside_lanes(q_pos, k_pos, causal=causal, x=x) for part in self.parts())
         return sum((PriorTerms(table=x.table, bias=x.bias, gain=x.gain) for x in parts), PriorTerms())
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:

@@ -50,7 +50,7 @@ def runs_ahead(k: Tensor, v: Tensor) -> bool:
     """Whether the products of one block are issued before the exponentials of the last, and keys and values are read by tensor
     descriptors, whose addresses and strides are multiples of 16 bytes: 64 or 128 columns, in the interpreter any."""
     strides = [x.element_size() * stride for x in (k, v) for stride in x.stride()[:3]]
-    if 0 in strides or any(at % 16 for at in (k.data_ptr(), v.data_ptr(), *strides)):
+    if not k.numel() or 0 in strides or any(at % 16 for at in (k.data_ptr(), v.data_ptr(), *strides)):
         return False
     fits = k.shape[-1] == v.shape[-1] in (64, 128) and k.element_size() == 2
     return INTERPRET.value or (fits and driver.active.get_current_target().arch == 90)

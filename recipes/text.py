@@ -126,7 +126,7 @@ def goat_c4(method: str) -> Recipe:
     )
 
 
-# Learning rate, micro-batch and model options by size: 12 layers, 16 heads, 768; 14, 24, 1536; 15, 32, 2048, hidden 4×.
+# Rate, micro-batch and options by size. 120m has 12 layers, 16 heads, 768 columns, 432m 14, 24, 1536, 1100m 15, 32, 2048.
 BAM: dict[str, tuple[float, int, dict[str, Any]]] = {
     "120m": (1e-3, 36, {}),
     "432m": (5e-4, 24, {}),

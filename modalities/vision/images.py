@@ -79,7 +79,8 @@ def decode_image(data: bytes) -> Image.Image:
         if image.format == "PNG" and image.mode != "P" and data[24] in (2, 4, 16) and "transparency" in image.info:
             if data[24] == 16:
                 raise BadImage("unsupported mode", "16 bits with a transparent colour")
-            image.info["transparency"] *= 255 // (2 ** data[24] - 1)  # Pillow scales the pixels alone
+            # Pillow scales the pixels alone.
+            image.info["transparency"] *= 255 // (2 ** data[24] - 1)
         return to_rgb(image)
     except (BadImage, MemoryError):
         raise

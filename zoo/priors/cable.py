@@ -106,7 +106,7 @@ class Fox(Cable):
 
     Args:
         d_model: C, the width of the layer's input.
-        half_lives: of the first and the last head, in tokens, at the start, in equal ratios between; None: b = 0 as published.
+        half_lives: the first and last head's at the start, in tokens, geometric between them; None: b = 0 as published.
     """
 
     def __init__(self, num_heads: int, *, d_model: int, half_lives: Sequence[float] | None = None) -> None:

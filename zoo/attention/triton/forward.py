@@ -41,14 +41,14 @@ CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
-# Where `runs_ahead` holds: the second with a plan, or a row scale at 128 columns, which take registers.
+# Blocks where `runs_ahead` holds. Calls with a plan, or a row scale at 128 columns, need registers and take the second.
 AHEAD = ((128, 128, 8, 2), (128, 64, 8, 3))
 GRID_64 = (128, 128, 8, 2)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
 
 
 def runs_ahead(k: Tensor, v: Tensor) -> bool:
     """Whether the products of one block are issued before the exponentials of the last, and keys and values are read by tensor
-    descriptors, whose addresses and strides are multiples of 16 bytes: 64 or 128 columns, in the interpreter any."""
+    descriptors, whose addresses and strides are multiples of 16 bytes. The interpreter does so for any number of columns."""
     strides = [x.element_size() * stride for x in (k, v) for stride in x.stride()[:3]]
     if not k.numel() or 0 in strides or any(at % 16 for at in (k.data_ptr(), v.data_ptr(), *strides)):
         return False

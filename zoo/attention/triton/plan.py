@@ -82,7 +82,7 @@ def _tile_extremes(
     x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """Extremes of SEVERAL tiles of rows of one head of row scale·factor·x; norms rounded up, +∞ if a value is not finite."""
+    """Extremes of SEVERAL tiles of rows of a head of row scale·factor·x; norms are rounded up, +∞ if a value is not finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
     head_at = (program // blocks).to(tl.int64)
     b, h = head_at // heads, head_at % heads

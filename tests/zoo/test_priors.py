@@ -67,12 +67,10 @@ def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(name: str, c
             torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "dtype"), [("sdpa", torch.float32), ("toeplitz", torch.float32), ("reference", torch.bfloat16)]
-)
-def test_steep_curves_stay_finite(kernel: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kernel", ["sdpa", "toeplitz", "triton", "reference"])
+def test_steep_curves_stay_finite(kernel: str) -> None:
     """(1e−5)^−8 and 12^40 are beyond float32: gradients are those of float64, where the formula needs no bound."""
-    length, powers = 13, (-8.0, 40.0, -30.0, -6.0)
+    length, powers, dtype = 13, (-8.0, 40.0, -30.0, -6.0), torch.bfloat16 if kernel == "reference" else torch.float32
     generator = torch.Generator().manual_seed(0)
     q, k, v, out_grad = (torch.randn(1, 4, length, 16, generator=generator).to(dtype) for _ in range(4))
     prior = create_prior("ggd", num_heads=4, train_mu=True)

@@ -151,7 +151,7 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
             for rows in ((call.q, call.k, call.v), heads)
         )
         assert torch.equal(attention_forward(flat(far))[0], attention_forward(flat(near))[0])
-        assert forward.runs_ahead(far.k, far.v) == (outer > 0) and not forward.runs_ahead(far.k[:0], far.v[:0])
+        assert common.describable(far.k, far.v) == (outer > 0) and not common.describable(far.k[:0], far.v[:0])
     one, far_one = (AttentionCall(x.q[:, :, -1:], x.k, x.v, PriorTerms(), True) for x in (call, far))
     assert torch.equal(decode.decode(flat(far_one), splits=2)[0], decode.decode(flat(one), splits=2)[0])
 

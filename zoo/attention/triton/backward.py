@@ -29,7 +29,7 @@ from zoo.attention.triton.common import (
     TableIndex,
     cdiv,
     entries,
-    lanes_apart,
+    key_range,
     last_axis_contiguous,
     mm,
     narrow,
@@ -41,6 +41,7 @@ from zoo.attention.triton.common import (
     same_document,
     scale_stride,
     seen_of,
+    shape_options,
     shared_limit,
     split,
     store_tile,
@@ -53,12 +54,13 @@ if TYPE_CHECKING:
 
 # As in forward.py. Masked tiles are pipelined too: loads staged through registers cost more registers.
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
-DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
+# On a line without lanes, documents, a window or row scales; up to 64 columns with a table.
+DKDV_PLAIN_16 = {**dict.fromkeys((16, 32, 64), (128, 128, 8, 2)), 128: (64, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 128: (16, 32, 8, 1)}  # on grids too
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
-# With gradients of params, whose sums and gathers take registers.
+# With gradients of params, whose sums and gathers take registers; up to 64 columns on a line.
 DQ_PARAMS_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 4, 2)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
 
@@ -231,6 +233,13 @@ def _dkdv(
     store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN, opaque_zero)
 
 
+@triton.jit
+def quarter_sums(x):
+    """(R, 4) sums of columns 8·n + 2·i and 8·n + 2·i + 1 of x (R, C), which one thread holds of a product: no shuffles."""
+    groups = x.reshape(x.shape[0], x.shape[1] // 8, 4, 2).permute(0, 2, 1, 3)
+    return tl.sum(groups.reshape(x.shape[0], 4, x.shape[1] // 4), 2)
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
     grad_out, q, k, v, table, row_scale, segments, lse, delta, d_lse, plan, codes, jacobian, dq, d_scale, d_params, jacobian_p,
@@ -266,37 +275,20 @@ def _dq(
     k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
     row_ids = None
     if segments is not None:
-        row_ids = row_values(segments + b * keys + offset, rows, queries, 0, True)
+        segments += b * keys
+        row_ids = row_values(segments + offset, rows, queries, 0, True)
     scale = tl.full([BM, 1], 1.0, tl.float32)
     if row_scale is not None:
         scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, True)
-    # Keys that some query of this block sees, and those that all of them see.
-    first, last, full_first, full_last = 0 * start, 0 * start + keys, 0 * start, 0 * start + keys
-    if CAUSAL:
-        last, full_last = tl.minimum(last, start + BM + offset), tl.minimum(last, start + offset + 1)
-    if window is not None:
-        first, full_first = tl.maximum(first, start + offset - window + 1), start + BM + offset - window
-        if not CAUSAL:
-            last = tl.minimum(last, start + BM - 1 + offset + window)
-            full_last = tl.minimum(full_last, start + offset + window)
-    if prefix is not None:
-        full_first = tl.maximum(full_first, prefix)
-        full_last = tl.where(start < prefix, 0, full_last)
-    full_last = tl.where(start + BM > queries, 0, full_last)
     if plan is not None:
-        lo_plan, hi_plan = planned(plan, row, batch_rows, q_tiles, start, keys, BM, TILE)
-        first, last = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
-    if PARTS == 1:
-        full_last = 0 * start
-    elif segments is not None:
-        _, near, far, _ = split(first, last, full_first, full_last, BN)
-        near, far = same_document(segments + b * keys, row_ids, start + offset, near, far, BN)
-        full_first, full_last = near * BN, far * BN
-    lo, full_lo, full_hi, hi = split(first, last, full_first, full_last, BN)
+        plan += row * q_tiles
+    lo, full_lo, full_hi, hi = key_range(
+        start, plan, batch_rows.to(tl.int64) * q_tiles, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, PARTS > 1
+    )
     dq_sum = tl.zeros([BM, DK], tl.float32)
     lanes_sum = tl.zeros([BM, DL], tl.float32)
-    scale_sum, residue, mean = (tl.zeros([BM], tl.float32),) * 3
-    param_sums = (tl.zeros([BM], tl.float32),) * PARAMS
+    scale_sum, residue, mean = (tl.zeros([BM, 4], tl.float32),) * 3
+    param_sums = (tl.zeros([BM, 4], tl.float32),) * PARAMS
     for part in tl.static_range(PARTS):  # 0: masked tiles, 1: tiles wholly inside the mask
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
         for t in tl.range(0, count):
@@ -318,7 +310,7 @@ def _dq(
             if part == 0:
                 col_ids = None
                 if segments is not None:
-                    col_ids = row_values(segments + b * keys, cols, keys, 0, True)
+                    col_ids = row_values(segments, cols, keys, 0, True)
                 seen = seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL)
             k_place = place_of(cols, index)
             entry = z
@@ -332,20 +324,19 @@ def _dq(
                 p = tl.where(seen, p, 0.0)
             ds = p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
             if d_scale is not None:
-                scale_sum += tl.sum(ds * z, 1)
-                residue += tl.sum(ds, 1)
-                mean += tl.sum(p * z, 1)
+                scale_sum += quarter_sums(ds * z)
+                residue += quarter_sums(ds)
+                mean += quarter_sums(p * z)
             if PARAMS > 0:
                 new_sums = ()
                 for param in tl.static_range(PARAMS):
-                    if LOG_FACTOR and param == 0:
-                        derivative = tl.where(entry > STEEP, entry, 0.0)
-                    else:
+                    derivative = entry
+                    if param > 0 or not LOG_FACTOR:
                         derivative = entries(
                             jacobian + (param - LOG_FACTOR) * tl.cast(jacobian_p, tl.int64) + h * table_h,
                             start, at, rows, cols, q_place, k_place, seen, index, part == 0,
                         )  # fmt: skip
-                    new_sums = new_sums + (param_sums[param] + tl.sum(ds * derivative, 1),)  # type: ignore[assignment]  # noqa: RUF005
+                    new_sums = new_sums + (param_sums[param] + quarter_sums(ds * derivative),)  # type: ignore[assignment]  # noqa: RUF005
                 param_sums = new_sums
             dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
             if LANES > 0:
@@ -359,12 +350,15 @@ def _dq(
     store_tile(dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, opaque_zero)
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
+        scale_sum, residue, mean = tl.sum(scale_sum, 1), tl.sum(residue, 1), tl.sum(mean, 1)
         # δ of a rounded output leaves Σ_j ds off its value, by which what the row's logits have in common would enter.
         if d_lse is not None:
             residue -= tl.load(d_lse + row * queries + tokens, mask=tokens < queries, other=0.0)
         tl.store(d_scale + row * queries + tokens, (scale_sum - residue * mean) / LOG2E, mask=tokens < queries)
     for param in tl.static_range(PARAMS):
-        sum_rows = param_sums[param][:, None] * scale / LOG2E
+        sum_rows = param_sums[param] * scale / LOG2E
+        if LOG_FACTOR and param == 0:  # none of rows that see only keys whose entries are constants
+            sum_rows = tl.where((lse_rows - scale * STEEP) * scale < 0.0, 0.0, sum_rows)
         tl.store(d_params + (param * batch_rows + row) * blocks + block, tl.sum(sum_rows))
 
 
@@ -390,20 +384,6 @@ def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
         scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
         g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, g.prefix or None, origin, *tiles, g.factor,
     )  # fmt: skip
-
-
-def shape_options(g: Geometry) -> dict[str, int | bool]:
-    """Constexpr arguments shared by all kernels."""
-    lanes = lanes_apart(g)
-    return {
-        "WIDTH_K": g.width_k - lanes,
-        "WIDTH_V": g.width_v,
-        "LANES": lanes,
-        "DK": padded_width(g.width_k - lanes),
-        "DV": padded_width(g.width_v),
-        "DL": padded_width(lanes),
-        "CAUSAL": g.causal,
-    }
 
 
 def loops(q: Tensor, segments: Tensor | None) -> int:
@@ -445,10 +425,11 @@ def attention_backward(
         limit = shared_limit(q.device.index or 0)
         columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
         blocks = (DKDV_16 if small else DKDV_32)[width]
+        plain = not (options["LANES"] or g.grid_width) and row_scale is None is segments
         if g.window or (g.grid_width and not small):
             blocks = (DKDV_WINDOW_16 if small else DKDV_WINDOW_32)[width]
-        elif small and width == 128 and not (options["LANES"] or g.grid_width) and row_scale is None is segments:
-            blocks = DKDV_PLAIN_128
+        elif small and plain and (width > 64 or table2 is not None):
+            blocks = DKDV_PLAIN_16[width]
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(cdiv(g.keys, bn) * g.batch * g.groups,)](
             *operands, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols, call.codes,
@@ -456,7 +437,8 @@ def attention_backward(
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
         params = 0 if jacobian2 is None else jacobian2.shape[0] + log_factor
-        blocks = ((DQ_PARAMS_16 if params else DQ_16) if small else DQ_32)[width]
+        sums = params and not (g.grid_width and width <= 64)
+        blocks = ((DQ_PARAMS_16 if sums else DQ_16) if small else DQ_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
         parts = cdiv(g.queries, bm)
         halvings = (params > 2) + (params > 0 and not small)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 # The assembly that reads tables is pure, since they are constant. Triton 3.9 moves results of impure assembly through shared
@@ -107,6 +108,23 @@ def strided(x: Tensor) -> tuple[Tensor | int, ...]:
     return x, *x.stride()[:3]
 
 
+def describable(*tensors: Tensor) -> bool:
+    """Whether these tensors (B, heads, length, columns) are read by descriptors: all of 64 or all of 128 columns of two bytes,
+    addresses and strides multiples of 16 bytes, on compute capability 9.0; in the interpreter any that need no padding."""
+    strides = [x.element_size() * stride for x in tensors for stride in x.stride()[:3]]
+    columns = {x.shape[-1] for x in tensors}
+    if 0 in strides or not all(x.numel() for x in tensors) or any(padded_width(count) > count for count in columns):
+        return False
+    fits = columns in ({64}, {128}) and tensors[0].element_size() == 2
+    aligned = not any(at % 16 for at in (*strides, *(x.data_ptr() for x in tensors)))
+    return aligned and (INTERPRET.value or (fits and driver.active.get_current_target().arch == 90))
+
+
+def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    """Of `rows` rows at a time of one head of a tensor for which `describable` holds."""
+    return TensorDescriptor.from_tensor(x, [1, 1, rows, x.shape[-1]])
+
+
 def cdiv(a: int, b: int) -> int:
     """⌈a/b⌉. `triton.cdiv`, which unwraps constants of kernels, takes longer than an empty tensor."""
     return -(-a // b)
@@ -120,6 +138,20 @@ def power_of_two(least: int) -> int:
 def padded_width(width: int) -> int:
     """Columns of a tile that holds `width`: the next power of two, at least 16, as tensor cores require."""
     return max(16, power_of_two(width))
+
+
+def shape_options(g: Geometry) -> dict[str, int | bool]:
+    """Constexpr arguments shared by all kernels."""
+    lanes = lanes_apart(g)
+    return {
+        "WIDTH_K": g.width_k - lanes,
+        "WIDTH_V": g.width_v,
+        "LANES": lanes,
+        "DK": padded_width(g.width_k - lanes),
+        "DV": padded_width(g.width_v),
+        "DL": padded_width(lanes),
+        "CAUSAL": g.causal,
+    }
 
 
 def last_axis_contiguous(x: Tensor) -> Tensor:
@@ -143,6 +175,17 @@ def scale_stride(row_scale: Tensor | None) -> int:
 def on_device(x: Tensor) -> AbstractContextManager[object]:
     """Make the device of `x` current for a launch."""
     return torch.cuda.device(x.device) if x.is_cuda else NOWHERE
+
+
+@triton.jit
+def uniform(x):
+    """The int32 `x` of all threads, so that the compiler knows it to be one: what a loop bounded by it reads then has addresses
+    in uniform registers."""
+    if not INTERPRET:
+        x = tl.inline_asm_elementwise(
+            "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, is_pure=True, pack=1
+        )
+    return x
 
 
 @triton.jit
@@ -186,7 +229,7 @@ class TableIndex(NamedTuple):
 
 @triton.jit
 def seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
-    """`visible_of` for rows and cols that already broadcast, so that a tile can be keys × queries."""
+    """bool: which keys `cols` each query of `rows` sees, in the shape that both broadcast to; document ids, or None, alike."""
     seen = (rows < mask.queries) & (cols < mask.keys)
     distance = rows + mask.offset - cols
     if CAUSAL:
@@ -196,14 +239,6 @@ def seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
     if row_ids is not None:
         seen &= row_ids == col_ids
     return seen
-
-
-@triton.jit
-def visible_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
-    """(BM, BN) bool: which keys `cols` (BN,) each query of `rows` (BM,) sees; document ids as loaded, or None."""
-    if row_ids is not None:
-        row_ids, col_ids = row_ids[:, None], col_ids[None, :]
-    return seen_of(rows[:, None], cols[None, :], row_ids, col_ids, mask, CAUSAL)
 
 
 @triton.jit
@@ -232,32 +267,9 @@ def unstaged_load(at, seen, MASKED: tl.constexpr):
 
 
 @triton.jit
-def bias_of(table, rows, cols, seen, index, MASKED: tl.constexpr):
-    """(BM, BN) float32: table[index] of one head; 0 where not `seen`, if MASKED, else all lies inside, off the prefix.
-
-    On a line a thread of the MMA layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64 elements of a 128 × 64 tile
-    only 34 differ in r − c. The compiler loads each distinct entry once, from one address plus a constant, if rows and columns
-    are (a start shared by the tile) + (a constant range), the range is used nowhere else, and the two are added to the pointer
-    one after the other. Hence the ranges that start at BM and BN.
-    """
-    if index.codes is not None:
-        at = (table + index.origin - place_of(rows, index))[:, None] + place_of(cols, index)[None, :]
-    else:
-        BM: tl.constexpr = rows.shape[0]
-        BN: tl.constexpr = cols.shape[0]
-        first_row, first_col = rows - tl.arange(0, BM), cols - tl.arange(0, BN)
-        row_at = table + (index.origin + BN - BM) + first_row + tl.arange(BM, 2 * BM).to(tl.int64)
-        at = row_at[:, None] - first_col.to(tl.int64)[None, :] - tl.arange(BN, 2 * BN).to(tl.int64)[None, :]
-    if index.prefix is not None and MASKED:
-        seen = seen & (rows[:, None] >= index.prefix) & (cols[None, :] >= index.prefix)
-    return unstaged_load(at, seen, MASKED)
-
-
-@triton.jit
 def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
-    """The part of blocks [lo, hi) of BN keys, all inside the call, around position `own` that is in the document of all rows;
-    empty if the rows are of several documents. Reads the ids of [lo, hi) once, four bytes per key. Keys and rows may change
-    places."""
+    """The part of blocks [lo, hi) of BN keys, all inside the call, around position `own` in the document of all rows;
+    empty if the rows are of several. Reads the ids of [lo, hi) once, four bytes per key. Keys and rows may change places."""
     SPAN: tl.constexpr = 1024
     document = tl.max(row_ids)
     one = tl.min(row_ids) == document
@@ -267,7 +279,7 @@ def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
         other = tl.load(ids_ptr + places, mask=places < hi * BN, other=document) != document
         before = tl.maximum(before, tl.where(other & (places <= own), places, -1))
         after = tl.minimum(after, tl.where(other & (places > own), places, hi * BN))
-    return tl.maximum(lo, (tl.max(before) + BN) // BN), tl.where(one, tl.min(after) // BN, 0)
+    return uniform(tl.maximum(lo, (tl.max(before) + BN) // BN)), uniform(tl.where(one, tl.min(after) // BN, 0))
 
 
 @triton.jit
@@ -277,8 +289,7 @@ def key_range(
 ):  # fmt: skip
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
     masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart, or is None; `segments` at the
-    batch row's document ids, and `row_ids` (BM,) are those of the queries, or both None; with SAME, blocks inside one document
-    count as unmasked."""
+    batch row's document ids, `row_ids` (BM, 1) are of the queries, or both None; SAME: in one document nothing is masked."""
     last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
     lo, hi = 0, mask.keys
     if CAUSAL:
@@ -290,8 +301,8 @@ def key_range(
     if plan_rows is not None:
         entry = first // TILE + tl.arange(0, (BM + TILE - 1) // TILE)
         inside = entry * TILE < mask.queries
-        lo = tl.maximum(lo, tl.min(tl.load(plan_rows + entry, mask=inside, other=0x7FFFFFF)) * TILE)
-        hi = tl.minimum(hi, tl.max(tl.load(plan_rows + tile + entry, mask=inside, other=0)) * TILE)
+        lo = tl.maximum(lo, uniform(tl.min(tl.load(plan_rows + entry, mask=inside, other=0x7FFFFFF)) * TILE))
+        hi = tl.minimum(hi, uniform(tl.max(tl.load(plan_rows + tile + entry, mask=inside, other=0)) * TILE))
     lo, hi = lo // BN, tl.cdiv(tl.maximum(hi, 0), BN)
     full_lo, full_hi = lo, tl.minimum(mask.keys // BN, hi)
     if CAUSAL:
@@ -333,6 +344,29 @@ def tile_at(
 
 
 @triton.jit
+def rows_of(
+    tensor, b, h, first, start, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    DESCRIBED: tl.constexpr, opaque_zero=0
+):  # fmt: skip
+    """`tile_at` of head h of batch row b, columns from `first` on. `tensor` is a descriptor, if DESCRIBED, or `strided`."""
+    if DESCRIBED:
+        return tensor.load([b.to(tl.int32), h.to(tl.int32), start, 0]).reshape(BLOCK, PADDED)
+    else:
+        pointer, stride_b, stride_h, stride = tensor
+        return tile_at(
+            pointer + b * stride_b + h * stride_h + first,
+            start,
+            stride,
+            count,
+            WIDTH,
+            PADDED,
+            BLOCK,
+            MASKED,
+            opaque_zero,
+        )
+
+
+@triton.jit
 def row_values(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
     """One value per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
     return tl.load(vector + rows, mask=rows < count, other=beyond) if MASKED else tl.load(vector + rows)
@@ -350,7 +384,14 @@ def store_tile(
 
 @triton.jit
 def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, index, MASKED: tl.constexpr):
-    """`bias_of` in the shape that `rows` and `cols` broadcast to, of the tile whose first query and key are at the starts."""
+    """float32 in the shape that `rows` and `cols` broadcast to, of the tile whose first query and key are at the starts:
+    table[index] of one head; 0 where not `seen`, if MASKED, else all lies inside, off the prefix.
+
+    On a line a thread of the MMA layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64 elements of a 128 × 64 tile
+    only 34 differ in r − c. The compiler loads each distinct entry once, from one address plus a constant, if the ranges of
+    rows and columns are constant, used nowhere else, and added to the pointer one after the other. Hence the ranges that start
+    at R and C.
+    """
     if index.codes is not None:
         # A pointer to each row of the tile and a 32-bit offset of each column are one instruction an entry.
         first = table + index.origin
@@ -360,7 +401,7 @@ def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, ind
         C: tl.constexpr = cols.numel
         r = tl.reshape(tl.arange(R, 2 * R), rows.shape).to(tl.int64)
         c = tl.reshape(tl.arange(C, 2 * C), cols.shape).to(tl.int64)
-        at = table + (index.origin + C - R) + (row_start - col_start) + r - c
+        at = (table + (index.origin + C - R) + row_start + r) - col_start - c
     if index.prefix is not None and MASKED:
         seen = seen & (rows >= index.prefix) & (cols >= index.prefix)
     return unstaged_load(at, seen, MASKED)
@@ -373,7 +414,7 @@ def planned(plan, row, all_rows, tiles, start, other, BLOCK: tl.constexpr, TILE:
     tile = start // TILE + tl.arange(0, COUNT)
     lo = tl.min(tl.load(plan + row * tiles + tile, mask=tile < tiles, other=2147483647), 0)
     hi = tl.max(tl.load(plan + (all_rows + row) * tiles + tile, mask=tile < tiles, other=0), 0)
-    return tl.minimum(lo, other) * TILE, hi * TILE
+    return uniform(tl.minimum(lo, other) * TILE), uniform(hi * TILE)
 
 
 @triton.jit

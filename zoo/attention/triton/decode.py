@@ -26,8 +26,8 @@ from zoo.attention.triton.common import (
     padded_width,
     power_of_two,
     scale_stride,
+    seen_of,
     strided,
-    visible_of,
 )
 
 # Nothing spills on compute capability 9.0, and two programs fit on a multiprocessor.
@@ -113,7 +113,7 @@ def _partial(
         valid = (cols < keys)[:, None]  # unfilled slots may hold any bits, NaN and infinities included
         k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0)
         v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=valid & (dv[None, :] < WV), other=0.0)
-        seen = visible_of(t, cols, None, None, mask, CAUSAL)
+        seen = seen_of(t[:, None], cols[None, :], None, None, mask, CAUSAL)
         z = mm(q, tl.trans(k)) * softmax_scale
         if table is not None:
             z += tl.load(table + (t[:, None] - cols[None, :] + origin), mask=seen, other=0.0)

@@ -8,27 +8,28 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime import driver
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
-    INTERPRET,
     Mask,
     Operands,
     TableIndex,
-    bias_of,
     cdiv,
+    describable,
+    descriptor,
+    entries,
     key_range,
-    lanes_apart,
     mm,
     narrow,
     on_device,
-    padded_width,
+    place_of,
+    rows_of,
     scale_stride,
+    seen_of,
+    shape_options,
     shared_limit,
+    store_tile,
     strided,
-    visible_of,
 )
 
 if TYPE_CHECKING:
@@ -41,19 +42,10 @@ CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
-# Blocks where `runs_ahead` holds. Calls with a plan, or a row scale at 128 columns, need registers and take the second.
+# Where the products with the next keys are issued before the exponentials of these. The second is for windows up to 64 columns,
+# and at 128 for documents and row scales.
 AHEAD = ((128, 128, 8, 2), (128, 64, 8, 3))
 GRID_64 = (128, 128, 8, 2)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
-
-
-def runs_ahead(k: Tensor, v: Tensor) -> bool:
-    """Whether the products of one block are issued before the exponentials of the last, and keys and values are read by tensor
-    descriptors, whose addresses and strides are multiples of 16 bytes. The interpreter does so for any number of columns."""
-    strides = [x.element_size() * stride for x in (k, v) for stride in x.stride()[:3]]
-    if not k.numel() or 0 in strides or any(at % 16 for at in (k.data_ptr(), v.data_ptr(), *strides)):
-        return False
-    fits = k.shape[-1] == v.shape[-1] in (64, 128) and k.element_size() == 2
-    return INTERPRET.value or (fits and driver.active.get_current_target().arch == 90)
 
 
 def block_sizes(
@@ -83,6 +75,7 @@ def block_sizes(
 class Block(NamedTuple):
     """In a kernel: what the loops over the keys of one block of queries share; None: the call has none."""
 
+    first: tl.tensor
     rows: tl.tensor
     row_ids: tl.tensor | None
     q: tl.tensor
@@ -93,74 +86,53 @@ class Block(NamedTuple):
     segments: tl.tensor | None
     factor: tl.tensor
     scale: tl.tensor | None
-    lanes: tl.tensor
-    width_k: tl.tensor
-    width_v: tl.tensor
     mask: Mask
     table_index: TableIndex
 
 
 @triton.jit
-def load_rows(
-    side, n, first, width, count, D: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr, AHEAD: tl.constexpr
-):  # fmt: skip
-    """(BN, D) block n of a head's keys or values, columns from `first` on; CHECKED: zeros beyond the last row and column."""
-    tensor, b, g = side
-    if AHEAD:
-        block = tensor.load([b.to(tl.int32), g.to(tl.int32), n * BN, 0]).reshape(BN, D)
-    else:
-        pointer, stride_b, stride_g, stride = tensor
-        pointer += b * stride_b + g * stride_g
-        rows, columns = n * BN + tl.arange(0, BN), first + tl.arange(0, D)
-        # Offsets exceed 2^31. A 32 × 32 → 64 bit product is one instruction and takes fewer registers than offsets inside the
-        # block, which the compiler would keep across blocks.
-        at = (pointer + columns[None, :]) + rows.to(tl.int64)[:, None] * stride
-        there = (rows[:, None] < count) & (columns[None, :] < width)
-        block = tl.load(at, mask=there, other=0.0) if CHECKED else tl.load(at)
-    return block
-
-
-@triton.jit
 def multiply_keys(
-    block, n, LANES: tl.constexpr, DK: tl.constexpr, BN: tl.constexpr, CHECKED: tl.constexpr, AHEAD: tl.constexpr
+    block, start, WIDTH_K: tl.constexpr, DK: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr, BN: tl.constexpr,
+    MASKED: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
-    """(BM, BN) products of the queries with key block n."""
-    keys, count = block.k, block.mask.keys
-    z = mm(block.q, tl.trans(load_rows(keys, n, block.lanes, block.width_k, count, DK, BN, CHECKED, AHEAD)))
-    if LANES:
-        z = mm(block.q_lanes, tl.trans(load_rows(keys, n, 0, block.lanes, count, LANES, BN, CHECKED, AHEAD)), z)
+    """(BM, BN) products of the queries with the keys from `start` on."""
+    tensor, b, g = block.k
+    count = block.mask.keys
+    z = mm(block.q, tl.trans(rows_of(tensor, b, g, LANES, start, count, WIDTH_K, DK, BN, MASKED, AHEAD)))
+    if LANES > 0:
+        z = mm(block.q_lanes, tl.trans(rows_of(tensor, b, g, 0, start, count, LANES, DL, BN, MASKED, AHEAD)), z)
     return z
 
 
 @triton.jit
 def _attend(
-    sums, block, lo, hi, LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr
+    sums, block, lo, hi, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr,
+    DL: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """`sums` over key blocks [lo, hi) too: the weighted values (BM, DV), the weights (BM,), both relative to exp2 of the
-    largest logits so far (BM,). AHEAD: the products of the next block run during the exponentials of this one."""
-    acc, total, top = sums
+    """`sums` over key blocks [lo, hi) too: weighted values (BM, DV), weights (BM,), both relative to exp2 of the largest logits
+    so far (BM,); with AHEAD also the products of the next block, which run during the exponentials of this one."""
+    acc, total, top, next_z = sums
     rows, keys = block.rows, block.mask.keys
-    CHECKED: tl.constexpr = MASKED or not EVEN
-    if AHEAD:
-        next_z = multiply_keys(block, lo, LANES, DK, BN, True, AHEAD)
+    values, b, g = block.v
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
-        v = load_rows(block.v, n, 0, block.width_v, keys, DV, BN, CHECKED, AHEAD)
+        v = rows_of(values, b, g, 0, n * BN, keys, WIDTH_V, DV, BN, MASKED, AHEAD)
         if AHEAD:
             z = next_z
-            next_z = multiply_keys(block, n + 1, LANES, DK, BN, True, AHEAD)
+            next_z = multiply_keys(block, n * BN + BN, WIDTH_K, DK, LANES, DL, BN, True, AHEAD)
         else:
-            z = multiply_keys(block, n, LANES, DK, BN, CHECKED, AHEAD)
+            z = multiply_keys(block, n * BN, WIDTH_K, DK, LANES, DL, BN, MASKED, AHEAD)
         seen = rows[:, None] >= 0
         if MASKED:
             col_ids = None
             if block.segments is not None:
-                col_ids = tl.load(block.segments + cols, mask=cols < keys, other=-1)
-            seen = visible_of(rows, cols, block.row_ids, col_ids, block.mask, CAUSAL)
+                col_ids = tl.load(block.segments + cols, mask=cols < keys, other=-1)[None, :]
+            seen = seen_of(rows[:, None], cols[None, :], block.row_ids, col_ids, block.mask, CAUSAL)
         if block.table is not None:
             z *= block.factor
-            z += bias_of(block.table, rows, cols, seen, block.table_index, MASKED)
+            q_rows, k_cols, index = rows[:, None], cols[None, :], block.table_index
+            q_place, k_place = place_of(q_rows, index), place_of(k_cols, index)
+            z += entries(block.table, block.first, n * BN, q_rows, k_cols, q_place, k_place, seen, index, MASKED)
         if block.scale is not None:
             z *= block.scale[:, None]
         if MASKED:
@@ -175,7 +147,7 @@ def _attend(
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None] + mm(narrow(p, v.dtype), v)
         top = new_top
-    return acc, total, top
+    return acc, total, top, next_z
 
 
 # Sizes change from call to call and must not trigger recompilation.
@@ -185,13 +157,12 @@ LENGTHS = ["ssb", "sth", "heads", "group", "tiles", "queries", "keys", "offset",
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
 def _forward(
     q, k, v, table, row_scale, segments, plan, codes, out, lse, ssb, sth,
-    heads, group, tiles, queries, keys, offset, window, origin, prefix, factor, lanes, width_k, width_v,
-    LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
-    CAUSAL: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr
+    heads, group, tiles, queries, keys, offset, window, origin, prefix, factor,
+    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head. What a call does not have is None. AHEAD: k and v are tensor descriptors."""
-    q_ptr, sqb, sqh, sqt = q
-    out_ptr, sob, soh, sot = out
+    out, sob, soh, sot = out
     mask, index = Mask(queries, keys, offset, window), TableIndex(origin, codes, prefix)
     # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
     # first, so that no long program runs last.
@@ -199,22 +170,15 @@ def _forward(
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (blocks - 1 - tl.program_id(0) % blocks) * BM
     b, h = row // heads, row % heads
-    q_ptr += b * sqb + h * sqh + first * tl.cast(sqt, tl.int64)
-    out_ptr += b * sob + h * soh + first * tl.cast(sot, tl.int64)
     if table is not None:
         table += h * sth
     rows = first + tl.arange(0, BM)
-    dk, dv, r = lanes + tl.arange(0, DK), tl.arange(0, DV), tl.arange(0, BM)[:, None]
-    valid = rows[:, None] < queries
-    q = tl.load(q_ptr + (r * sqt + dk[None, :]), mask=valid & (dk[None, :] < width_k), other=0.0)
-    q_lanes = q
-    if LANES:
-        dl = tl.arange(0, LANES)
-        q_lanes = tl.load(q_ptr + (r * sqt + dl[None, :]), mask=valid & (dl[None, :] < lanes), other=0.0)
+    q_lanes = rows_of(q, b, h, 0, first, queries, LANES, DL, BM, True, False) if LANES else None
+    q = rows_of(q, b, h, LANES, first, queries, WIDTH_K, DK, BM, True, False)
     row_ids, scale = None, None
     if segments is not None:
         segments += b * keys
-        row_ids = tl.load(segments + offset + rows, mask=rows < queries, other=-2)
+        row_ids = tl.load(segments + offset + rows, mask=rows < queries, other=-2)[:, None]
     if row_scale is not None:
         scale = tl.load(row_scale + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
         if table is None:
@@ -225,18 +189,20 @@ def _forward(
     lo, full_lo, full_hi, hi = key_range(
         first, plan, plan_step, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, DK + DV <= 256
     )  # fmt: skip
-    block = Block(
-        rows, row_ids, q, q_lanes, (k, b, h // group), (v, b, h // group), table, segments, factor, scale, lanes,
-        width_k, width_v, mask, index,
-    )  # fmt: skip
-    sums = tl.zeros([BM, DV], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], float("-inf"), tl.float32)
-    sums = _attend(sums, block, lo, full_lo, LANES, DK, DV, BN, CAUSAL, EVEN, AHEAD, True)
-    sums = _attend(sums, block, full_lo, full_hi, LANES, DK, DV, BN, CAUSAL, EVEN, AHEAD, False)
-    acc, total, top = _attend(sums, block, full_hi, hi, LANES, DK, DV, BN, CAUSAL, EVEN, AHEAD, True)
+    k_side, v_side = (k, b, h // group), (v, b, h // group)
+    block = Block(first, rows, row_ids, q, q_lanes, k_side, v_side, table, segments, factor, scale, mask, index)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    next_z = top
+    if AHEAD:
+        next_z = multiply_keys(block, lo * BN, WIDTH_K, DK, LANES, DL, BN, True, AHEAD)
+    sums = tl.zeros([BM, DV], tl.float32), tl.zeros([BM], tl.float32), top, next_z
+    sums = _attend(sums, block, lo, full_lo, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, True)
+    sums = _attend(sums, block, full_lo, full_hi, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, False)
+    acc, total, top, _ = _attend(sums, block, full_hi, hi, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, True)
     # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
     lse2 = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
-    result = narrow(acc / tl.where(total == 0.0, 1.0, total)[:, None], out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (r * sot + dv[None, :]), result, mask=valid & (dv[None, :] < width_v))
+    acc /= tl.where(total == 0.0, 1.0, total)[:, None]
+    store_tile(out + b * sob + h * soh, acc, first, sot, queries, WIDTH_V, DV, BM)
     tl.store(lse + row * queries + rows, lse2, mask=rows < queries)
 
 
@@ -249,33 +215,29 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
     table2 = call.table2
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
-    lanes = lanes_apart(g)
-    dk, dv = padded_width(g.width_k - lanes), padded_width(g.width_v)
-    padded_lanes = padded_width(lanes) if lanes else 0
+    options = shape_options(g)
+    lanes, dk, dv = options["LANES"], options["DK"], options["DV"]
+    padded_lanes = options["DL"] if lanes else 0
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
         crowded = g.grid_width > 0 or g.window > 0 or (segments is not None and dk + dv > 256)
         on_grid_alone = g.grid_width and not (padded_lanes or g.window or segments is not None)
-        full = dk + padded_lanes == g.width_k and dv == g.width_v
-        ahead = full and not (crowded or padded_lanes) and segments is None and runs_ahead(k, v)
+        ahead = not (g.grid_width or padded_lanes or (crowded and dk > 64)) and describable(k, v)
         if ahead:
-            bm, bn, warps, stages = AHEAD[plan is not None or (dk > 64 and row_scale is not None)]
+            wide = dk > 64 and (segments is not None or (row_scale is not None and plan is None))
+            bm, bn, warps, stages = AHEAD[wide or g.window > 0]
         elif on_grid_alone and even and q.element_size() == 2 and max(dk, dv) <= 64:
             bm, bn, warps, stages = GRID_64
         else:
             bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
-        k_side, v_side = (
-            TensorDescriptor.from_tensor(x, [1, 1, bn, x.shape[-1]]) if ahead else strided(x) for x in (k, v)
-        )
+        k_side, v_side = (descriptor(x, bn) if ahead else strided(x) for x in (k, v))
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
             strided(q), k_side, v_side, table2, row_scale, segments, None if plan is None else plan.rows,
             call.codes, strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
-            g.prefix or None, g.factor, lanes, g.width_k, g.width_v,
-            LANES=padded_lanes, DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal,
-            EVEN=full, AHEAD=ahead,
-            num_warps=warps, num_stages=stages,
+            g.prefix or None, g.factor,
+            BM=bm, BN=bn, TILE=common.TILE, AHEAD=ahead, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     return out, lse2

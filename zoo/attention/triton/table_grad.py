@@ -16,19 +16,22 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.backward import OutputGradient, loops, shape_options
+from zoo.attention.triton.backward import OutputGradient, loops
 from zoo.attention.triton.common import (
     Geometry,
     Operands,
     cdiv,
+    describable,
+    descriptor,
     last_axis_contiguous,
     mm,
     on_device,
     padded_width,
     row_values,
+    rows_of,
     scale_stride,
+    shape_options,
     strided,
-    tile_at,
 )
 
 if TYPE_CHECKING:
@@ -70,16 +73,13 @@ def _diagonal(
     scale_b, batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr
+    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr,
+    DESCRIBED: tl.constexpr
 ):  # fmt: skip
     """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference of rows of patches.
 
     `partial` is (batch parts, tile parts, H, differences, diagonals, 2·BLOCK): columns BLOCK·diagonal + (−BLOCK … BLOCK−1).
     """
-    grad_out, gob, goh, got = grad_out
-    q, qb, qh, qt = q
-    k, kb, kg, ks = k
-    v, vb, vg, vs = v
     turn = tl.program_id(0) % diagonals
     rest = tl.program_id(0) // diagonals
     differences = 2 * lines - 1
@@ -113,7 +113,7 @@ def _diagonal(
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for b_at in range(batch_part * batch // batch_parts, (batch_part + 1) * batch // batch_parts):
         b = b_at + 0 * h
-        row = b * heads + h
+        row, g = b * heads + h, h // share
         first, last = lo, hi
         if plan is not None:
             first, last = _needed(plan, row, batch * heads, q_tiles, diagonal, lo, hi, BLOCK, TILE)
@@ -121,8 +121,6 @@ def _diagonal(
         first = first + tile_part * length
         last = tl.maximum(tl.minimum(last, first + length), first)
         middle = tl.minimum(tl.maximum(edge, first), last)
-        q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
-        k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
         opaque_zero = b_at // batch  # see tile_at
         if PARTS == 1:
             middle = first
@@ -140,12 +138,12 @@ def _diagonal(
                 q_at, k_at = q_base + m * BLOCK, k_base + (m - diagonal) * BLOCK
                 q_end, k_end = q_base + line_q, k_base + line_k
                 rows, cols = q_at + r, k_at + c
-                q_tile = tile_at(q_head + LANES, q_at, qt, q_end, WIDTH_K, DK, BLOCK, edges == 1, opaque_zero)
-                k_tile = tile_at(k_head + LANES, k_at, ks, k_end, WIDTH_K, DK, BLOCK, edges == 1, opaque_zero)
+                q_tile = rows_of(q, b, h, LANES, q_at, q_end, WIDTH_K, DK, BLOCK, edges == 1, DESCRIBED, opaque_zero)
+                k_tile = rows_of(k, b, g, LANES, k_at, k_end, WIDTH_K, DK, BLOCK, edges == 1, DESCRIBED, opaque_zero)
                 z = mm(q_tile, tl.trans(k_tile))
                 if LANES > 0:
-                    q_lanes = tile_at(q_head, q_at, qt, q_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
-                    k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
+                    q_lanes = rows_of(q, b, h, 0, q_at, q_end, LANES, DL, BLOCK, edges == 1, False, opaque_zero)
+                    k_lanes = rows_of(k, b, g, 0, k_at, k_end, LANES, DL, BLOCK, edges == 1, False, opaque_zero)
                     z = mm(q_lanes, tl.trans(k_lanes), z)
                 z *= factor
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
@@ -160,8 +158,10 @@ def _diagonal(
                 if segments is not None:
                     row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, edges == 1)
                     p = tl.where(row_ids == row_values(segments + b * keys, cols, k_end, 0, edges == 1), p, 0.0)
-                do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
-                v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
+                do_tile = rows_of(
+                    grad_out, b, h, 0, q_at, q_end, WIDTH_V, DV, BLOCK, edges == 1, DESCRIBED, opaque_zero
+                )
+                v_tile = rows_of(v, b, g, 0, k_at, k_end, WIDTH_V, DV, BLOCK, edges == 1, DESCRIBED, opaque_zero)
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
     # Entries with bias −∞ are hidden in every tile of the diagonal; discard whatever they accumulated.
     total = tl.where(bias == float("-inf"), 0.0, total)
@@ -219,6 +219,9 @@ def table_gradient(
     options = shape_options(g)
     width = max(options["DK"], options["DV"])
     block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]
+    described = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
+    if described:
+        warps = 4
     block = max(16, block * common.TILE // 64)
     if grid:
         block = min(block, padded_width(g.grid_width))
@@ -232,12 +235,14 @@ def table_gradient(
     columns = table2.shape[-1]
     with on_device(q):
         _diagonal[(parts * programs,)](
-            *(strided(x) for x in (grad_out, q, k, v)), table2, row_scale, segments, lse2, delta,
+            *(descriptor(x, block) if described else strided(x) for x in (grad_out, q, k, v)),
+            table2, row_scale, segments, lse2, delta,
             None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, cdiv(g.queries, common.TILE), g.factor,
-            BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), num_warps=warps, num_stages=stages, **options,
+            BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), DESCRIBED=described,
+            num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)
     if grid:

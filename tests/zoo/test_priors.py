@@ -95,15 +95,22 @@ def test_steep_curves_stay_finite(kernel: str) -> None:
         torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("ggd", {"train_mu": False}),
-        ("ggd", {"train_mu": True}),
-        ("ggd2d", {"form": "isotropic", "train_mu": True}),
-        ("ggd2d", {"form": "separable", "train_mu": True}),
-    ],
-)
+@pytest.mark.parametrize("scale", [1e-4, -1e-5])
+def test_small_row_scales_leave_steep_entries_without_gradients(scale: float) -> None:
+    prior, line, scales = create_prior("ggd", num_heads=4), Positions.line(29), torch.full((1, 4, 29), scale)
+    prior.theta_beta.data.copy_(torch.tensor([-1.0, -3.0, -8.0, 0.5]))
+    q, k, v = torch.randn(3, 1, 4, 29, 16, generator=torch.Generator().manual_seed(0))
+    found = []
+    for kernel in ("triton", "reference"):
+        out = prior_attention(q, k, v, prior(line, line, causal=True), causal=True, query_scale=scales, kernel=kernel)
+        found.append(torch.autograd.grad(out.square().sum(), [prior.theta_alpha, prior.theta_beta]))
+    torch.testing.assert_close(*found, rtol=0.1, atol=1e-9)
+
+
+FORMS = [("ggd2d", {"form": form, "train_mu": True}) for form in ("isotropic", "separable")]
+
+
+@pytest.mark.parametrize(("name", "options"), [*(("ggd", {"train_mu": mu}) for mu in (False, True)), *FORMS])
 def test_the_jacobian_of_a_table_reduces_its_gradient_to_that_of_the_parameters(name: str, options: dict) -> None:
     prior, pos = make(name, **options), positions_for(name)
     table = prior(pos, pos, causal=False).table

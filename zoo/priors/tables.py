@@ -26,7 +26,7 @@ class ParametricTable(Protocol):
 
     params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
     log_factor: whether the first of them is the logarithm of a factor of the table, which then is its own derivative by it; but
-        for entries below −1e4, which may be taken for constants.
+        for entries below −1e4, which may be taken for constants. All are finite.
     """
 
     @property

@@ -331,7 +331,10 @@ def _dq(
                 new_sums = ()
                 for param in tl.static_range(PARAMS):
                     derivative = entry
-                    if param > 0 or not LOG_FACTOR:
+                    if LOG_FACTOR and param == 0:
+                        if row_scale is not None:
+                            derivative = tl.where(entry > STEEP, entry, 0.0)
+                    else:
                         derivative = entries(
                             jacobian + (param - LOG_FACTOR) * tl.cast(jacobian_p, tl.int64) + h * table_h,
                             start, at, rows, cols, q_place, k_place, seen, index, part == 0,
@@ -357,8 +360,8 @@ def _dq(
         tl.store(d_scale + row * queries + tokens, (scale_sum - residue * mean) / LOG2E, mask=tokens < queries)
     for param in tl.static_range(PARAMS):
         sum_rows = param_sums[param] * scale / LOG2E
-        if LOG_FACTOR and param == 0:  # none of rows that see only keys whose entries are constants
-            sum_rows = tl.where((lse_rows - scale * STEEP) * scale < 0.0, 0.0, sum_rows)
+        if LOG_FACTOR and param == 0 and row_scale is None:  # none of rows whose keys all have entries below STEEP
+            sum_rows = tl.where(lse_rows < STEEP, 0.0, sum_rows)
         tl.store(d_params + (param * batch_rows + row) * blocks + block, tl.sum(sum_rows))
 
 

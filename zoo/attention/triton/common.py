@@ -183,7 +183,7 @@ def uniform(x):
     in uniform registers."""
     if not INTERPRET:
         x = tl.inline_asm_elementwise(
-            "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, is_pure=True, pack=1
+            "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, is_pure=False, pack=1
         )
     return x
 
@@ -289,7 +289,8 @@ def key_range(
 ):  # fmt: skip
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
     masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart, or is None; `segments` at the
-    batch row's document ids, `row_ids` (BM, 1) are of the queries, or both None; SAME: in one document nothing is masked."""
+    batch row's document ids, `row_ids` (BM, 1) are of the queries, or both None; SAME: blocks in one document may be
+    unmasked."""
     last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
     lo, hi = 0, mask.keys
     if CAUSAL:
@@ -332,8 +333,7 @@ def tile_at(
     """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row. The
     compiler cannot fold `opaque_zero`, and so does not hoist address arithmetic out of earlier loops and spill it."""
     r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
-    # The first row's offset may pass 2^31, offsets inside the tile do not.
-    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
     if MASKED and WIDTH < PADDED:
         return tl.load(at, mask=(start + r[:, None] < count) & (c[None, :] < WIDTH), other=0.0)
     if MASKED:

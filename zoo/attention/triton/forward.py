@@ -43,7 +43,7 @@ UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 3
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
 # Where the products with the next keys are issued before the exponentials of these. The second is for windows up to 64 columns,
-# and at 128 for documents and row scales.
+# and at 128 for documents, or row scales without a plan.
 AHEAD = ((128, 128, 8, 2), (128, 64, 8, 3))
 GRID_64 = (128, 128, 8, 2)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
 

@@ -219,9 +219,8 @@ def table_gradient(
     options = shape_options(g)
     width = max(options["DK"], options["DV"])
     block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]
-    described = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
-    if described:
-        warps = 4
+    with on_device(q):
+        described = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
     block = max(16, block * common.TILE // 64)
     if grid:
         block = min(block, padded_width(g.grid_width))
@@ -242,7 +241,7 @@ def table_gradient(
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, cdiv(g.queries, common.TILE), g.factor,
             BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), DESCRIBED=described,
-            num_warps=warps, num_stages=stages, **options,
+            num_warps=4 if described else warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)
     if grid:

@@ -72,6 +72,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     # Launchers of several ranks name the module.
     assert "text_ggd_tiny" in run(bins / "python", "-m", "priorzoo.train", "text.ggd_tiny", "--dry-run", **here)
 
+    # Its types are seen: a wrong keyword in a user's file is an error of mypy.
     user = "import zoo\nzoo.create_prior('ggd', heads=8)\nzoo.prior_attention(1, 2, 3, causl=True)\n"
     (tmp_path / "user.py").write_text(user)
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*,numpy.*,rich.*,typer.*]\nfollow_imports = skip\n")

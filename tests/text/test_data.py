@@ -54,6 +54,7 @@ def test_the_split_depends_on_the_text_alone():
     heldout = [d for d in documents if document_split(d) == "heldout"]
     assert 150 < len(heldout) < 250
     assert all(document_split(Document(f" {d.text}\n")) == "heldout" for d in heldout)
+    # A change here would put documents that shipped weights were trained on into their held-out set.
     assert [d.text.split()[-1] for d in heldout[:6]] == PINNED
     assert document_split(Document(heldout[0].text, split="train")) == "train"
 

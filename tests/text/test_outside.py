@@ -97,6 +97,7 @@ def test_attention_is_seen_exactly(tmp_path):
 
 SHAPE = dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64)
 SHAPE |= dict(intermediate_size=64)
+# They have tables of positions, biases by distance, sliding windows, experts.
 KINDS = {
     "opt": dict(SHAPE, ffn_dim=64, word_embed_proj_dim=32),
     "gpt_neox": SHAPE,

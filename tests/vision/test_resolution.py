@@ -99,9 +99,6 @@ def rows(model, **settings):
     return {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
 
 
-# ---- scores ----
-
-
 def test_errors_and_paired_differences_are_over_groups(images):
     """Fonts of 10 images each; one model errs in a class, the other nowhere."""
     items = images(groups=10)
@@ -132,9 +129,6 @@ def test_what_cannot_be_read_is_left_out_and_counted(images):
     for mode, expected in (("native", (38, "2 too small")), ("resized", (40, ""))):
         measured = rows(Reader(), sizes=(16, 32), mode=mode).values()
         assert {(row["images"], row["skipped_because"]) for row in measured} == {expected}
-
-
-# ---- sizes, settings ----
 
 
 def test_default_sizes_stop_where_the_images_do(images):
@@ -171,9 +165,6 @@ def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
     assert items.order.tolist() == np.random.default_rng(0).permutation(300).tolist()
 
 
-# ---- controls ----
-
-
 def test_a_larger_size_stands_beside_its_controls(images):
     """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the surer one is."""
     images(count=64)
@@ -203,8 +194,6 @@ def test_logits_that_are_no_numbers_are_wrong(images):
     small, large = rows(Infinite(), sizes=(16, 32)).values()
     assert small["top1"] == 1.0 and large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0
 
-
-# ---- classifiers of timm ----
 
 VIT = "vit_tiny_patch16_224"
 OUTSIDE = MODALITY.outside["timm"]

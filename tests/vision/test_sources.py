@@ -54,6 +54,7 @@ def test_what_a_folder_holds_out(tmp_path):
     train, heldout = (open_images(spec, split) for split in ("train", "heldout"))
     assert len(train) + len(heldout) == 200 == heldout.among and 10 <= len(heldout) <= 32
     assert not set(train.paths.tolist()) & set(heldout.paths.tolist())
+    # Shipped weights depend on these places.
     assert heldout_places((f"row {n}" for n in range(17)), "heldout") == [0, 1, 5, 16]
     note = Resolution(ResolutionSettings(source=spec)).note
     whole = note.split("'")[1]

@@ -162,6 +162,7 @@ def with_gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 def of_small_blocks(kernel: str, case: Case) -> Kernel:
     """The kernel, so that it cuts short sequences into many blocks, as it does long ones."""
     if kernel == "sdpa":
+        # On a grid 5 queries of 2 heads end inside its rows.
         return SdpaKernel(mask_limit=16 * 45, small_limit=200, block_rows=4)
     if kernel != "toeplitz":
         return KERNELS[kernel]

@@ -328,7 +328,7 @@ def _dq(
                 residue += quarter_sums(ds)
                 mean += quarter_sums(p * z)
             if PARAMS > 0:
-                new_sums = ()
+                new_sums = param_sums[:0]
                 for param in tl.static_range(PARAMS):
                     derivative = entry
                     if LOG_FACTOR and param == 0:
@@ -339,7 +339,7 @@ def _dq(
                             jacobian + (param - LOG_FACTOR) * tl.cast(jacobian_p, tl.int64) + h * table_h,
                             start, at, rows, cols, q_place, k_place, seen, index, part == 0,
                         )  # fmt: skip
-                    new_sums = new_sums + (param_sums[param] + quarter_sums(ds * derivative),)  # type: ignore[assignment]  # noqa: RUF005
+                    new_sums += (param_sums[param] + quarter_sums(ds * derivative),)
                 param_sums = new_sums
             dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
             if LANES > 0:

@@ -353,17 +353,8 @@ def rows_of(
         return tensor.load([b.to(tl.int32), h.to(tl.int32), start, 0]).reshape(BLOCK, PADDED)
     else:
         pointer, stride_b, stride_h, stride = tensor
-        return tile_at(
-            pointer + b * stride_b + h * stride_h + first,
-            start,
-            stride,
-            count,
-            WIDTH,
-            PADDED,
-            BLOCK,
-            MASKED,
-            opaque_zero,
-        )
+        pointer += b * stride_b + h * stride_h + first
+        return tile_at(pointer, start, stride, count, WIDTH, PADDED, BLOCK, MASKED, opaque_zero)
 
 
 @triton.jit

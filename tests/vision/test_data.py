@@ -243,6 +243,7 @@ SKIPPED = {
     "png with a broken chunk": (PNG[:60] + bytes(40) + PNG[100:], "corrupt"),
     "float": (encoded(Image.new("F", (6, 4), 0.5), "TIFF"), "unsupported mode"),
     "32-bit": (encoded(Image.new("I", (6, 4), 1 << 20), "TIFF"), "unsupported mode"),
+    "lab": (encoded(Image.new("LAB", (6, 4)), "TIFF"), "unsupported mode"),
     "a transparent grey of 16 bits": (encoded(Image.new("I;16", (6, 4)), transparency=9), "unsupported mode"),
 }
 

@@ -98,6 +98,7 @@ def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_ga
 
 def test_bad_options() -> None:
     for options, message in [
+        ({"logit_options": {"temperature": 2.0}}, "gone since 0.6"),
         ({"lanes": "besides"}, r"lanes='besides': did you mean 'beside'"),
         ({"lanes": "inside", "dim": 32, "num_heads": 4}, r"takes 9 of 8 columns.*lanes='beside'"),
         ({"position": ["ggd", "goat"], "num_layers": 2, "share_prior": True}, "one position method for all layers"),

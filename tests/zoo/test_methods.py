@@ -158,6 +158,7 @@ def test_bad_registrations_are_named(registry) -> None:
         ("my+own", Fading, "cannot name a prior"),
         ("own_ssmax", Fading, "cannot name a prior"),
         ("own", nn.Linear, "derived from zoo.Prior"),
+        ("own", Fading(2), "derived from zoo.Prior"),
     ]:
         refuses(words, zoo.register_prior, name, made)
 

@@ -56,7 +56,6 @@ class Stream(Source, Protocol):
 
 
 S = TypeVar("S", bound=Source)
-T = TypeVar("T")
 Items = TypeVar("Items", covariant=True)
 
 
@@ -102,17 +101,13 @@ class _Loader(Generic[S]):
                 raise ValueError(f"data state has {key}={state.get(key)!r}, the loader {value!r}: samples would differ")
 
     def fetch(self, data: Any, numbers: Iterator[list[int]] | None = None) -> DataLoader:
-        """What `data` gives, from worker processes, without torch's conversion of arrays."""
-        return DataLoader(data, None, sampler=numbers, num_workers=self.num_workers, collate_fn=_unchanged)
+        """What `data` gives, tuples from worker processes, without torch's conversion of arrays."""
+        return DataLoader(data, None, sampler=numbers, num_workers=self.num_workers, collate_fn=tuple)
 
     def received(self, batch: Arrays, events: Events) -> Batch:
         if events:
             cast(Events, self.report).extend(events)
         return {name: torch.as_tensor(value) for name, value in batch.items()}
-
-
-def _unchanged(batch: T) -> T:
-    return batch
 
 
 class IndexedLoader(_Loader[Samples]):

@@ -26,7 +26,7 @@ import torch
 import typer
 
 import zoo
-from modalities.cost import map_large_blocks
+from modalities.cost import keep_freed_tensors
 from modalities.decoder.tokenizers import check_place, split_arm
 from modalities.evaluation import check_choice, counts, option
 from recipes.commands import CommandError, Console, call, clock, facts_table, short, with_options
@@ -89,7 +89,7 @@ def adapt_command(
         raise CommandError(f"--resume: {out}/checkpoints has no checkpoint")
     check_place(split_arm(name)[0])
     # Before transformers makes tensors, since torch reads the setting of large pages at the first one.
-    map_large_blocks()
+    keep_freed_tensors(below=1 << 20)
     from modalities.text import adapting  # transformers takes seconds
     from zoo.adapters.released import add_lora
 

@@ -38,7 +38,7 @@ import typer
 from rich.padding import Padding
 
 from modalities.contract import find_modality
-from modalities.cost import Readout
+from modalities.cost import Readout, keep_freed_tensors
 from modalities.loading import State, to_device
 from recipes.commands import ConfigError, Console, call, clock, facts_table, handled_signals, lasting_output, short
 from recipes.config import Json, Plan, apply_overrides, installed_recipes, open_recipe, resolve
@@ -386,6 +386,7 @@ def train_command(
     words = [name, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for module in import_ for word in ("--import", module)]
     words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
+    keep_freed_tensors(below=32 << 20)
     ranks = start(verbose=verbose)
     plan = resolve(recipe, ranks.world, ranks.device.type, user_config, overridden_keys)
     ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
@@ -395,11 +396,9 @@ def train_command(
         if calibrate:
             from recipes.estimate import MONITORS, calibrated, print_plan
 
-            quiet = replace(
-                plan, deepspeed={key: value for key, value in plan.deepspeed.items() if key not in MONITORS}
-            )
+            quiet = {key: value for key, value in plan.deepspeed.items() if key not in MONITORS}
             with TemporaryDirectory() as folder:
-                trainer = Trainer(quiet, ranks, RunFolder(Path(folder)))
+                trainer = Trainer(replace(plan, deepspeed=quiet), ranks, RunFolder(Path(folder)))
                 print_plan(plan, as_json=json_, measured=calibrated(trainer, calibrate))
             return 0
         with (

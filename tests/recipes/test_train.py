@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from dataclasses import replace
+from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
@@ -331,6 +332,8 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert main([*SMALL, "--calibrate", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "the median of 2" in printed and "GiB at the peak" in printed and "without evaluation" in printed
+    pages = [([torch.ones(2 << 20) for _ in range(8)], getrusage(RUSAGE_SELF).ru_minflt)[1] for _ in range(3)]
+    assert pages[2] - pages[1] < 100  # of 16,384: freed tensors are kept
     assert main([*SMALL, "--calibrate", "2", "--set", "optim.lr=1e38"]) == 1
     assert "training failed: " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

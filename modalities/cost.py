@@ -81,7 +81,7 @@ def keep_freed_tensors(below: int) -> None:
     2,048 tokens takes 1 GiB instead of 2.9, in the same time. If no tensor was made before, those of 2 MiB get large pages."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it once, at its first tensor on the CPU
     _glibc("mallopt", -3, below)  # M_MMAP_THRESHOLD
-    _glibc("mallopt", -1, 1 << 30)  # M_TRIM_THRESHOLD
+    _glibc("mallopt", -1, 32 * below)  # M_TRIM_THRESHOLD
 
 
 def _glibc(name: str, *arguments: int) -> None:

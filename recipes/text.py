@@ -34,7 +34,8 @@ def tiny(method: str) -> Recipe:
     CPU core for half an hour.
     """
     facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
-    options = {"position_options": {"half_lives": [4, 256]}} if method == "fox" else {}
+    lives = {"half_lives": [4, 256]}  # with those of one token, as published, no answer was learned
+    options = {"position_options": {"fox": lives} if "+" in method else lives} if "fox" in method else {}
     return Recipe(
         name=f"text.{method}_tiny",
         modality="text",
@@ -86,7 +87,7 @@ def lm(method: str) -> Recipe:
     return Recipe(
         name=f"text.{method}_lm",
         modality="text",
-        model=Model(f"text_{method}_lm"),
+        model=Model(f"text_{method}_lm", options=tiny(method).model.options),
         data=TextDataConfig("english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")),
         optim=Optim("muon", lr=2e-3, prior_lr_scale=5.0, warmup=200, floor=0.05),
         train=Train(steps=2500, batch=16, micro_batch=4, clip=0.0, precision="bf16", save_every=250, log_every=25),

@@ -47,10 +47,6 @@ def versions() -> dict[str, str | None]:
     return {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
 
 
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
-    return float(math.exp(rng.uniform(math.log(low), math.log(high))))
-
-
 # ---- letters of font files
 
 PAD = 16  # pixels
@@ -145,7 +141,7 @@ def crowd(
     clutter = []
     for _ in range(round(height * width / AREA)):  # arcs from the curvature of a ring to nearly straight, anywhere
         y, x = (int(rng.integers(0, most)) for most in size)
-        radius = _log_uniform(rng, CAP[0], 4 * CAP[0])
+        radius = math.exp(rng.uniform(math.log(CAP[0]), math.log(4 * CAP[0])))
         start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
         radii = (radius, radius * float(rng.uniform(0.6, 1)))
         clutter.append(Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng)))

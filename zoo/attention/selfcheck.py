@@ -47,15 +47,17 @@ class Case:
     documents: int = 0
     gradients: bool = True
     sinks: int = 0
-    width: int = 0
+    window: int | None = None
+    width: int = 64
 
 
 CASES = {
     "content": Case(documents=77),
     "lanes": Case("alibi"),  # in bfloat16 the rounding of a slope's gradient is as large as itself
     "table": Case("t5", trained=True, queries=133, groups=2),
-    "wide": Case("t5", width=128),
-    "wide, scaled": Case("t5", width=128, scaled=True),
+    "window": Case("t5", window=70),
+    "wide": Case("t5", trained=True, width=128, groups=2),
+    "wide, scaled": Case("t5", width=128, scaled=True, documents=77),
     "parametric table": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77),
     "sinks": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77, sinks=3),
     "grid": Case("ggd2d", {"init": "alibi"}, shape=(12, 16), queries=193, keys=193),
@@ -80,13 +82,13 @@ _CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels a
 _REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and dtype: why it is not trusted, or None
 
 
-def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype, *, width: int = 64) -> Verdict:
+def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
     """Compare the kernel's outputs and gradients with float64, in each case that it serves if it is trusted."""
     verdict = Verdict({}, [])
     for label, case in CASES.items():
         token = _CHECKING.set(True)
         try:
-            errors = _errors(kernel, case, device, dtype, case.width or width)
+            errors = _errors(kernel, case, device, dtype)
         except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
             verdict.wrong.append(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300])
             continue
@@ -108,9 +110,9 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
     return float(error) if bool(error.isfinite()) else math.inf
 
 
-def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
+def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype) -> dict[str, float] | None:
     """Relative errors by tensor, of two batch rows; None where the kernel does not serve the case."""
-    q_shape, k_shape = (2, HEADS, case.queries, width), (2, case.groups, case.keys, width)
+    q_shape, k_shape = (2, HEADS, case.queries, case.width), (2, case.groups, case.keys, case.width)
     wide = torch.promote_types(dtype, torch.float32)
     with (  # autocast, inference mode, a default device and the state of random numbers are put aside
         torch.inference_mode(False),  # which enables gradients
@@ -155,7 +157,7 @@ def _run(
             terms = prior(q_pos, k_pos, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
         scale = None if scale is None else scale[None]
-        call = AttentionCall(q, leaves["k"], leaves["v"], terms, causal, scale, segments, sinks=case.sinks)
+        call = AttentionCall(q, leaves["k"], leaves["v"], terms, causal, scale, segments, case.window, sinks=case.sinks)
         if kernel.refuses(call):
             return None
         output = kernel.run(call)

@@ -346,10 +346,10 @@ def tile_at(
 @triton.jit
 def rows_of(
     tensor, b, h, first, start, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    DESCRIBED: tl.constexpr, opaque_zero=0
+    TMA: tl.constexpr, opaque_zero=0
 ):  # fmt: skip
-    """`tile_at` of head h of batch row b, columns from `first` on. `tensor` is a descriptor, if DESCRIBED, or `strided`."""
-    if DESCRIBED:
+    """`tile_at` of head h of batch row b, columns from `first` on. `tensor` is a descriptor, if TMA, or `strided`."""
+    if TMA:
         return tensor.load([b.to(tl.int32), h.to(tl.int32), start, 0]).reshape(BLOCK, PADDED)
     else:
         pointer, stride_b, stride_h, stride = tensor
@@ -369,7 +369,7 @@ def store_tile(
 ):
     """Store the rows of `tile` inside a (count, WIDTH) matrix, rounded to its dtype. `opaque_zero`: as for `tile_at`."""
     r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
-    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
     tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
 
 

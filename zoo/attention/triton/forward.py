@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
-# cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py).
+# cores. docs/KERNELS.md says which spill registers on compute capability 9.0 (tools/compile_kernels.py).
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
@@ -236,7 +236,7 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
             strided(q), k_side, v_side, table2, row_scale, segments, None if plan is None else plan.rows,
             call.codes, strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
-            g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
+            g.heads, g.heads // g.groups, cdiv(g.queries, common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
             g.prefix or None, g.factor,
             BM=bm, BN=bn, TILE=common.TILE, AHEAD=ahead, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip

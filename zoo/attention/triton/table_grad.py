@@ -74,7 +74,7 @@ def _diagonal(
     batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr,
-    DESCRIBED: tl.constexpr
+    TMA: tl.constexpr
 ):  # fmt: skip
     """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference of rows of patches.
 
@@ -138,8 +138,8 @@ def _diagonal(
                 q_at, k_at = q_base + m * BLOCK, k_base + (m - diagonal) * BLOCK
                 q_end, k_end = q_base + line_q, k_base + line_k
                 rows, cols = q_at + r, k_at + c
-                q_tile = rows_of(q, b, h, LANES, q_at, q_end, WIDTH_K, DK, BLOCK, edges == 1, DESCRIBED, opaque_zero)
-                k_tile = rows_of(k, b, g, LANES, k_at, k_end, WIDTH_K, DK, BLOCK, edges == 1, DESCRIBED, opaque_zero)
+                q_tile = rows_of(q, b, h, LANES, q_at, q_end, WIDTH_K, DK, BLOCK, edges == 1, TMA, opaque_zero)
+                k_tile = rows_of(k, b, g, LANES, k_at, k_end, WIDTH_K, DK, BLOCK, edges == 1, TMA, opaque_zero)
                 z = mm(q_tile, tl.trans(k_tile))
                 if LANES > 0:
                     q_lanes = rows_of(q, b, h, 0, q_at, q_end, LANES, DL, BLOCK, edges == 1, False, opaque_zero)
@@ -158,10 +158,8 @@ def _diagonal(
                 if segments is not None:
                     row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, edges == 1)
                     p = tl.where(row_ids == row_values(segments + b * keys, cols, k_end, 0, edges == 1), p, 0.0)
-                do_tile = rows_of(
-                    grad_out, b, h, 0, q_at, q_end, WIDTH_V, DV, BLOCK, edges == 1, DESCRIBED, opaque_zero
-                )
-                v_tile = rows_of(v, b, g, 0, k_at, k_end, WIDTH_V, DV, BLOCK, edges == 1, DESCRIBED, opaque_zero)
+                do_tile = rows_of(grad_out, b, h, 0, q_at, q_end, WIDTH_V, DV, BLOCK, edges == 1, TMA, opaque_zero)
+                v_tile = rows_of(v, b, g, 0, k_at, k_end, WIDTH_V, DV, BLOCK, edges == 1, TMA, opaque_zero)
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
     # Entries with bias −∞ are hidden in every tile of the diagonal; discard whatever they accumulated.
     total = tl.where(bias == float("-inf"), 0.0, total)
@@ -220,7 +218,7 @@ def table_gradient(
     width = max(options["DK"], options["DV"])
     block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]
     with on_device(q):
-        described = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
+        tma = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
     block = max(16, block * common.TILE // 64)
     if grid:
         block = min(block, padded_width(g.grid_width))
@@ -234,14 +232,14 @@ def table_gradient(
     columns = table2.shape[-1]
     with on_device(q):
         _diagonal[(parts * programs,)](
-            *(descriptor(x, block) if described else strided(x) for x in (grad_out, q, k, v)),
+            *(descriptor(x, block) if tma else strided(x) for x in (grad_out, q, k, v)),
             table2, row_scale, segments, lse2, delta,
             None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, cdiv(g.queries, common.TILE), g.factor,
-            BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), DESCRIBED=described,
-            num_warps=4 if described else warps, num_stages=stages, **options,
+            BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), TMA=tma,
+            num_warps=4 if tma else warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)
     if grid:

@@ -180,7 +180,7 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
 @triton.jit
 def uniform(x):
     """The int32 `x` of all threads, so that the compiler knows it to be one: what a loop bounded by it reads then has addresses
-    in uniform registers."""
+    in uniform registers. It is not pure, since it needs all lanes: nothing may move it into a branch."""
     if not INTERPRET:
         x = tl.inline_asm_elementwise(
             "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, is_pure=False, pack=1

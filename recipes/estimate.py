@@ -128,8 +128,8 @@ def memory_per_rank(parameters: int, plan: Plan, cost: Cost) -> dict[str, float]
 
 def schedule_in_words(optim: Optim, steps: int) -> str:
     """ "adamw, learning rate 0.002: linear warm-up over 50 steps, then cosine to 0.0002 at step 800"."""
-    if steps < optim.warmup:
-        last = optim.lr * steps / optim.warmup
+    if optim.warmup and steps <= optim.warmup + 1:
+        last = optim.lr * min(1, steps / optim.warmup)
         return f"{optim.name}, learning rate {last:g} at the end: warm-up to {optim.lr:g} takes {optim.warmup:,} steps"
     warmup = f"linear warm-up over {optim.warmup:,} steps, then " if optim.warmup else ""
     end = "" if optim.schedule == "constant" else f" to {optim.lr * optim.floor:g} at step {steps:,}"

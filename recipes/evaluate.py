@@ -217,7 +217,7 @@ class Measurement:
         for work, cell in sorted(cheapest.items())[:2]:
             started = time.perf_counter()
             value = self.evaluator.measure(self.target.model, cell)
-            points.append((work, (time.perf_counter() - started) / cell.cost))
+            points.append((work, (time.perf_counter() - started) / (cell.cost or 1)))
             if store and cell in todo:
                 store.add(cell.name, value)
         (near, rate), (far, slower) = points[0], points[-1]

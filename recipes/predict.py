@@ -31,8 +31,8 @@ def predict_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
 ) -> None:
-    if missing := [image for image in images if not os.path.exists(image)]:
-        raise CommandError(f"no file {missing[0]!r}")
+    if missing := [image for image in images if not os.path.isfile(image)]:
+        raise CommandError(f"{missing[0]!r} is no file")
     target = find_trained(name, device, import_)
     model, console = target.model, Console()
     if not isinstance(model, Classifier):

@@ -17,7 +17,9 @@ from modalities.dna.evaluators.variants import Change, Variant, Variants, Varian
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import decode, load_tokenizer, reverse_complement
+from recipes.evaluate import main
 from tests.dna.models import Composed, genome_of, letters, tiny, write_fasta
+from tests.launching import call
 from tests.refusals import refuses
 
 TEXT = """##fileformat=VCFv4.3
@@ -197,7 +199,7 @@ def test_every_spelling_of_a_haplotype_is_one_change():
         assert len(spelled) > 3 and len(changes) == 1
 
 
-def test_every_variant_is_listed_with_its_reason(files):
+def test_every_variant_is_listed_with_its_reason(files, tmp_path):
     text = letters(100)[:-1] + "A"
     other = {"A": "C", "C": "A", "G": "A", "T": "A"}
     known = text[49]
@@ -222,6 +224,9 @@ def test_every_variant_is_listed_with_its_reason(files):
     assert reasons["full"].endswith("span 16 bases; the longer window has 16, the other 0")
     kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
     assert kmers["uneven"]["reason"] == variants.UNEVEN and math.isnan(kmers["uneven"]["llr_nats"])  # the frame moves
+    unscored = files({"c": text}, vcf(rows[7]))
+    words = ["dna_goat_tiny.genomes", "variants", "--fasta", unscored.fasta, "--variants", unscored.variants]
+    assert call(main, *words, "--out", tmp_path / "out").exit_code == 0
 
 
 def test_requests_that_cannot_be_served(files, tmp_path):
@@ -229,7 +234,7 @@ def test_requests_that_cannot_be_served(files, tmp_path):
     other = [("c", at + 1, ".", "GGGGGGGGGG", "A") for at in starts]
     named = [("cc", at + 1, ".", text[at : at + 8], "A") for at in starts]
     for rows, options, message in (
-        (other, {}, "none of the 14 variants .*another base in the reference"),
+        (other, {}, r"none of the 14 variants .*another base in the reference(?!.*did you mean)"),
         (named, {}, "none of the 14 variants .*did you mean 'c'.*reference: c, e"),
         ([], {}, r"v\.vcf has no variants"),
         (other, {"variants": None}, "--variants"),

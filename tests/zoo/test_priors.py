@@ -15,12 +15,6 @@ from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import prior_dtype
 
 
-def centred(bias: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Hidden entries to 0 and the row's first key to 0: what a softmax can see."""
-    bias = bias - bias[..., :1]
-    return bias.tril(bias.shape[-1] - bias.shape[-2]) if causal else bias
-
-
 def test_every_prior_has_a_row() -> None:
     assert sorted(OPTIONS) == list_priors()
 
@@ -39,7 +33,8 @@ def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: boo
         dense = dense.double().expand(-1, prior.num_heads, pos.length, pos.length)
         mask = torch.ones(pos.length, pos.length, dtype=torch.bool).tril() if causal else torch.tensor(True)
         p = dense.masked_fill(~mask, -math.inf).softmax(-1)
-        values.append(centred(dense, causal).detach())
+        # A softmax sees differences to the row's first key alone, and no hidden entry.
+        values.append((dense - dense[..., :1]).masked_fill(~mask, 0.0).detach())
         loss = (p * weights).sum()
         found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
         grads.append([torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)])

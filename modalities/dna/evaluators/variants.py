@@ -366,9 +366,10 @@ def _entries(path: str, digest: str, genome: Genome, window: int, step: int) -> 
     other = [variant for variant, _ in entries if variant.reason.startswith((NO_CONTIG, MISMATCH))]
     if other and not any(placed or variant.reason.startswith(NO_ROOM) for variant, placed in entries):
         names = [contig.name for contig in genome.contigs]
+        hint = "" if other[0].chrom in names else did_you_mean(other[0].chrom, names)
         raise ValueError(
             f"none of the {len(other)} variants of {path} fits {genome.files[0]}; the first has {other[0].reason}. "
-            f"{did_you_mean(other[0].chrom, names)}contigs of the reference: {', '.join(names[:5])}; positions "
+            f"{hint}contigs of the reference: {', '.join(names[:5])}; positions "
             "count from 1"
         )
     return entries

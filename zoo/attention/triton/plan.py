@@ -107,7 +107,7 @@ def _tile_extremes(
     row_scale = tl.full((SEVERAL, TILE), 1.0, tl.float32)
     if SCALED:
         scale += b * scale_batch + h * scale_head + first_tile.to(tl.int64) * TILE * scale_row
-        row_scale = tl.load(scale + row * scale_row, mask=real, other=0.0).to(tl.float32)
+        row_scale = tl.load(scale + row.to(tl.int64) * scale_row, mask=real, other=0.0).to(tl.float32)
         wrong |= (~(tl.abs(row_scale) < float("inf"))).to(tl.int32)
         place = stats + (1 + 2 * lanes) * plane
         tl.store(place, tl.min(tl.where(real, row_scale, float("inf")), axis=1), mask=exists)
@@ -116,7 +116,8 @@ def _tile_extremes(
     for first in range(0, width, COLUMNS):
         cols = first + tl.arange(0, COLUMNS)
         inside = real[:, :, None] & (cols[None, None, :] < width)
-        part = tl.load(x + row[:, :, None] * x_row + cols[None, None, :], mask=inside, other=0.0).to(tl.float32)
+        at = x + row[:, :, None].to(tl.int64) * x_row + cols[None, None, :]
+        part = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         part *= row_scale[:, :, None]
         wrong |= tl.max((~(tl.abs(part) < float("inf"))).to(tl.int32), axis=2)
         content = tl.where(cols[None, None, :] >= lanes, part, 0.0)

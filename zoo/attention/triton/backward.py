@@ -176,7 +176,9 @@ def _dkdv(
         q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
         lo_token, hi_token = first, last
         if plan is not None:
-            lo_plan, hi_plan = planned(plan, head_row, batch_rows, k_tiles, start, queries, BN, TILE)
+            lo_plan, hi_plan = planned(
+                plan + head_row * k_tiles, batch_rows.to(tl.int64) * k_tiles, k_tiles, start, queries, BN, TILE
+            )
             lo_token, hi_token = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
         for part in tl.static_range(PARTS):  # 0: masked tiles, 1: tiles wholly inside the mask

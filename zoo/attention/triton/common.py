@@ -284,11 +284,11 @@ def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
 
 @triton.jit
 def key_range(
-    first, plan_rows, tile, segments, row_ids, mask, index, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
+    first, plan_rows, plan_step, segments, row_ids, mask, index, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, SAME: tl.constexpr
 ):  # fmt: skip
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
-    masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart, or is None; `segments` at the
+    masked. `plan_rows` points at this head's part of the plan, see `planned`, or is None; `segments` at the
     batch row's document ids, `row_ids` (BM, 1) are of the queries, or both None; SAME: blocks in one document may be
     unmasked."""
     last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
@@ -300,10 +300,8 @@ def key_range(
         if not CAUSAL:
             hi = tl.minimum(hi, last + mask.window)
     if plan_rows is not None:
-        entry = first // TILE + tl.arange(0, (BM + TILE - 1) // TILE)
-        inside = entry * TILE < mask.queries
-        lo = tl.maximum(lo, uniform(tl.min(tl.load(plan_rows + entry, mask=inside, other=0x7FFFFFF)) * TILE))
-        hi = tl.minimum(hi, uniform(tl.max(tl.load(plan_rows + tile + entry, mask=inside, other=0)) * TILE))
+        lo_plan, hi_plan = planned(plan_rows, plan_step, tl.cdiv(mask.queries, TILE), first, mask.keys, BM, TILE)
+        lo, hi = tl.maximum(lo, lo_plan), tl.minimum(hi, hi_plan)
     lo, hi = lo // BN, tl.cdiv(tl.maximum(hi, 0), BN)
     full_lo, full_hi = lo, tl.minimum(mask.keys // BN, hi)
     if CAUSAL:
@@ -399,12 +397,12 @@ def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, ind
 
 
 @triton.jit
-def planned(plan, row, all_rows, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """[lo, hi) in tokens of the other axis, of length `other`, that the plan requires for the block at `start`."""
-    COUNT: tl.constexpr = (BLOCK + TILE - 1) // TILE
-    tile = start // TILE + tl.arange(0, COUNT)
-    lo = tl.min(tl.load(plan + row * tiles + tile, mask=tile < tiles, other=2147483647), 0)
-    hi = tl.max(tl.load(plan + (all_rows + row) * tiles + tile, mask=tile < tiles, other=0), 0)
+def planned(plan, step, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """[lo, hi) in tokens of the other axis, of length `other`, for the block at `start`. `plan` points at the first of a head's
+    `tiles` starts; the ends are `step` further."""
+    tile = start // TILE + tl.arange(0, (BLOCK + TILE - 1) // TILE)
+    lo = tl.min(tl.load(plan + tile, mask=tile < tiles, other=0x7FFFFFFF), 0)
+    hi = tl.max(tl.load(plan + step + tile, mask=tile < tiles, other=0), 0)
     return uniform(tl.minimum(lo, other) * TILE), uniform(hi * TILE)
 
 

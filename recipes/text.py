@@ -34,8 +34,9 @@ def tiny(method: str) -> Recipe:
     CPU core for half an hour.
     """
     facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
-    lives = {"half_lives": [4, 256]}  # with those of one token, as published, no answer was learned
-    options = {"position_options": {"fox": lives} if "+" in method else lives} if "fox" in method else {}
+    # With half-lives of one token, as published, `fox` learned no answer.
+    parts, lives = method.removesuffix("_ssmax").split("+"), {"half_lives": [4, 256]}
+    options = {"position_options": {"fox": lives} if len(parts) > 1 else lives} if "fox" in parts else {}
     return Recipe(
         name=f"text.{method}_tiny",
         modality="text",

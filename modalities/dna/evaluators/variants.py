@@ -369,8 +369,7 @@ def _entries(path: str, digest: str, genome: Genome, window: int, step: int) -> 
         hint = "" if other[0].chrom in names else did_you_mean(other[0].chrom, names)
         raise ValueError(
             f"none of the {len(other)} variants of {path} fits {genome.files[0]}; the first has {other[0].reason}. "
-            f"{hint}contigs of the reference: {', '.join(names[:5])}; positions "
-            "count from 1"
+            f"{hint}contigs of the reference: {', '.join(names[:5])}; positions count from 1"
         )
     return entries
 

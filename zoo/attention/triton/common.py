@@ -288,9 +288,8 @@ def key_range(
     CAUSAL: tl.constexpr, SAME: tl.constexpr
 ):  # fmt: skip
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
-    masked. `plan_rows` points at this head's part of the plan, see `planned`, or is None; `segments` at the
-    batch row's document ids, `row_ids` (BM, 1) are of the queries, or both None; SAME: blocks in one document may be
-    unmasked."""
+    masked. `plan_rows` points at this head's part of the plan, see `planned`, or is None; `segments` at the batch row's
+    document ids, `row_ids` (BM, 1) are of the queries, or both None; SAME: blocks in one document may be unmasked."""
     last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
     lo, hi = 0, mask.keys
     if CAUSAL:

@@ -217,8 +217,6 @@ def table_gradient(
     options = shape_options(g)
     width = max(options["DK"], options["DV"])
     block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]
-    with on_device(q):
-        tma = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
     block = max(16, block * common.TILE // 64)
     if grid:
         block = min(block, padded_width(g.grid_width))
@@ -231,6 +229,7 @@ def table_gradient(
     partial = lse2.new_empty(parts, g.heads, 2 * lines - 1, diagonals, 2 * block)
     columns = table2.shape[-1]
     with on_device(q):
+        tma = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
         _diagonal[(parts * programs,)](
             *(descriptor(x, block) if tma else strided(x) for x in (grad_out, q, k, v)),
             table2, row_scale, segments, lse2, delta,

@@ -102,8 +102,7 @@ class Trainer:
             self.evaluators = scheduled_evaluators(recipe.evaluate.during, modality.evaluators, asdict(recipe.data))
             for _, evaluator in self.evaluators:
                 evaluator.cells(model)  # ValueError for what cannot be measured
-        data = with_worker(recipe.data, ranks.device.type, ranks.cores)
-        self.loader = modality.loader(data, **loader_options)
+        self.loader = modality.loader(with_worker(recipe.data, ranks.device.type, ranks.cores), **loader_options)
         self.heldout = None
         if recipe.evaluate.every:
             self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **loader_options)

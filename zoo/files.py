@@ -77,8 +77,10 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """As `replacing`, for libraries that write to a path of their own."""
     path = Path(path)
     temporary = make_temporary(path)
+    mode = temporary.stat().st_mode
     try:
         yield temporary
+        temporary.chmod(mode)  # safetensors puts a file in its place that only its owner can read
         sync(temporary)  # or a power failure may leave the name with nothing behind it
         os.replace(temporary, path)
     except BaseException:

@@ -33,7 +33,7 @@ from modalities.text.tokenizers import load_tokenizer
 from zoo.adapters import ADAPTER, load_adapted
 from zoo.adapters.layer import prior_parameters
 from zoo.adapters.released import open_released
-from zoo.files import read_tensors
+from zoo.files import read_tensors, replacing_path
 from zoo.positions import Positions, document_starts, slices
 
 HELDOUT_TOKENS = 1 << 14  # at most, but four rows
@@ -164,10 +164,9 @@ class _Trainer(Trainer):
         return total / (count if num_items_in_batch is None else num_items_in_batch)
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        folder = Path(output_dir or "")
-        folder.mkdir(parents=True, exist_ok=True)
         named = {name: p.detach().cpu().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
-        save_file(named, folder / "trained.safetensors")
+        with replacing_path(Path(output_dir or "") / "trained.safetensors") as file:
+            save_file(named, file)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self.model.load_state_dict(read_tensors(Path(resume_from_checkpoint) / "trained.safetensors"), strict=False)

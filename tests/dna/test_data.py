@@ -57,8 +57,7 @@ def test_one_pass_targets_known_bases_once(spec, context):
         ids = row["tokens"][row["segments"] >= 0].numpy()
         assert ids[0] == tokenizer.bos_id and sample.strand == "+"
         assert (row["tokens"][row["segments"] < 0] == tokenizer.pad_id).all()
-        codes = GENOME.codes(sample.contig, sample.start, sample.stop)
-        assert np.array_equal(ids[1:], tokenizer.encode(codes).ids)
+        assert np.array_equal(ids[1:], tokenizer.encode(GENOME.codes(sample.contig, sample.start, sample.stop)).ids)
         counts = row["weights"][1:].numpy()[: len(ids) - 1]
         assert np.array_equal(counts, ids[1:] < tokenizer.num_targets) and not row["weights"][len(ids) :].any()
         seen[sample.contig][sample.start : sample.start + len(counts) * width] += np.repeat(counts, width).astype(int)

@@ -90,8 +90,7 @@ def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
     step = 3 if tokenizer == "kmer:3" else 1
     for cell, other in zip(chosen.cells(model), chosen.cells(tiny()), strict=True):
         assert cell == other and cell.data["stretches"] == other.data["stretches"]
-        length = cell.data["facts"]["length"]
-        assert {w.shape[1] for w in chosen.windows(model, cell)} == {length // step * step}
+        assert {w.shape[1] for w in chosen.windows(model, cell)} == {cell.data["facts"]["length"] // step * step}
 
 
 def test_lengths_and_stretches_end_where_heldout_contigs_do(source):
@@ -115,8 +114,7 @@ def test_lengths_and_stretches_end_where_heldout_contigs_do(source):
 def test_contigs_and_repeats_have_a_table(source, tmp_path):
     settings = dict(lengths=(64, 256), samples=5, repeats=True, **source)
     rows, values = measure(MarkovChain(1, 16), settings)
-    result = ModelResult("markov-1", 16, rows, values)
-    of(**settings).write([result], tmp_path)
+    of(**settings).write([ModelResult("markov-1", 16, rows, values)], tmp_path)
     with (tmp_path / "bits.contigs.csv").open() as file:
         table = {(row["length"], row["contig"], row["part"]): row for row in csv.DictReader(file)}
     truth = -(0.775 * math.log2(0.775) + 0.225 * math.log2(0.075))  # the entropy of the chain that made it
@@ -129,8 +127,7 @@ def test_contigs_and_repeats_have_a_table(source, tmp_path):
     )
     assert sum(bases for bases, _ in split) == whole[0]
     assert sum(bases * bits for bases, bits in split) == pytest.approx(whole[0] * whole[1])
-    zero = measure(MarkovChain(0, 16), settings)[0][-1]
-    assert zero["bits_per_base"] == pytest.approx(2, abs=0.01)
+    assert measure(MarkovChain(0, 16), settings)[0][-1]["bits_per_base"] == pytest.approx(2, abs=0.01)
 
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
@@ -257,8 +254,7 @@ def test_a_constant_text_has_no_correlation(genomes, writes):
     assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
     truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
-    strong = np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth])
-    assert row["gc_error"] == pytest.approx(strong)
+    assert row["gc_error"] == pytest.approx(np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth]))
 
 
 def test_continuations_that_cannot_be_written(genomes):

@@ -61,12 +61,10 @@ def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
 
 
 def test_modality_is_that_of_the_vocabulary(tmp_path):
-    bases = character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>")
-    bases.save_pretrained(tmp_path / "dna")
+    character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>").save_pretrained(tmp_path / "dna")
     character_tokenizer([*map(chr, range(32, 127))], ["<e>"], eos="<e>").save_pretrained(tmp_path / "text")
     character_tokenizer("ACDEFGHIKLMNPQRSTVWY", ["<s>"], bos="<s>").save_pretrained(tmp_path / "proteins")
-    lower = character_tokenizer("acgtn", ["<s>"], bos="<s>")
-    lower.save_pretrained(tmp_path / "lower")
+    character_tokenizer("acgtn", ["<s>"], bos="<s>").save_pretrained(tmp_path / "lower")
     assert [modality_of(f"hf:{tmp_path}/{name}") for name in ("dna", "text")] == ["dna", "text"]
     assert find_outside(f"hf:dna:{tmp_path}/text")[0] == "dna" and find_outside(f"hf:text:{tmp_path}/dna")[0] == "text"
     for name in ("lower", "proteins"):

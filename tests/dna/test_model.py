@@ -138,8 +138,7 @@ def test_documents_and_padding_know_nothing_of_one_another() -> None:
     counts = counts_so_far(tokens, ORDERS, 30, segments), counts_so_far(tokens[:, 45:], ORDERS, 30)
     assert all(torch.equal(both[:, 45:], alone) for both, alone in zip(*counts, strict=True))
     rows = [tokens[0].tolist(), tokens[1, :77].tolist()]
-    together = decoder.generate(rows, max_new_tokens=9)
-    assert together == [decoder.generate([row], max_new_tokens=9)[0] for row in rows]
+    assert decoder.generate(rows, max_new_tokens=9) == [decoder.generate([row], max_new_tokens=9)[0] for row in rows]
     assert len("".join(decoder.stream_text("ACGTACGT", max_new_tokens=12))) == 12
 
 
@@ -197,8 +196,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"copy_memory": 9}, r"copy_memory=9 without copy_orders, such as \[11"),
     ):
         refuses(message, DnaConfig, **options)
-    decoder = model()
-    refuses("pass ids of tokens, not their embeddings", decoder, torch.zeros(1, 5, 32, dtype=torch.float64))
+    refuses("pass ids of tokens, not their embeddings", model(), torch.zeros(1, 5, 32, dtype=torch.float64))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="by one process, not by 2: train on one, or set it to 0"):

@@ -49,8 +49,7 @@ def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
     mark = tmp_path / "executed"
     assert pickle.loads(pickle.dumps(Runs(mark))) is None and mark.exists()
     mark.rmdir()
-    newest = RunFolder(copy).checkpoints()[-1]
-    poison(newest / "mp_rank_00_model_states.pt", mark)
+    poison(RunFolder(copy).checkpoints()[-1] / "mp_rank_00_model_states.pt", mark)
     assert run(copy, "evaluate.every=0", resume="auto") == 2
     error = capsys.readouterr().err
     assert "nothing in it was executed" in error and "posix.mkdir" in error and "Traceback" not in error

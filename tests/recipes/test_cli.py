@@ -50,8 +50,7 @@ print("loaded", *sys.modules)
 """
     lines = ["--help", "evaluate --help", "adapt --help", "evaluate txt_ggd_tiny passkey"]
     lines += ["evaluate vision_gg map", "evaluate hf:./none recall", "adapt ./none --out x"]
-    printed = command([sys.executable, "-c", script, *lines], folder=ROOT)
-    loaded = set(printed.rpartition("loaded ")[2].split())
+    loaded = set(command([sys.executable, "-c", script, *lines], folder=ROOT).rpartition("loaded ")[2].split())
     assert "torch" in loaded and not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & loaded
 
 

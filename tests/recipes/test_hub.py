@@ -51,8 +51,7 @@ def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
 def run(tmp_path_factory):
     """A run folder as training leaves it."""
     folder = tmp_path_factory.mktemp("runs") / "0001"
-    model = zoo.create_model("text_alibi_tiny", num_layers=1)
-    model.save_pretrained(folder / "model")
+    zoo.create_model("text_alibi_tiny", num_layers=1).save_pretrained(folder / "model")
     train = {"steps": 7, "batch": 4, "seed": 3, "precision": "fp32"}
     recipe = {"name": "text.mine", "modality": "text", "train": train, "data": {"source": "hf:me/speeches"}}
     (folder / "recipe.json").write_text(json.dumps(recipe))

@@ -54,8 +54,7 @@ def test_estimated_activations_are_those_kept(name):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         value = modality.loss(model, {"tokens": tokens, "segments": segments})  # noqa: F841  keeps the graph
     train = replace(recipe.train, batch=rows, precision="fp32")
-    cost = modality.cost(model, recipe.data, 4)
-    memory = memory_per_rank(0, resolve(replace(recipe, train=train), world=1), cost)
+    memory = memory_per_rank(0, resolve(replace(recipe, train=train), world=1), modality.cost(model, recipe.data, 4))
     forward = memory["activations"] * (layers := len(model.layers)) / (layers + 1.5)
     assert forward + memory["logits"] == pytest.approx(sum(kept.values()), rel=0.25)
 
@@ -114,8 +113,7 @@ def test_the_papers_models_and_rows_are_as_released(name):
 
 
 def test_warm_up_then_cosine_to_the_floor():
-    optim = Optim(lr=1.0, warmup=10, floor=0.1)
-    factors = [lr_factor(step, optim, 111) for step in range(111)]
+    factors = [lr_factor(step, Optim(lr=1.0, warmup=10, floor=0.1), 111) for step in range(111)]
     assert factors[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
     assert factors[10] == 1.0 and factors[60] == pytest.approx(0.55) and factors[-1] == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(factors[10:]))

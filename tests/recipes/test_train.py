@@ -234,8 +234,7 @@ def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path
     else:
         (folder / "model").write_text("precious")
     for _ in range(2):
-        code = run(folder, "evaluate.every=0", "train.steps=1", resume="auto")
-        assert code == (0 if link else 2)
+        assert run(folder, "evaluate.every=0", "train.steps=1", resume="auto") == (0 if link else 2)
     if link:
         assert load_file(other / "model.safetensors") and os.listdir(other.parent) == ["weights"]
     else:

@@ -56,8 +56,7 @@ def test_rows_are_packed_documents(tmp_path: Path) -> None:
         assert (row["labels"][starts] == IGNORED).all()
         inside = row["labels"] != IGNORED
         assert torch.equal(row["labels"][inside], row["input_ids"][inside])
-        steps = row["position_ids"].diff()
-        assert ((steps == 1) | (row["position_ids"][1:] == 0)).all()
+        assert ((row["position_ids"].diff() == 1) | (row["position_ids"][1:] == 0)).all()
         seen += int(starts[1:].sum())
     assert seen  # documents that begin inside a row
 

@@ -67,8 +67,7 @@ class KnownAnswer(nn.Module):
 def tiny(position="ggd", **options):
     torch.manual_seed(1)
     sizes = {"dim": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 48, "train_context": 32}
-    config = TextConfig(position=position, **sizes | options)
-    return CausalLM(config).eval()
+    return CausalLM(TextConfig(position=position, **sizes | options)).eval()
 
 
 def made(kind, trained_on=None, **settings):

@@ -132,8 +132,7 @@ def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> No
     written = wrapped.generate(ids, attention_mask=mask, **GREEDY)[:, 8:].tolist()
     assert written == model.generate(prompts, max_new_tokens=6)
     wrapped.save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(again(ids).logits, wrapped(ids).logits)
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, wrapped(ids).logits)
     half = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for m in half.modules() if isinstance(m, Prior) for p in m.parameters()} <= {torch.float32}
     assert (half(ids).logits - wrapped(ids).logits).abs().max() < 0.1

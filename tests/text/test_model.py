@@ -55,8 +55,7 @@ def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
 
     cache = model.new_cache()
     chunks = [tokens[:, :7], tokens[:, 7:20], *tokens[:, 20:].split(1, dim=1)]
-    cached = torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1)
-    torch.testing.assert_close(cached, full, **close)
+    torch.testing.assert_close(torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1), full, **close)
     assert cache.length == 33
 
     segments = (torch.arange(33) >= 14).long().expand(2, -1)

@@ -258,8 +258,8 @@ def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> N
     model = zoo.adapt(make(name), position, keep_rope=False, options={"spectral": {"rank": 3}})
     disturb(model)
     zoo.save_adapted(model, tmp_path)
-    loaded = zoo.load_adapted(tmp_path).eval()
-    given = input_of(name)
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # others can read the weights too
+    loaded, given = zoo.load_adapted(tmp_path).eval(), input_of(name)
     assert torch.equal(output(loaded, given), output(model, given))
     assert json.loads((tmp_path / "config.json").read_text())["priorzoo"]["options"] == {"spectral": {"rank": 3}}
 
@@ -347,6 +347,8 @@ def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
         (lambda: zoo.create_model("text_ggd_tiny"), {}, "model of the zoo"),
         (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),
         (lambda: timm.create_model("resnet18"), {}, "VisionTransformer"),
+        (lambda: timm.create_model("vit_tiny_patch16_224", patch_drop_rate=0.5), {}, "patch_drop_rate=0"),
+        (lambda: transformers.Gemma2Model(transformers.Gemma2Config(**SIZES)), {}, "attn_logit_softcapping=None"),
         (lambda: timm.create_model("vit_tiny_patch16_224", features_only=True), {}, r"features\.model"),
         (lambda: transformers.T5Model(transformers.T5Config(d_model=8, d_ff=8, num_layers=1)), {}, "cross-attention"),
     ],
@@ -356,6 +358,20 @@ def test_what_is_not_served_is_said(build: Callable[[], Any], arguments: dict[st
     refuses(message, zoo.adapt, model, **arguments)
 
 
+def test_no_prior_is_left_out_by_another_implementation() -> None:
+    model = zoo.adapt(make("llama"), "alibi")
+    model.set_attn_implementation("sdpa")
+    refuses("by 'sdpa' would leave the priors out", model, input_of("llama"))
+
+
+def test_a_copy_of_a_prior_reads_the_images_of_its_model() -> None:
+    model, given = zoo.adapt(make("timm"), "alibi"), input_of("timm")
+    before = output(model, given)
+    for block in model.blocks:  # as PEFT's modules_to_save does
+        block.attn.position_bias = copy.deepcopy(block.attn.position_bias)
+    assert torch.equal(output(model, given), before)
+
+
 @torch.inference_mode()
 def test_images_padded_by_the_model() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, dynamic_img_size=True, dynamic_img_pad=True, depth=2)
@@ -363,7 +379,7 @@ def test_images_padded_by_the_model() -> None:
     image = torch.randn(2, 3, 40, 56, generator=torch.Generator().manual_seed(0))
     padded = nn.functional.pad(image, (0, 8, 0, 8))
     torch.testing.assert_close(model.forward_features(image), model.forward_features(padded), rtol=0, atol=0)
-    assert model.blocks[0].attn.position_bias.grid.shape == (3, 4)
+    assert model.blocks[0].attn.patch_grid.shape == (3, 4)
 
 
 def test_tokens_behind_the_patches_are_refused() -> None:

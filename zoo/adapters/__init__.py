@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -74,6 +75,8 @@ def adapt(
             layer's input, and "priors" for a prior without parameters.
     """
     library = _library(model)
+    if not isinstance(position, str):
+        raise ValueError(f"position must be the name of a prior, got {position!r}")
     check_flags(keep_rope=keep_rope, ssmax=ssmax)
     if not isinstance(options or {}, Mapping):
         raise ValueError(f"options must be given by name, got {options!r}")
@@ -115,6 +118,8 @@ def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         cure = "merge_and_unload() it first, or save_pretrained() the adapter with modules_to_save=['position_bias']"
         raise ValueError(f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}")
     _library(model).save(model, Path(folder))
+    for file in Path(folder).glob("*.safetensors"):  # of safetensors' own making, which only its owner can read
+        shutil.copymode(Path(folder) / "config.json", file)
 
 
 def list_adapters(pattern: str = "*") -> list[str]:
@@ -162,8 +167,7 @@ def load_adapted(folder: str | os.PathLike[str], *, base: str | None = None, mer
     """
     folder = find_folder(os.fspath(folder))
     if (Path(folder) / ADAPTER).is_file():
-        load = import_module("zoo.adapters.released").load_adapter
-        return load(Path(folder), base=base, merge=merge, **kwargs)
+        return import_module("zoo.adapters.released").load_adapter(Path(folder), base=base, merge=merge, **kwargs)
     if base is not None:
         raise ValueError(f"{folder} has no {ADAPTER}: it holds a whole model, or none, and takes no base")
     config = _config(folder)

@@ -25,6 +25,7 @@ from zoo.errors import Options
 from zoo.files import read_object
 from zoo.layers import execution_device
 from zoo.positions import Positions, check_runs
+from zoo.priors.base import Prior
 
 NAME = "priorzoo"  # of the attention implementation
 LOADED_BY = " with priors, which zoo.load_adapted loads"  # behind the model type in config.json
@@ -49,6 +50,8 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
         )
     if getattr(config, "reorder_and_upcast_attn", False):
         raise ValueError("reorder_and_upcast_attn computes attention outside the attention interface; set it to False")
+    if any(getattr(layer, "attn_logit_softcapping", None) for layer in layers):
+        raise ValueError("capped logits are not served with priors; attn_logit_softcapping=None in the config is")
     grid, train_grid = _grid(model)
     context = request.train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
     if not context:
@@ -62,7 +65,8 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     for layer, prior in zip(layers, priors, strict=True):
         if prior.sinks and request.keep_rope:
             prior.rotation = _sink_rotation(model, layer, window - 1)
-        layer.position_bias = prior.to(execution_device(layer))
+        layer.position_bias, layer.patch_grid = prior.to(execution_device(layer)), grid
+        layer.register_forward_pre_hook(_check_implementation)
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
@@ -170,8 +174,7 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
                 setattr(owner, name, NoPositions(table.embedding_dim))
                 owner.register_forward_pre_hook(_lengthen_buffers, with_kwargs=True)
             else:  # resized to other images
-                values = table.weight if isinstance(table, nn.Embedding) else table
-                zero(owner, values)
+                zero(owner, table.weight if isinstance(table, nn.Embedding) else table)
     if not rotations and not learned:
         raise ValueError(f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions")
 
@@ -219,6 +222,12 @@ def _no_rotation(module: nn.Module, args: object, output: tuple[Tensor, Tensor])
     return torch.ones_like(cos), torch.zeros_like(sin)
 
 
+def _check_implementation(module: nn.Module, args: object) -> None:
+    """A forward pre-hook of attention with a prior; ValueError where another implementation would leave the prior out."""
+    if (name := module.config._attn_implementation) != NAME:
+        raise ValueError(f"attention by {name!r} would leave the priors out: set_attn_implementation({NAME!r})")
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -254,7 +263,7 @@ def _attend(
     elif mask is not None:
         _check_gaps(mask, key.shape[2])
     if documents is None or documents.within is None:
-        positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
+        positions = _positions(module, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
     else:
         positions = documents, documents
     options: Options = dict(mask=mask, bias=bias, dropout=dropout, scale=scaling, sink=kwargs.get("s_aux"))
@@ -306,16 +315,17 @@ def _check_gaps(mask: Tensor, keys: int) -> None:
 
 
 def _positions(
-    layer: LayerPrior, queries: int, keys: int, mask: Tensor | None, causal: bool, window: int | None
+    module: Any, queries: int, keys: int, mask: Tensor | None, causal: bool, window: int | None
 ) -> tuple[Positions, Positions]:
     """Of queries and keys. Tokens count from the first that their query sees, so that padding and packing move nothing."""
-    if layer.grid is not None:
-        grid = layer.grid.positions(keys)
+    if module.patch_grid is not None:
+        grid = module.patch_grid.positions(keys)
         return grid, grid
-    k_pos = Positions.line(keys)
+    layer, k_pos = module.position_bias, Positions.line(keys)
     if layer.sinks or not layer.prior.is_relative:
         if window is not None and queries < keys and keys >= window:
-            what = "sinks depend" if layer.sinks else f"{type(layer.prior).__name__} depends"
+            parts = [type(m).__name__ for m in layer.prior.modules() if isinstance(m, Prior) and not m.is_relative]
+            what = "sinks depend" if layer.sinks else f"{parts[-1]} depends"
             raise ValueError(
                 f"a cache of the last {window} keys does not tell their positions, on which {what}: use a prior of distance, "
                 "such as ggd, without sinks; if all layers have this window, sliding_window=None in the config will do too"
@@ -331,5 +341,4 @@ def _within(mask: Tensor, queries: int, keys: int, window: int | None) -> Tensor
     index = torch.arange(keys, device=mask.device)
     if window is not None:  # what a window hides began earlier, where the row before began
         first = first.masked_fill(first == index[keys - queries :] - window + 1, -1).cummax(-1).values.clamp(min=0)
-    start = torch.cat([first[:, :1].expand(-1, keys - queries), first], dim=-1)
-    return (index - start).clamp(min=0)
+    return (index - torch.cat([first[:, :1].expand(-1, keys - queries), first], dim=-1)).clamp(min=0)

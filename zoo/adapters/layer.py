@@ -127,7 +127,7 @@ class LayerPrior(nn.Module):
         own_sink: bool = False,
     ) -> None:
         super().__init__()
-        self.prior, self.ssmax, self.grid, self.sinks, self.own_sink = prior, ssmax, grid, sinks, own_sink
+        self.prior, self.ssmax, self.sinks, self.own_sink = prior, ssmax, sinks, own_sink
         self._moved: object = None  # the parameters' versions at which K was found not to be uniform
         level = None
         if grid is not None or sinks or own_sink:  # (H,) the table's value at a token's own place

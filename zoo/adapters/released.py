@@ -21,7 +21,7 @@ from zoo.adapters import ADAPTER, adapt, find_folder, hub_name, limited_reach
 from zoo.adapters.hf import LEARNED
 from zoo.adapters.layer import RECORD, prior_parameters
 from zoo.errors import Options, nearest, require
-from zoo.files import data_folder, read_object, read_tensors, write_json, write_text
+from zoo.files import data_folder, read_object, read_tensors, replacing_path, write_json, write_text
 
 SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # of a rotation, and what transformers calls them
 REACH = ("window", "soft", "sinks")
@@ -110,8 +110,8 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     record, tensors = model.__dict__[RECORD] | {"priors": priors}, _trained(model)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     record["base"] = _identity(model) | {"digest": weights_digest(model, priors), "window": window} | record["base"]
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / TENSORS)
+    with replacing_path(folder / TENSORS) as file:
+        save_file(tensors, file)
     write_record(record, folder)
 
 

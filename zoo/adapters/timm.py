@@ -20,13 +20,13 @@ class PriorAttention(Attention):
     """`timm.layers.Attention` with a prior on its logits; made of one by `adapt`."""
 
     position_bias: LayerPrior
+    patch_grid: Grid
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise ValueError("attention with a prior over patches takes neither attn_mask nor is_causal")
         layer = self.position_bias
-        assert layer.grid is not None
-        positions = layer.grid.positions(x.shape[1])
+        positions = self.patch_grid.positions(x.shape[1])
         batch, length, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
         q, k, v = self.qkv(x).reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
@@ -59,10 +59,13 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         raise ValueError(f"{type(model).__name__} holds features of a model: give that, features.model, a prior")
     layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
     if type(model) is not VisionTransformer or {type(layer) for layer in layers} != {Attention}:
-        kinds = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "no attention"
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "none"
         raise ValueError(
-            f"{type(model).__name__} with {kinds}: expected timm's VisionTransformer with timm.layers.Attention (vit_*, deit*)"
+            f"{type(model).__name__} with attention {kinds}: expected a VisionTransformer with timm.layers.Attention, such as "
+            "vit_small_patch16_224 or deit3_small_patch16_224"
         )
+    if not isinstance(model.patch_drop, nn.Identity):
+        raise ValueError("a prior needs all patches, also in training: expected patch_drop_rate=0")
     projection, train_grid = getattr(model.patch_embed, "proj", None), model.patch_embed.grid_size
     if not isinstance(projection, nn.Conv2d) or train_grid is None:
         raise ValueError("timm model without a patch grid: give img_size when it is made")
@@ -77,7 +80,7 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         zero(model, model.pos_embed)
     for layer, prior in zip(layers, priors, strict=True):
         layer.__class__ = PriorAttention
-        layer.position_bias = prior.to(execution_device(layer))
+        layer.position_bias, layer.patch_grid = prior.to(execution_device(layer)), grid
     model.__class__ = PriorVisionTransformer
     projection.register_forward_hook(grid.read)
     model.__dict__[RECORD] = {name: value for name, value in request.record.items() if name != "train_context"}

@@ -85,7 +85,7 @@ class SSMax(nn.Module):
         self.window, self.positive = window, positive
         # By NumPy: on "meta", where models are counted, and in FakeTensorMode torch's tensors have no values.
         seen = np.arange(1 if causal else train_context, train_context + 1)
-        seen = seen if window is None else seen.clip(max=self._reach(causal))
+        seen = seen if window is None else seen.clip(max=window if causal else 2 * window - 1)
         mean = float(np.log(seen.astype(np.float64)).mean())
         first = 1.0 / mean if start is None else float(start)
         self.s = nn.Parameter(torch.full((num_heads,), math.log(math.expm1(first)) if positive else first))
@@ -95,11 +95,6 @@ class SSMax(nn.Module):
         s = self.s.to(torch.promote_types(self.s.dtype, torch.float32))
         return F.softplus(s) if self.positive else s
 
-    def _reach(self, causal: bool) -> int:
-        """Keys inside the window: to the left and itself, or on both sides."""
-        window = self.window or 1
-        return window if causal else 2 * window - 1
-
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
         """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the length; raises ValueError for packed documents."""
         if causal and positions.within is None and positions.length == 1:  # a token after a cache's
@@ -107,12 +102,13 @@ class SSMax(nn.Module):
             return self.scales()[None, :, None] * math.log(keys)
         if causal:
             seen = positions.index(self.s.device).double() + 1
+            seen = seen if self.window is None else seen.clamp(max=self.window)
         elif positions.within is not None:
             raise ValueError("SSMax cannot count visible keys in bidirectional attention over packed documents")
         else:
-            seen = torch.full((1, positions.length), positions.length, dtype=torch.float64, device=self.s.device)
-        if self.window is not None:
-            seen = seen.clamp(max=self._reach(causal))
+            length, reach = positions.length, self.window or positions.length
+            at = torch.arange(length, dtype=torch.float64, device=self.s.device)[None]
+            seen = (at + reach).clamp(max=length) - (at - reach + 1).clamp(min=0)
         return self.of_counts(seen[:, None])
 
     def of_counts(self, seen: Tensor) -> Tensor:

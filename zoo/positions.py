@@ -265,7 +265,7 @@ class Rotary(Rotation):
         turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device))
         if self.scaling != "yarn":
             return turned
-        if self.partial == 1:
+        if x.shape[-1] == self.head_dim:
             return turned * self.temperature
         return torch.cat([turned[..., : self.head_dim] * self.temperature, turned[..., self.head_dim :]], dim=-1)
 

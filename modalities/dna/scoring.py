@@ -134,7 +134,8 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
     for part, logits in logits_by_slice(model, features):
         nll[:, part] = nll_of(logits, targets[:, part]).cpu()
-        correct[:, part] = (logits.argmax(-1) == targets[:, part]).double().cpu()
+        best = logits == logits.amax(-1, keepdim=True)  # equal tokens share the hit
+        correct[:, part] = (best.gather(-1, targets[:, part, None])[..., 0] / best.sum(-1)).double().cpu()
     counts = counts.cpu()
     bases = torch.from_numpy(spans).where(counts, 0)
     scores = Scores(nll.where(counts, 0.0), bases, correct.where(counts, 0.0), sum(row.left_over for row in rows))

@@ -153,10 +153,10 @@ def open_shards(spec: str, pattern: str) -> Shards:
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"source {spec!r}: no shard {path}")
-    by_name = {Path(file).name: entry for file, entry in entries.items()}
-    if not all(path.name in by_name for path in paths):
-        by_name = {path.name: Entry(path.name, len(scan(path))) for path in paths}
-    return Shards(spec, {path: by_name[path.name] for path in paths}, classes)
+    by_path = {index.parent / file: entry for file, entry in entries.items()}
+    if not all(path in by_path for path in paths):
+        by_path = {path: Entry(path.name, len(scan(path))) for path in paths}
+    return Shards(spec, {path: by_path[path] for path in paths}, classes)
 
 
 def _read_index(path: Path) -> tuple[dict[str, Entry], list[str]]:

@@ -246,8 +246,7 @@ def test_split_by_rule():
         held = [region.contig for region in split_contigs(order) if region.label == "heldout"]
         assert sorted(held) == ["chr0", "chr17", "chr21", "chr42", "chr73", "chr91"]  # the key is never to change
     one, empty = contig("a", 230_218), Contig("n", 50, "a.fa", np.array([[0, 50]]))
-    cut = (Region("a", 0, 207_197, "train"), Region("a", 207_197, 230_218, "heldout"))
-    assert split_contigs([empty, one]) == cut
+    assert split_contigs([empty, one]) == (Region("a", 0, 207_197, "train"), Region("a", 207_197, 230_218, "heldout"))
     for few, message in (([empty], "no contig has a known base"), ([contig("a", 5)], "has 5 bases: too few")):
         refuses(message, split_contigs, few)
 

@@ -102,13 +102,14 @@ def test_a_folder_scores_and_writes_bases_as_our_model_does(tmp_path):
     write = pipeline("text-generation", str(tmp_path), device="cpu")
     [written] = write("ACGTACGTA", max_new_tokens=6, do_sample=False, return_full_text=False)
     assert written["generated_text"] == "".join(model.stream_text("ACGTACGTA", max_new_tokens=6))
+    model.embedding.weight.zero_()
+    assert set(score_windows(model, window).correct.flatten().tolist()) == {0.0, 1 / model.config.num_targets}  # ties
 
 
 def test_what_cannot_be_predicted_is_ignored_as_a_label():
     wrapped = wrap(tiny(position="goat", ssmax=True))
     tokens = torch.tensor([[5, 0, 1, 4, 2, 3, 6]])
     out = wrapped(tokens, labels=tokens)
-    targets = torch.tensor([0, 1, -100, 2, 3, -100])
-    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits[0, :-1], targets))
+    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits[0, :-1], torch.tensor([0, 1, -100, 2, 3, -100])))
     out.loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in wrapped.parameters())

@@ -41,8 +41,7 @@ def expected(model, text, window, both):
         for start in range(0, max(1, len(strand) - half), half):
             scores = score_windows(model, strand[None, start : start + window])
             first = half if start else 0
-            costs = np.where(scores.bases[0] > 0, scores.nll[0], np.nan)
-            nats[start + first : start + window] = costs[first:]
+            nats[start + first : start + window] = np.where(scores.bases[0] > 0, scores.nll[0], np.nan)[first:]
         strands.append(nats if not strands else nats[::-1])
     return np.mean(strands, axis=0) / math.log(2)
 
@@ -125,5 +124,4 @@ def test_requests_that_cannot_be_served(tmp_path):
         Score(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), window=5)).cells(kmers)
     with pytest.raises(FileNotFoundError, match=r"no BED file none\.bed"):
         Track(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), regions="none.bed")).cells(kmers)
-    windows = [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)]
-    assert windows == [18, 16 * 16 * 3]
+    assert [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)] == [18, 16 * 16 * 3]

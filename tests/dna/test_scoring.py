@@ -164,8 +164,7 @@ def probability(words, order, taus, context, letter):
 
 def test_probabilities_are_those_of_a_dictionary(genome):
     order, taus = 3, (7.0, 1.0, 3.5, 20.0)
-    texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"]
-    words = counted(texts, order)
+    words = counted([decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"], order)
     chain = markov.Markov(markov.fit(genome, REGIONS, order).tables, taus)
     windows = sequence(3, 40, seed=1)
     for k in range(order + 1):

@@ -178,8 +178,7 @@ def test_classes_are_those_of_the_config_and_the_same_in_both_splits(sources, tm
     for source in sources.values():
         for split in ("train", "heldout"):
             with pytest.raises(ValueError, match=r"4 classes, num_classes is 3: --set data\.num_classes=4"):
-                other = config(source, num_classes=3, heldout_source=sources["wds"])
-                build_loader(other, split=split, micro_batch=2)
+                build_loader(config(source, num_classes=3, heldout_source=sources["wds"]), split=split, micro_batch=2)
         refuses("'c' in training is 'd' held out", opened, config(source, heldout_source=swapped))
     refuses("set heldout_source", build_loader, config(sources["wds"]), split="heldout", micro_batch=2)
 

@@ -169,8 +169,7 @@ def test_a_larger_size_stands_beside_its_controls(images):
     """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the surer one is."""
     images(count=64)
     evaluator = resolution(sizes=(16, 32), enlarged=True)
-    cells = dict(evaluator.run(Unsure()))
-    small, large = evaluator.rows(cells)
+    small, large = evaluator.rows(dict(evaluator.run(Unsure())))
     assert small["top1"] == large["top1"] == large["reduced_top1"] == 0.5 and large["gain"] == 0
     assert large["multi_scale_top1"] == 1.0 and large["multi_scale_gain"] == -0.5
     assert large["enlarged_top1"] == 0.5 and large["enlarged_gain"] == 0  # greys have nothing to lose
@@ -217,8 +216,7 @@ def files(tmp_path_factory):
 @pytest.mark.slow
 def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
     model, trained = OUTSIDE.load(f"{VIT}@{files}/vit.safetensors")
-    settings = ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized")
-    evaluator = Resolution(settings)
+    evaluator = Resolution(ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized"))
     rows = {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
     ours = timm.create_model(VIT, num_classes=3, checkpoint_path=f"{files}/vit.pth", dynamic_img_size=True).eval()
     data = resolve_model_data_config(ours)

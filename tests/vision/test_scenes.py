@@ -158,8 +158,7 @@ def test_the_loss_is_the_class_tokens_and_the_maps(stored):
     logits = model(batch["images"])
     here = batch["maps"][:, 4::8, 4::8].reshape(-1)
     token = F.cross_entropy(logits[:, 0], batch["targets"])
-    expected = token + MAP_WEIGHT * F.cross_entropy(logits[:, 1:].reshape(-1, CLASSES + 1), here)
-    assert torch.allclose(total, expected)
+    assert torch.allclose(total, token + MAP_WEIGHT * F.cross_entropy(logits[:, 1:].reshape(-1, CLASSES + 1), here))
     assert metrics["top1"] == (logits[:, 0].argmax(-1) == batch["targets"]).float().mean()
 
 

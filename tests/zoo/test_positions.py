@@ -55,7 +55,7 @@ def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, p
     theirs, lengthened = ROPE_INIT_FUNCTIONS[scaling](config, "cpu")
     ours = Rotary(64, theta=theta, train_context=2048, scaling=scaling, factor=8.0, partial=partial, **more)
     torch.testing.assert_close(ours.frequencies().float(), theirs, rtol=2e-6, atol=0)
-    x = torch.randn(1, 1, 3, 64)
+    x = torch.randn(1, 1, 3, 65)
     turned, width = ours(x, Positions.line(3)), 2 * len(theirs)
     torch.testing.assert_close(turned[..., :width].norm(dim=-1), (lengthened * x)[..., :width].norm(dim=-1))
     assert torch.equal(turned[..., width:], x[..., width:])

@@ -11,6 +11,7 @@ import torch
 from tests.refusals import refuses
 from tests.zoo.priors_table import CASES, LINE, OPTIONS, inputs, make, positions_for
 from zoo import Positions, compose, create_prior, list_priors, prior_attention
+from zoo.adapters import limited_reach
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import prior_dtype
 
@@ -88,6 +89,15 @@ def test_steep_curves_stay_finite(kernel: str) -> None:
     for got, want in zip([out, *found], [truth, *expected], strict=True):
         scale = max(1.0, float(want.detach().abs().max()))
         torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance * scale)
+
+
+def test_far_soft_limits_keep_their_value_and_gradients() -> None:
+    """r^8 alone is beyond float32 from 65,536 tokens on, and exp(θα) below it."""
+    for soft in (65536, 1_000_000):
+        prior = create_prior("ggd", num_heads=1, **limited_reach(soft=soft)["options"])
+        value = prior.log_prior(Positions.line(1, offset=soft), Positions.line(1), causal=True)
+        gradients = torch.autograd.grad(value.sum(), [prior.theta_alpha, prior.theta_beta])
+        assert [x.item() for x in (value, *gradients)] == pytest.approx([-1, -1, -math.log(soft)], rel=1e-4)
 
 
 @pytest.mark.parametrize("scale", [1e-4, -1e-5])

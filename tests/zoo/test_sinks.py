@@ -35,7 +35,8 @@ LINES = [name for name, case in CASES.items() if case.grid is None and name != "
         for k, kernel in enumerate(("sdpa", "toeplitz"))
         for n, name in enumerate(LINES)
     ]
-    + [("sdpa", name, REALISED[n % 4], 0, True) for n, name in enumerate(CASES) if CASES[name].grid],
+    + [("sdpa", name, REALISED[n % 4], 0, True) for n, name in enumerate(CASES) if CASES[name].grid]
+    + [("toeplitz", "window-bidirectional", REALISED[0], many, False) for many in (7, 13)],  # some rows see them alone
 )
 def test_kernel_equals_the_oracle_with_every_gradient(
     kernel: str, name: str, realised: str, sinks: int, learned: bool

@@ -36,7 +36,8 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
         return out if sink is None else (out * _share(lse, sink)).to(out.dtype)
     near, near_lse = _attend_sinks(call)
     if call.segments is None:
-        rows = max(call.sinks - call.offset, 0) if call.causal else 0  # the first rows see sinks alone
+        ahead = 0 if call.causal else call.num_keys if call.window is None else call.window - 1
+        rows = max(call.sinks - call.offset - ahead, 0)  # the first rows see sinks alone
         out, lse = attend(_cut(call, rows, call.sinks))
     else:
         # Sinks are documents of their own: no other row sees them, and what their own rows give is not used.

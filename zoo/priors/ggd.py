@@ -34,7 +34,8 @@ def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         exponent = (beta * r.log()).add_(alpha)
         steep = exponent > math.log(STEEP)
         there = exponent.clamp_(max=math.log(-LOWEST)).exp_().neg_()
-    return torch.where(steep, there, -alpha.exp() * r.masked_fill(steep, 1.0) ** beta), steep
+    root = (0.5 * alpha).exp() * r.masked_fill(steep, 1.0) ** (0.5 * beta)  # r^θβ alone would leave float32's range
+    return torch.where(steep, there, -root * root), steep
 
 
 @dataclass(frozen=True)

@@ -202,8 +202,7 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def at_once(self, model: Model, length: int) -> int:
         """How much of a text of `length` is read: at most the training length under the control `cut` (`CutSettings`)."""
-        control = getattr(self.settings, "control", None)
-        return min(length, self.trained_at(model)) if control == "cut" else length
+        return min(length, self.trained_at(model)) if getattr(self.settings, "control", None) == "cut" else length
 
     def identity(self, model: Model) -> Row:
         """What a cell's number depends on besides the model, the key of stored cells: by default the held-out data and all

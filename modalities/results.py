@@ -92,8 +92,7 @@ def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult
     """
     groups: dict[tuple[str, str], list[ModelResult]] = {}
     for n, result in enumerate(results):
-        key = ("group", result.group) if result.group else ("single", str(n))
-        groups.setdefault(key, []).append(result)
+        groups.setdefault(("group", result.group) if result.group else ("single", str(n)), []).append(result)
     return [members[0] if len(members) == 1 else _seed_mean(members, axis) for members in groups.values()]
 
 

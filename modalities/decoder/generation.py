@@ -111,8 +111,7 @@ def _stream(
     held = model.new_cache(tokens.shape[1] + count)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(count):
-        features = prefill(model, tokens, held, segments)
-        tokens = sampling.draw(model.forward_head(features), generator)[:, None]
+        tokens = sampling.draw(model.forward_head(prefill(model, tokens, held, segments)), generator)[:, None]
         segments = real
         yield tokens[:, 0]
 

@@ -172,8 +172,7 @@ class Decoder(ZooModel):
     def _small_modules(self) -> list[nn.Module]:
         """Priors and SSMax of all layers, which other methods than their `forward` read too."""
         attentions = [cast(Block, layer).attention for layer in self.layers]
-        parts = [part for a in attentions for part in (a.prior, a.ssmax)]
-        return [part for part in parts if part is not None]
+        return [part for a in attentions for part in (a.prior, a.ssmax) if part is not None]
 
     def forward_features(
         self,
@@ -253,8 +252,7 @@ class Decoder(ZooModel):
 
     def _losses(self, features: Tensor, targets: Tensor) -> Tensor:
         logits = self.forward_head(features).flatten(0, -2)
-        losses = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
-        return losses.view(targets.shape)
+        return F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED).view(targets.shape)
 
     def generate(
         self,

@@ -27,8 +27,7 @@ def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
     """Contigs of a zip's GenBank files, named as the files are. Nothing else in it is opened: it has pickles."""
     with zipfile.ZipFile(path) as archive:
         for member in sorted(name for name in archive.namelist() if name.endswith(".gb")):
-            record = SeqIO.read(io.StringIO(archive.read(member).decode("ascii")), "genbank")
-            yield Path(member).stem, str(record.seq)
+            yield Path(member).stem, str(SeqIO.read(io.StringIO(archive.read(member).decode("ascii")), "genbank").seq)
 
 
 def read_maf(path: Path) -> Iterator[tuple[str, str]]:

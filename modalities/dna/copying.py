@@ -142,8 +142,7 @@ def known_run(codes: Tensor, segments: Tensor | None = None) -> Tensor:
     starts = unknown.clone()
     if segments is not None:  # the first base of a document is known, and nothing before it belongs to it
         starts[:, 1:] |= segments[:, 1:] != segments[:, :-1]
-    since = torch.where(starts, place + unknown, 0).cummax(1).values
-    return place + 1 - since
+    return place + 1 - torch.where(starts, place + unknown, 0).cummax(1).values
 
 
 def _shifted(codes: Tensor, back: int) -> Tensor:

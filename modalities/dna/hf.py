@@ -38,8 +38,7 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
     words |= {unknown: tokenizer.unknown_id, "<start>": tokenizer.bos_id, "<pad>": tokenizer.pad_id}
     backend = Tokenizer(models.WordLevel(words, unk_token=unknown))
-    whole = Regex(f"(?m).{{{tokenizer.k}}}")
-    backend.pre_tokenizer = pre_tokenizers.Split(whole, behavior="removed", invert=True)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(f"(?m).{{{tokenizer.k}}}"), behavior="removed", invert=True)
     letters = [normalizers.Replace(a, b) for a, b in zip("acgtuU", "ACGTTT", strict=True)]
     backend.normalizer = normalizers.Sequence(letters)
     backend.decoder = decoders.Fuse()

@@ -166,8 +166,7 @@ class OutsideTokenizer(DnaTokenizer):
         random_ids = self.encode(codes).ids
         if not len(random_ids) or (random_ids == self.unknown_id).any():
             raise ValueError(f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens")
-        uniform = (widths == widths[0]).all()
-        self.bases_per_token = float(self.step) if uniform else len(codes) / len(random_ids)
+        self.bases_per_token = float(self.step) if (widths == widths[0]).all() else len(codes) / len(random_ids)
 
     def encode(self, codes: np.ndarray) -> Encoded:
         with no_panic(self.name):

@@ -51,8 +51,7 @@ class CausalLM(Decoder):
     def read(self, text: str) -> Tensor:
         """(1, T) ids: BOS and the tokens of a text."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        ids = [tokenizer.bos_id, *tokenizer.encode(text).tolist()]
-        return torch.tensor([ids], device=self.device)
+        return torch.tensor([[tokenizer.bos_id, *tokenizer.encode(text).tolist()]], device=self.device)
 
 
 GPT2: dict[str, object] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")

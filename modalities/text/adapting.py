@@ -72,8 +72,7 @@ class AdaptationRows(Dataset):
         row = self.rows[index]
         tokens, segments = row["tokens"], row["segments"]
         labels = tokens.masked_fill(document_starts(segments) | (segments < 0), IGNORED)
-        positions = Positions.documents(segments[None]).index()[0]
-        return {"input_ids": tokens, "labels": labels, "position_ids": positions}
+        return {"input_ids": tokens, "labels": labels, "position_ids": Positions.documents(segments[None]).index()[0]}
 
 
 def adaptation_rows(
@@ -100,8 +99,7 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
     decoder, total, count = OutsideDecoder(model, "model"), 0.0, 0
     for part in slices(len(rows), max(1, TOKENS // (rows.rows.context + 1))):
         batch = default_collate([rows[n] for n in range(part.start, part.stop)])
-        tensors = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        nats, targets = summed_loss(decoder, tensors)
+        nats, targets = summed_loss(decoder, {name: tensor.to(model.device) for name, tensor in batch.items()})
         total, count = total + float(nats), count + targets
     return total / count
 

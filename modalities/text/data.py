@@ -333,9 +333,14 @@ class EncodedDocument:
     tokens: np.ndarray
     bytes: int
 
-    @property
-    def bytes_per_token(self) -> float:
-        return self.bytes / len(self.tokens)
+    def byte_lengths(self, tokenizer: Tokenizer) -> np.ndarray:
+        """(N,) UTF-8 bytes of each token, a character's with its first; the mean where a tokenizer does not tell ends."""
+        ends = tokenizer.ends(self.text)
+        if ends is None:
+            return np.full(len(self.tokens), self.bytes / len(self.tokens))
+        codes = np.frombuffer(self.text.encode("utf-32-le"), "<u4")
+        upto = np.append(0, (1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)).cumsum())
+        return np.diff(np.append(np.maximum.accumulate(upto[ends])[:-1], self.bytes), prepend=0)
 
 
 @lru_cache(maxsize=4)
@@ -353,7 +358,7 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
     if not texts:
         raise ValueError(f"source {spec!r} has no held-out document; '?split=heldout' behind it holds out all of it")
     documents = tuple(
-        EncodedDocument(text, tokens, tokenizer.count_bytes(text))
+        EncodedDocument(text, tokens, len(text.encode("utf-8")))
         for text, tokens in zip(texts, tokenizer.encode_many(texts), strict=True)
     )
     parts = [part for d in documents for part in (len(d.tokens).to_bytes(8, "little"), np.ascontiguousarray(d.tokens))]

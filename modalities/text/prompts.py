@@ -164,8 +164,7 @@ class Template:
             patterns = self.grammar.patterns
             value = pick(rng, patterns) if patterns and rng.random() < 0.5 else "digits"
             facts = draw_facts(rng, self.grammar, self.facts, value=value, alike=True)
-            statements = [fact.statement for fact in facts]
-            return statements, (facts[0].question, facts[0].value), (facts[0].wording, value)
+            return [fact.statement for fact in facts], (facts[0].question, facts[0].value), (facts[0].wording, value)
         if self.name == "own":
             key = " " + draw_digits(rng)
             return [(" The pass key is", key, ". Remember it.")], (" " + QUESTION, key), ("", "")

@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -37,6 +37,7 @@ from zoo.errors import did_you_mean, nearest, require
 from zoo.files import data_folder, near_file
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerBase
 
@@ -71,10 +72,9 @@ class Tokenizer:
         """Text of `ids`; BOS, EOS and PAD are left out, broken UTF-8 becomes U+FFFD."""
         raise NotImplementedError
 
-    @staticmethod
-    def count_bytes(text: str) -> int:
-        """UTF-8 bytes of `text`: the divisor of bits per byte, the same for every tokenizer."""
-        return len(text.encode("utf-8"))
+    def ends(self, text: str) -> list[int] | None:
+        """Characters of `text` up to the end of each of its ids; None where a tokenizer does not tell."""
+        return None
 
 
 class ByteTokenizer(Tokenizer):
@@ -107,13 +107,17 @@ class BPETokenizer(Tokenizer):
         self.fingerprint = hashlib.blake2b(content.encode("utf-8"), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        with no_panic(self.name):
-            return np.asarray(self.backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.asarray(encoding.ids, dtype=np.int64) for encoding in self._encodings(texts)]
+
+    def ends(self, text: str) -> list[int]:
+        return [end for _, end in self._encodings([text])[0].offsets]
+
+    def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
         with no_panic(self.name):
-            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
-        return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+            return self.backend.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
         special = {self.bos_id, self.eos_id, self.pad_id}
@@ -126,6 +130,8 @@ class OutsideTokenizer(Tokenizer):
 
     Where it puts a space before a text, as sentencepiece does, a space that begins the text is left out.
     """
+
+    BARE: ClassVar[dict[str, bool]] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
 
     def __init__(self, inner: PreTrainedTokenizerBase, name: str) -> None:
         self.inner, self.name = inner, f"hf:{name}"
@@ -141,10 +147,18 @@ class OutsideTokenizer(Tokenizer):
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        bare = [text[1:] if self._puts_space and text.startswith(" ") else text for text in texts]
+        bare = [text[self._puts_space and text.startswith(" ") :] for text in texts]
         with no_panic(self.name):
-            rows = self.inner(bare, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+            rows = self.inner(bare, **self.BARE)["input_ids"]
         return [np.asarray(ids, dtype=np.int64) for ids in rows]
+
+    def ends(self, text: str) -> list[int] | None:
+        if not self.inner.is_fast:
+            return None
+        skipped = int(self._puts_space and text.startswith(" "))
+        with no_panic(self.name):
+            offsets = self.inner(text[skipped:], **self.BARE, return_offsets_mapping=True)["offset_mapping"]
+        return [skipped + end for _, end in offsets]
 
     def decode(self, ids: Iterable[int]) -> str:
         """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are left out too."""

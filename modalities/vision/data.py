@@ -73,8 +73,7 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
                 classes = (shards or open_images(config.source, "train", hold_out=False)).classes
         images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
     if classes and images.classes and classes != images.classes:
-        pairs = zip_longest(classes, images.classes)
-        one, other = next((one, other) for one, other in pairs if one != other)
+        one, other = next((one, other) for one, other in zip_longest(classes, images.classes) if one != other)
         sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
         raise ValueError(f"{sources} must list equal classes in one order: {one!r} in training is {other!r} held out")
     _check_classes(config, images.classes)

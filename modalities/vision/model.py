@@ -54,8 +54,7 @@ class VisionBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto") -> Tensor:
-        attended = self.attention(self.attention_norm(x), positions, kernel=kernel)
-        x = x + self.drop_path(self.attention_scale(attended))
+        x = x + self.drop_path(self.attention_scale(self.attention(self.attention_norm(x), positions, kernel=kernel)))
         return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
 

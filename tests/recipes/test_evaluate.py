@@ -269,8 +269,7 @@ def test_processes_share_a_file_and_lose_nothing(tmp_path):
         for n in random.Random(seed).sample(range(300), 300):
             store.add(f"cell={n}", {"score": n / 3, "of": [n] * 200})
 
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=append, args=(seed,)) for seed in range(5)]
+    processes = [multiprocessing.get_context("fork").Process(target=append, args=(seed,)) for seed in range(5)]
     for process in processes:
         process.start()
     path = CellStore(tmp_path, KEY).path

@@ -47,8 +47,7 @@ def files(tmp_path_factory) -> Path:
 def test_options_that_are_no_json_become_numbers(files) -> None:
     """Models of the resolved recipe are those of the recipe as written."""
     recipe = open_recipe(f"{files}/given.py:summed")
-    settled = json.loads(json.dumps(resolve(recipe, world=1).to_dict()))["model"]["options"]
-    both = (settled, recipe.model.options)
+    both = (json.loads(json.dumps(resolve(recipe, world=1).to_dict()))["model"]["options"], recipe.model.options)
     states = [create_model("text_table_tiny", **options, train_context=256).state_dict() for options in both]
     priors = [key for key in states[0] if ".prior." in key]
     assert priors and all(torch.equal(states[0][key], states[1][key]) for key in priors)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from modalities.text.data import (
+    EncodedDocument,
     PackedDataset,
     RowMix,
     TextDataConfig,
@@ -46,12 +47,19 @@ def test_the_excerpt_trains_and_measures():
     heldout = open_heldout("sotu-excerpt", "bytes").items
     assert sum(document.bytes > 32768 for document in heldout) >= 10
     assert {d.text for d in heldout} == {d.text for d in documents if document_split(d) == "heldout"}
-    assert all(len(d.tokens) == d.bytes and d.bytes_per_token == 1 for d in heldout)
+    assert all(len(d.tokens) == d.bytes and (d.byte_lengths(BYTES) == 1).all() for d in heldout)
+
+
+def test_the_bytes_of_tokens():
+    """A character of several tokens counts with its first one."""
+    tokenizer, text = load_tokenizer("bpe-1k"), "The naïve 日本語 of 😀 America"
+    document = EncodedDocument(text, tokenizer.encode(text), len(text.encode()))
+    sizes = [1, 1, 1, 2, 1, 2, 0, 2, 1, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 1, 4, 0, 0, 0, 8]
+    assert document.byte_lengths(tokenizer).tolist() == sizes
 
 
 def test_the_split_depends_on_the_text_alone():
-    documents = [Document(f"text number {i}") for i in range(4000)]
-    heldout = [d for d in documents if document_split(d) == "heldout"]
+    heldout = [d for d in [Document(f"text number {i}") for i in range(4000)] if document_split(d) == "heldout"]
     assert 150 < len(heldout) < 250
     assert all(document_split(Document(f" {d.text}\n")) == "heldout" for d in heldout)
     # A change here would put documents that shipped weights were trained on into their held-out set.

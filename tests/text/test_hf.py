@@ -239,8 +239,7 @@ def test_adapters_on_every_linear_layer(method, tokens) -> None:
     peft = pytest.importorskip("peft")
     wrapped = hf.wrap(small(method))
     before = wrapped(tokens).logits
-    settings = peft.LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(wrapped, settings)
+    adapted = peft.get_peft_model(wrapped, peft.LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM"))
     assert torch.equal(adapted(input_ids=tokens).logits, before)
     adapted(input_ids=tokens, labels=tokens).loss.backward()
     moved = {name: p.grad for name, p in adapted.named_parameters() if "lora_B" in name}

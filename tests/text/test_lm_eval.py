@@ -85,8 +85,7 @@ def direct(model: CausalLM, ids: list[int], count: int) -> tuple[float, bool]:
     """Log-probability of the last `count` ids after the ones before, and whether they are the likeliest, by one forward."""
     logits = model(torch.tensor([ids[:-1]]))[0, -count:].double()
     targets = torch.tensor(ids[-count:])
-    log_prob = logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item()
-    return log_prob, torch.equal(logits.argmax(-1), targets)
+    return logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item(), torch.equal(logits.argmax(-1), targets)
 
 
 @pytest.mark.slow
@@ -106,8 +105,7 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
         for text, (answered,) in zip(question["choices"], choice["resps"], strict=True):
             # `target_delimiter`, a space, comes before a choice.
             ids = [256, *encode(question["text"] + " " + text).tolist()]
-            count = len(ids) - 1 - len(encode(question["text"].rstrip()))
-            scores.append(direct(model, ids, count))
+            scores.append(direct(model, ids, len(ids) - 1 - len(encode(question["text"].rstrip()))))
             assert answered[0] == pytest.approx(scores[-1][0], abs=1e-4) and answered[1] == scores[-1][1]
         right.append(max(range(len(scores)), key=lambda n: scores[n][0]) == question["answer"])
         prompt = [256, *encode(question["text"]).tolist()]
@@ -132,8 +130,7 @@ def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
     assert text == load_tokenizer("bytes").decode(model.generate([ids], max_new_tokens=8, eos_id=257)[0])
     [rolling] = harness.loglikelihood_rolling(asked("loglikelihood_rolling", (pairs[0][0],)), disable_tqdm=True)
     ids = [256, *encode(pairs[0][0]).tolist()]  # 24 tokens: 20, and 4 after the 17 before them
-    expected = direct(model, ids[:21], 20)[0] + direct(model, ids[4:25], 4)[0]
-    assert rolling == pytest.approx(expected, abs=1e-4)
+    assert rolling == pytest.approx(direct(model, ids[:21], 20)[0] + direct(model, ids[4:25], 4)[0], abs=1e-4)
 
 
 def test_what_is_not_served_is_named(tmp_path) -> None:

@@ -63,8 +63,7 @@ def test_too_short_a_length_names_what_is_needed(name, facts):
     tokenizer = TOKENIZERS["bpe-1k"]
     template, haystack = Template(name, facts), opened("own", tokenizer)
     words = rf"length 10 .*'{name}'.*facts={facts}: .*\d+ tokens"
-    message = refuses(words, draw, template, 10, 0.5, 1, tokenizer, haystack)
-    least = int(re.search(r"take (\d+) tokens", message)[1])
+    least = int(re.search(r"take (\d+) tokens", refuses(words, draw, template, 10, 0.5, 1, tokenizer, haystack))[1])
     prompt, answer = draw(template, least, 0.5, 1, tokenizer, haystack)  # what the error says is enough
     assert len(prompt) + (0 if name == "bam" else len(answer)) == least
 

@@ -20,8 +20,7 @@ def test_rows_are_saved_and_an_exception_is_one_contenders(tmp_path: Path) -> No
     def refuse() -> None:
         raise Refused("too wide")
 
-    options = argparse.Namespace(out=tmp_path / "r.json", seconds=0.0)
-    rows = Record(options, CPU)
+    rows = Record(argparse.Namespace(out=tmp_path / "r.json", seconds=0.0), CPU)
     calls = {"slow": lambda: sum(range(10**5)), "fast": int, "wide": refuse, "broken": lambda: {}["x"]}
     rows.compare("S", "forward", calls, ["slow", "fast"], tokens=10)
     stored = json.loads((tmp_path / "r.json").read_text())

@@ -222,7 +222,7 @@ def _no_rotation(module: nn.Module, args: object, output: tuple[Tensor, Tensor])
     return torch.ones_like(cos), torch.zeros_like(sin)
 
 
-def _check_implementation(module: nn.Module, args: object) -> None:
+def _check_implementation(module: Any, args: object) -> None:
     """A forward pre-hook of attention with a prior; ValueError where another implementation would leave the prior out."""
     if (name := module.config._attn_implementation) != NAME:
         raise ValueError(f"attention by {name!r} would leave the priors out: set_attn_implementation({NAME!r})")

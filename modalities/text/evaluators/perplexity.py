@@ -43,7 +43,7 @@ DOCUMENTS = ("whole", "joined", "upto")
 DOCUMENT_TOKENS = 8192  # read of each document by default
 JOINED_TOKENS = 1 << 18  # of documents in a row
 FEWEST = 100  # predictions of an octave of positions that is drawn
-Stretch = dict[str, Any]  # "tokens", "bytes_per_token", "document", "turn"
+Stretch = dict[str, Any]  # "tokens" with the one before them, "bytes", "document", "turn"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
 
     name = "perplexity"
     title = "held-out text"
-    version = 2
+    version = 3
     summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
     overview = Score("bits_per_byte", "bits per byte, less is better")
     scores = (Score("perplexity"), overview)
@@ -98,13 +98,12 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
 
     def cells(self, model: Decoder) -> list[Cell]:
         lengths, heldout = self.points(model), self.heldout_for(model)
-        bos, longest, kind = load_tokenizer(model.config.tokenizer).bos_id, max(lengths), self.settings.documents
-        stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name, kind)
+        longest, kind = max(lengths), self.settings.documents
+        stretches = _stretches(heldout.items, model.config.tokenizer, longest, self.settings.seed, heldout.name, kind)
         most = JOINED_TOKENS // longest if kind == "joined" else min(8, DOCUMENT_TOKENS // longest)
         if kind == "whole":
             self.describe(heldout.items, longest)
-        default = sum(stretch["turn"] < max(1, most) for stretch in stretches)
-        stretches = stretches[: self.settings.samples or default]
+        stretches = stretches[: self.settings.samples or sum(stretch["turn"] < max(1, most) for stretch in stretches)]
         cells = []
         for length in lengths:
             for k, stretch in enumerate(stretches):
@@ -137,7 +136,7 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
             "length": length,
             "document": cell.data["document"],
             "tokens": count,
-            "bytes": count * cell.data["bytes_per_token"],
+            "bytes": float(cell.data["bytes"][:count].sum()),
             "nll_sum": float(by_position.sum()),
             "bucket_nll_sum": sums.tolist(),
             "bucket_tokens": (np.bincount(bucket[:width], minlength=len(sums)) * len(targets)).tolist(),
@@ -208,14 +207,15 @@ def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
 
 @lru_cache(maxsize=8)
 def _stretches(
-    documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str, kind: str
+    documents: tuple[EncodedDocument, ...], spec: str, length: int, seed: int, source: str, kind: str
 ) -> list[Stretch]:
     """Stretches of `length` tokens and the token before them, or up to as many; all documents' first ones come first."""
+    tokenizer, of_line = load_tokenizer(spec), np.zeros(0)
     if kind == "joined":
-        line = np.concatenate([part for document in documents for part in ([bos], document.tokens)])
-        documents = (EncodedDocument("", line[1:], sum(document.bytes for document in documents)),)
-    least = 1 if kind == "upto" else length
-    long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= least]
+        line = np.concatenate([part for document in documents for part in ([tokenizer.bos_id], document.tokens)])
+        of_line = np.concatenate([part for d in documents for part in ([0], d.byte_lengths(tokenizer))])[1:]
+        documents = (EncodedDocument("", line[1:], int(of_line.sum())),)
+    long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= (1 if kind == "upto" else length)]
     longest = max((len(d.tokens) for d in documents), default=0)
     if longest < length:
         has = f"no held-out document of {source} has {length} tokens; the longest has {longest}"
@@ -225,10 +225,11 @@ def _stretches(
     order = np.random.default_rng(seed).permutation(len(long))
     stretches = []
     for number, document in (long[i] for i in order):
-        read = np.concatenate([[bos], document.tokens])  # token t is predicted after read[t]
+        read = np.concatenate([[tokenizer.bos_id], document.tokens])  # token t is predicted after read[t]
+        sizes = of_line if kind == "joined" else document.byte_lengths(tokenizer)
         starts = range(0, 1 if kind == "upto" else len(document.tokens) - length + 1, length)
         for k, start in enumerate(starts):
-            stretch = {"tokens": read[start : start + length + 1], "bytes_per_token": document.bytes_per_token}
+            stretch = {"tokens": read[start : start + length + 1], "bytes": sizes[start : start + length]}
             stretches.append(stretch | {"document": k if kind == "joined" else number, "turn": k})
     # Stable: a turn keeps the shuffled order of documents.
     return sorted(stretches, key=lambda stretch: stretch["turn"])

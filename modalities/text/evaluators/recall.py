@@ -55,6 +55,7 @@ class Recall(TextEvaluator[RecallSettings]):
     """
 
     name = "recall"
+    version = 2
     summary = "forty facts over a long document, asked at each length after one reading; bits per byte by place"
     scores = (
         Score("exact", "facts recalled exactly", unit_interval=True),
@@ -116,6 +117,7 @@ class Recall(TextEvaluator[RecallSettings]):
         rng = np.random.default_rng([self.settings.seed, cell.data["document"]])
         text, of_document, facts = state_facts(document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer)
         room, trained, device = lengths[-1] - len(text), self.trained_at(model), device_of(model)
+        sizes = document.byte_lengths(tokenizer)
         tokens, is_text = (torch.as_tensor(x, device=device) for x in (text, of_document))
         afresh, by_length = self._afresh(model), []
         cache, read, before, seconds = model.new_cache(lengths[-1]), 0, 0, 0.0
@@ -138,7 +140,7 @@ class Recall(TextEvaluator[RecallSettings]):
                 {
                     "length": length,
                     "nll_sum": float(losses.sum()),
-                    "bytes": int(counted.sum()) * document.bytes_per_token,
+                    "bytes": float(sizes[int(is_text[:first].sum()) : int(is_text[:stop].sum())].sum()),
                     "seconds": seconds,
                     "answers": answers,  # (tokens since the statement, tokens, right ones, nats) each
                 }

@@ -243,8 +243,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             starts.append(begins.tolist())
         corners = np.array([(top, left) for top in starts[0] for left in starts[1]])
         answers = self._read(model, *(canvas.window(int(left), int(top), tile) for top, left in corners))
-        owner = owners[0][:, None] * len(starts[1]) + owners[1]
-        return answers, corners // patch, owner
+        return answers, corners // patch, owners[0][:, None] * len(starts[1]) + owners[1]
 
     def _read(self, model: VisionTransformer, *canvases: Canvas) -> list[Tensor]:
         """Probabilities in float64 of canvases of one shape; of maps (rows, columns, classes)."""
@@ -252,8 +251,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         size = (height // patch, width // patch)
         answers: list[Tensor] = []
         for part in slices(len(canvases), self.settings.batch_size(size[0] * size[1])):
-            some = canvases[part.start : part.stop]
-            pixels = [model.pixels(canvas.image, height, width) for canvas in some]
+            pixels = [model.pixels(canvas.image, height, width) for canvas in canvases[part.start : part.stop]]
             answers += self._probabilities(model, model(torch.stack(pixels).to(like)).double().cpu())
         return [answer.unflatten(0, size) for answer in answers] if self.target == "map" else answers
 

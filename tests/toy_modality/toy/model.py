@@ -44,8 +44,7 @@ def weight(batch):
 
 
 def loss(model, batch):
-    logits = model(batch["tokens"][:, :-1])
-    losses = F.cross_entropy(logits.transpose(1, 2), batch["tokens"][:, 1:], reduction="none")
+    losses = F.cross_entropy(model(batch["tokens"][:, :-1]).transpose(1, 2), batch["tokens"][:, 1:], reduction="none")
     return (losses * batch["weights"]).sum() / batch["weights"].sum(), {}
 
 

@@ -480,8 +480,7 @@ class WeightAverage:
     def update(self, model: nn.Module) -> None:
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        weights = [p.detach().float() for p in model.parameters()]
-        torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
+        torch._foreach_lerp_(list(self.average.values()), [p.detach().float() for p in model.parameters()], 1 - decay)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:

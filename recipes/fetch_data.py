@@ -44,8 +44,7 @@ def fetch_command(
     force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
 ) -> int:
     if modality not in MODALITIES:
-        near = did_you_mean(modality, MODALITIES)
-        raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(MODALITIES)}")
+        raise typer.BadParameter(f"{modality!r}: {did_you_mean(modality, MODALITIES)}known: {', '.join(MODALITIES)}")
     try:  # text needs no other modality's packages
         corpora: dict[str, Corpus] = importlib.import_module(MODALITIES[modality]).CORPORA
     except ImportError as error:

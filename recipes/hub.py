@@ -69,13 +69,13 @@ def hub_command(
     else:
         card, dtype = _published_card(model, weights_entry(model)), dtype or "bfloat16"
     card.title, card.license = push.partition("/")[2] * source.is_dir() or card.title, license_ or card.license
-    imports = "import zoo  # pip install 'priorzoo[{},hub]'\nfrom huggingface_hub import snapshot_download\n\n"
+    imports = "import zoo  # pip install 'priorzoo[{},hub]'\nfrom huggingface_hub import snapshot_download\n"
+    imports += "".join(f"import {Path(name).stem}  # the author's, of the model's parts\n" for name in import_) + "\n"
     place = f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
     card.usage = imports.format(loaded.modality) + place
-    text = card.markdown()
     with new_folder(out, "config.json") as folder:
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
-        write_text(folder / "README.md", text)
+        write_text(folder / "README.md", card.markdown())
         write_text(folder / ".gitattributes", "*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
         if recipe is not None:
             write_json(folder / "recipe.json", recipe)
@@ -140,8 +140,7 @@ class Card:
 
 def _plain(value: object) -> str:
     """A value in one line of Markdown, without HTML, links and columns of its own."""
-    line = printable(" ".join(str(value).split()))
-    return html.escape(line, quote=False).replace("|", r"\|").replace("](", r"]\(")
+    return html.escape(printable(" ".join(str(value).split())), quote=False).replace("|", r"\|").replace("](", r"]\(")
 
 
 def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:

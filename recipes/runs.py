@@ -270,9 +270,10 @@ def own_run(
         except OSError as error:
             if not ranks.lead:  # only the lead's error is shown
                 warn(f"rank {ranks.rank}: {error}")
-            newest = run.checkpoints()[-1:]
-            last = f"The last good checkpoint is {newest[0]}" if newest else "There is no checkpoint yet"
-            raise ConfigError(f"{error}. {last}; once that is fixed, continue with: {run.continuation()}") from error
+            if not (newest := run.checkpoints()[-1:]):
+                raise ConfigError(str(error)) from error
+            last = f"The last good checkpoint is {newest[0]}; once that is fixed, continue with: {run.continuation()}"
+            raise ConfigError(f"{error}. {last}") from error
     finally:
         if lock is not None:
             lock.release()
@@ -299,6 +300,8 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
         if reason := damage(path):
             damaged[path] = f"{path} is damaged: {reason}"
             continue
+        if int(path.name.removeprefix("step_")) > (steps := plan.recipe.train.steps):
+            raise ConfigError(f"train.steps={steps}: {path} has more; expected at least as many, or another --run-dir")
         for newer, message in damaged.items():
             warn(f"{message}; it is set aside as {quarantine(newer).name}")
         return path

@@ -3,8 +3,8 @@
 import gc
 import sys
 
-# Imports allocate much and free little. Collections during them, and later ones over what they made, take a third of
-# the time until a command runs.
+# Collections of garbage while modules are imported, and of what they hold afterwards, take a third of the time until
+# a command runs.
 collecting = gc.isenabled()
 gc.disable()
 try:

@@ -87,7 +87,7 @@ def start(*, verbose: bool = False) -> Ranks:
         facts = ", ".join(f"{name}={word}" for name, word in words.items())
         raise ConfigError(f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if os.environ.get("OMP_NUM_THREADS") != str(cores):  # equal where the launcher has bound ranks to cores
+    if cores == os.cpu_count() or os.environ.get("OMP_NUM_THREADS") != str(cores):  # not bound by the launcher
         cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world))
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
         torch.set_num_threads(cores)

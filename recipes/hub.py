@@ -69,10 +69,10 @@ def hub_command(
     else:
         card, dtype = _published_card(model, weights_entry(model)), dtype or "bfloat16"
     card.title, card.license = push.partition("/")[2] * source.is_dir() or card.title, license_ or card.license
-    imports = "import zoo  # pip install 'priorzoo[{},hub]'\nfrom huggingface_hub import snapshot_download\n"
-    imports += "".join(f"import {Path(name).stem}  # the author's, of the model's parts\n" for name in import_) + "\n"
+    needed = "".join(f"# first import {Path(name).name}, which defines parts of the model\n" for name in import_)
+    imports = f"import zoo  # pip install 'priorzoo[{loaded.modality},hub]'\nfrom huggingface_hub import snapshot_download\n\n"
     place = f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
-    card.usage = imports.format(loaded.modality) + place
+    card.usage = needed + imports + place
     with new_folder(out, "config.json") as folder:
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
         write_text(folder / "README.md", card.markdown())

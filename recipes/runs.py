@@ -244,7 +244,7 @@ def own_run(
 
     resume=None refuses a folder that holds a run. "auto" takes the newest undamaged checkpoint of `run_dir` (or of this
     recipe's newest run), and starts anew where there is none. An OSError from inside becomes a ConfigError that names the
-    checkpoint from which to go on.
+    checkpoint from which to go on, if there is one.
     """
     lock: RunLock | None = None
     answer: list[tuple[Path, Path | None] | ConfigError | None] = [None]

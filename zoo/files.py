@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 import warnings
 import zlib
@@ -80,7 +81,8 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     mode = temporary.stat().st_mode
     try:
         yield temporary
-        temporary.chmod(mode)  # safetensors puts a file in its place that only its owner can read
+        if temporary.stat().st_mode != mode:  # safetensors replaces the file by one that only its owner can read
+            temporary.chmod(stat.S_IMODE(mode))
         sync(temporary)  # or a power failure may leave the name with nothing behind it
         os.replace(temporary, path)
     except BaseException:

@@ -96,7 +96,7 @@ class SSMax(nn.Module):
         return F.softplus(s) if self.positive else s
 
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
-        """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the length; raises ValueError for packed documents."""
+        """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the window's keys; ValueError for packed documents."""
         if causal and positions.within is None and positions.length == 1:  # a token after a cache's
             keys = positions.offset + 1 if self.window is None else min(positions.offset + 1, self.window)
             return self.scales()[None, :, None] * math.log(keys)
@@ -106,9 +106,9 @@ class SSMax(nn.Module):
         elif positions.within is not None:
             raise ValueError("SSMax cannot count visible keys in bidirectional attention over packed documents")
         else:
-            length, reach = positions.length, self.window or positions.length
-            at = torch.arange(length, dtype=torch.float64, device=self.s.device)[None]
-            seen = (at + reach).clamp(max=length) - (at - reach + 1).clamp(min=0)
+            end, at = positions.offset + positions.length, positions.index(self.s.device).double()
+            reach = self.window or end
+            seen = (at + reach).clamp(max=end) - (at - reach + 1).clamp(min=0)
         return self.of_counts(seen[:, None])
 
     def of_counts(self, seen: Tensor) -> Tensor:

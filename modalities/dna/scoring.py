@@ -135,7 +135,7 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
     for part, logits in logits_by_slice(model, features):
         nll[:, part] = nll_of(logits, targets[:, part]).cpu()
         best = logits == logits.amax(-1, keepdim=True)  # equal tokens share the hit
-        correct[:, part] = (best.gather(-1, targets[:, part, None])[..., 0] / best.sum(-1)).double().cpu()
+        correct[:, part] = (best.gather(-1, targets[:, part, None])[..., 0].double() / best.sum(-1)).cpu()
     counts = counts.cpu()
     bases = torch.from_numpy(spans).where(counts, 0)
     scores = Scores(nll.where(counts, 0.0), bases, correct.where(counts, 0.0), sum(row.left_over for row in rows))

@@ -336,8 +336,8 @@ class EncodedDocument:
     def byte_lengths(self, tokenizer: Tokenizer) -> np.ndarray:
         """(N,) UTF-8 bytes of each token, a character's with its first; the mean where a tokenizer does not tell ends."""
         ends = tokenizer.ends(self.text)
-        if ends is None:
-            return np.full(len(self.tokens), self.bytes / len(self.tokens))
+        if not ends:
+            return np.full(len(self.tokens), self.bytes / max(1, len(self.tokens)))
         codes = np.frombuffer(self.text.encode("utf-32-le"), "<u4")
         upto = np.append(0, (1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)).cumsum())
         return np.diff(np.append(np.maximum.accumulate(upto[ends])[:-1], self.bytes), prepend=0)

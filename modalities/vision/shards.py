@@ -153,10 +153,10 @@ def open_shards(spec: str, pattern: str) -> Shards:
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"source {spec!r}: no shard {path}")
-    by_path = {index.parent / file: entry for file, entry in entries.items()}
-    if not all(path in by_path for path in paths):
-        by_path = {path: Entry(path.name, len(scan(path))) for path in paths}
-    return Shards(spec, {path: by_path[path] for path in paths}, classes)
+    by_path = {(index.parent / file).resolve(): entry for file, entry in entries.items()}
+    if not all(path.resolve() in by_path for path in paths):
+        by_path = {path.resolve(): Entry(path.name, len(scan(path))) for path in paths}
+    return Shards(spec, {path: by_path[path.resolve()] for path in paths}, classes)
 
 
 def _read_index(path: Path) -> tuple[dict[str, Entry], list[str]]:

@@ -307,8 +307,7 @@ def test_scenes_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatc
 def test_a_released_model_of_the_hub(tmp_path, web):
     """Verified by the digest that its pointer names; another one leaves nothing. Addresses are those of huggingface_hub."""
     hub, weights = text.SMOLLM2, text.SMOLLM2_WEIGHTS
-    repository = hub.removeprefix("https://huggingface.co/")
-    assert hf_hub_url(repository, weights) == f"{hub}/resolve/main/{weights}"
+    assert hf_hub_url(hub.removeprefix("https://huggingface.co/"), weights) == f"{hub}/resolve/main/{weights}"
     web |= {f"{hub}/resolve/main/{name}": b"{}" for name in (*text.SMOLLM2_FILES, weights)}
     for digest, code in (("0" * 64, 1), (hashlib.sha256(b"{}").hexdigest(), 0)):
         web[f"{hub}/raw/main/{weights}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()

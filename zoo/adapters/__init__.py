@@ -118,7 +118,7 @@ def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         cure = "merge_and_unload() it first, or save_pretrained() the adapter with modules_to_save=['position_bias']"
         raise ValueError(f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}")
     _library(model).save(model, Path(folder))
-    for file in Path(folder).glob("*.safetensors"):  # of safetensors' own making, which only its owner can read
+    for file in Path(folder).glob("model*.safetensors"):  # safetensors makes files that only their owner can read
         shutil.copymode(Path(folder) / "config.json", file)
 
 

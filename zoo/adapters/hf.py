@@ -51,7 +51,7 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     if getattr(config, "reorder_and_upcast_attn", False):
         raise ValueError("reorder_and_upcast_attn computes attention outside the attention interface; set it to False")
     if any(getattr(layer, "attn_logit_softcapping", None) for layer in layers):
-        raise ValueError("capped logits are not served with priors; attn_logit_softcapping=None in the config is")
+        raise ValueError("capped logits are not served with priors: set attn_logit_softcapping=None in the config")
     grid, train_grid = _grid(model)
     context = request.train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
     if not context:

@@ -110,7 +110,8 @@ class Sinks(_Look):
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         layers = []
         for analysis in self.look(model, cell.data["index"]):
-            values = {score.column: getattr(analysis, score.column)[analysis.seen >= SEEN] for score in self.scores}
+            long = analysis.seen >= SEEN
+            values = {score.column: getattr(analysis, score.column)[long] for score in self.scores}
             values |= {name: values[name].clamp(-MARGIN, MARGIN) for name in ("content_margin", "prior_margin")}
             mass, signal = values["sink_mass"].numpy(), values["content_range"].numpy()
             bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, len(EDGES) - 2)
@@ -195,7 +196,8 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         heads = []
         for layer, analysis in zip(model.layers, self.look(model, cell.data["index"]), strict=True):
-            values = {score.column: getattr(analysis, score.column, analysis.mass.sum(-1)) for score in self.scores}
+            mass = analysis.mass.sum(-1)
+            values = {score.column: getattr(analysis, score.column, mass) for score in self.scores}
             columns = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
             count = analysis.entropy.shape[1]
             columns |= _head_parameters(layer, count)

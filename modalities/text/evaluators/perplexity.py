@@ -222,9 +222,8 @@ def _stretches(
         has = f"the held-out documents of {source} have {longest} tokens, not {length}" if kind == "joined" else has
         joined = ", or --documents joined" * (kind == "whole" and len(documents) > 1)
         raise ValueError(f"{has}: choose shorter lengths{joined}")
-    order = np.random.default_rng(seed).permutation(len(long))
     stretches = []
-    for number, document in (long[i] for i in order):
+    for number, document in (long[i] for i in np.random.default_rng(seed).permutation(len(long))):
         read = np.concatenate([[tokenizer.bos_id], document.tokens])  # token t is predicted after read[t]
         sizes = of_line if kind == "joined" else document.byte_lengths(tokenizer)
         starts = range(0, 1 if kind == "upto" else len(document.tokens) - length + 1, length)

@@ -71,8 +71,7 @@ class Recall(TextEvaluator[RecallSettings]):
         """By default the lengths that a document serves."""
         lengths = self.lengths_for(model)
         longest = max(len(document.tokens) for document in self.heldout_for(model).items)
-        served = lengths if self.settings.lengths else tuple(n for n in lengths if n <= longest)
-        return served or (longest,)
+        return lengths if self.settings.lengths else tuple(n for n in lengths if n <= longest) or (longest,)
 
     def identity(self, model: Decoder) -> Row:
         text, settings = self.heldout_for(model).fingerprint, self.settings

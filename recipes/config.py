@@ -325,8 +325,9 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
             set_nested(recipe.model.options, path, parse_value(text), setting)
         else:
             if key not in known:
+                near = nearest(key, [choice for choice in known if choice.endswith(f".{name}")] or known)
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
-                raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, known)}{hint}")
+                raise ConfigError(f"--set {setting!r}: no setting {key!r}; {near}{hint}")
             value = parse_field(text, typing.get_type_hints(type(getattr(recipe, section)))[name])
             replace_setting(recipe, key, value, f"--set {setting!r}")
         overridden_keys.add(key)

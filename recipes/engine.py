@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from recipes.commands import ConfigError
 from recipes.config import Json, Optim, Plan
 from recipes.runs import data_only, quarantine, seal
-from zoo.files import read_tensors, sync, sync_tree, write_text
+from zoo.files import read_tensors, replacing_path, sync, sync_tree, write_text
 from zoo.layers import Attention
 from zoo.model import ZooModel
 
@@ -499,7 +499,8 @@ class WeightAverage:
             parameter.copy_(values[name])
 
     def save(self, folder: Path) -> None:
-        save_file({k: v.contiguous() for k, v in self.average.items()}, folder / self.FILE, metadata={"format": "pt"})
+        with replacing_path(folder / self.FILE) as path:
+            save_file({k: v.contiguous() for k, v in self.average.items()}, path, metadata={"format": "pt"})
 
     def load(self, folder: Path, *, steps: int) -> None:
         if not (folder / self.FILE).is_file():

@@ -141,9 +141,8 @@ class CellStore:
             self.finished.setdefault(name, value)
         except (ValueError, KeyError, TypeError) as error:
             if not self._lines:
-                raise ValueError(
-                    f"{self.path} line 1 is not this measurement's key ({error}); delete the file to measure again"
-                ) from error
+                what = f"{self.path} line 1 is not this measurement's key ({error})"
+                raise ValueError(f"{what}; delete the file to measure again") from error
             self.damaged.append(self._lines + 1)
 
 
@@ -245,6 +244,9 @@ class Measurement:
                 values[name] = store.add(name, value) if name in todo else value
                 if name in todo:
                     progress.finish(todo[name])
+        except KeyboardInterrupt:
+            console.print(f"stopped in {evaluator.name} of {label}; the same command measures the rest")
+            raise
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise
@@ -370,8 +372,7 @@ def evaluate_command(
     ]
     for target in targets:
         if not target.trained:
-            note = f"note: {target.label} has random weights; a name with a tag after a dot has trained ones"
-            console.print(note)
+            console.print(f"note: {target.label} has random weights; a name with a tag after a dot has trained ones")
     check_sources(measurements)
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", soft_wrap=True)
@@ -384,9 +385,8 @@ def evaluate_command(
     for name, evaluator in evaluators.items():
         results[name] = [m.run(groups.get(m.target.label, "")) for m in measurements if m.evaluator.name == name]
         write_results(evaluator, results[name], out)
-    drawn = {name: evaluator for name, evaluator in evaluators.items() if evaluator.overview}
-    panels = [(e.title or name, e.overview, results[name]) for name, e in drawn.items() if e.overview]
-    axes = {evaluator.axis for evaluator in drawn.values()}
+    panels = [(e.title or name, e.overview, results[name]) for name, e in evaluators.items() if e.overview]
+    axes = {evaluator.axis for evaluator in evaluators.values() if evaluator.overview}
     if len(panels) > 1 and len(axes) == 1:
         overview_figure(panels, out / "overview.png", axes.pop())
     for name, evaluator in evaluators.items():

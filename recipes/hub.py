@@ -71,8 +71,7 @@ def hub_command(
     card.title, card.license = push.partition("/")[2] * source.is_dir() or card.title, license_ or card.license
     needed = "".join(f"# first import {Path(name).name}, which defines parts of the model\n" for name in import_)
     imports = f"import zoo  # pip install 'priorzoo[{loaded.modality},hub]'\nfrom huggingface_hub import snapshot_download\n\n"
-    place = f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
-    card.usage = needed + imports + place
+    card.usage = needed + imports + f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
     with new_folder(out, "config.json") as folder:
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
         write_text(folder / "README.md", card.markdown())

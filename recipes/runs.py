@@ -287,6 +287,8 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
     """The newest undamaged checkpoint of a locked run; None to start anew."""
     if resume is None and any((run.path / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
         raise ConfigError(f"{run.path} already holds a run: --resume auto continues it, another --run-dir starts anew")
+    if not (run.path / "recipe.json").exists() and (others := sorted(run.path.glob("*/recipe.json"))):
+        raise ConfigError(f"{run.path} holds other runs, such as {others[0].parent}; give it a --run-dir of its own")
     final = (run.path / "model").resolve()  # of a link, what it points to is replaced
     empty = not final.exists() or (final.is_dir() and not any(final.iterdir()))
     if not empty and not (final / "config.json").is_file():

@@ -124,8 +124,7 @@ class Trainer:
         self.engine.train()
         while self.steps_done < settings.steps:
             stops = self.step()
-            figures = self.heldout_loss() if self.heldout and self.is_due(every) else {}
-            self.report(figures | self.run_evaluators())
+            self.report((self.heldout_loss() if self.heldout and self.is_due(every) else {}) | self.run_evaluators())
             if stops or self.is_due(settings.save_every):
                 self.save()
             if stops and self.steps_done < settings.steps:
@@ -316,9 +315,7 @@ def display_name(name: str) -> str:
 def rank_state(states: Sequence[State], ranks: Ranks) -> State:
     """This rank's data state: the common one, or its own where the source streams."""
     if len(states) not in (1, ranks.groups):
-        raise ConfigError(
-            f"the streamed data's place was saved for {len(states)} readers, this run has {ranks.groups}: resume with as many"
-        )
+        raise ConfigError(f"streamed data was saved for {len(states)} readers: resume with as many, not {ranks.groups}")
     return states[0] if len(states) == 1 else states[ranks.group]
 
 

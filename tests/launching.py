@@ -58,5 +58,4 @@ def command(words: list[str], *, timeout: int = 240, folder: str | Path | None =
 
 
 def deepspeed_launcher(ranks: int = 2) -> list[str]:
-    program = str(Path(sys.executable).with_name("deepspeed"))
-    return [program, "--num_gpus", str(ranks), "--master_port", free_port()]
+    return [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(ranks), "--master_port", free_port()]

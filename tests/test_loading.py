@@ -181,5 +181,4 @@ def test_permutations():
         orders = [permuted(index, size, seed, 7) for seed in range(3)]
         assert all(sorted(order) == list(range(size)) for order in orders)
         assert size < 64 or not (orders[0] == orders[1]).all()
-        seeds = np.arange(3).repeat(size)  # a key for each index
-        assert (permuted(np.tile(index, 3), size, seeds, 7) == np.concatenate(orders)).all()
+        assert (permuted(np.tile(index, 3), size, np.arange(3).repeat(size), 7) == np.concatenate(orders)).all()

@@ -27,8 +27,8 @@ def test_plot_prior_reads_saved_models(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "run" / "recipe.json").write_text('{"name": "text.ggd_tiny"}')
     for folder in ("run", "run/model"):
         assert invoke(tmp_path / folder, app=prior_plot.app).exit_code == 0
-    titles = ["run", "text.ggd_tiny (run)", "text.ggd_tiny (run)"]  # never the path
-    assert drawn == [(title, model.config) for title in titles]
+    # never the path
+    assert drawn == [(title, model.config) for title in ["run", "text.ggd_tiny (run)", "text.ggd_tiny (run)"]]
 
 
 @pytest.mark.slow

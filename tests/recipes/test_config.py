@@ -34,6 +34,7 @@ def test_overrides_take_their_fields_types():
     ("setting", "words"),
     [
         ("train.stps=3", ["train.stps", "'train.steps'"]),
+        ("train.lr=1", ["'train.lr'", "optim.lr"]),
         ("train.steps=many", ["a whole number", "'many'"]),
         ("optim.betas=0.9", ["optim.betas=0.9", "2 values"]),
         ("data.context=1e9", ["data.context=1e9", "from 1 to 16,777,216"]),

@@ -82,7 +82,8 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
         return measure(self, model, cell)
 
     monkeypatch.setattr(Passkey, "measure", recording)
-    assert invoke(*request, tmp_path / "parts")[0] == 130
+    code, printed, _ = invoke(*request, tmp_path / "parts")
+    assert code == 130 and "stopped in passkey" in printed
     assert not (tmp_path / "parts" / "passkey").exists() and len(measured) == 7
     measured += ["", ""]
     code, _, errors = invoke(*request, tmp_path / "parts")

@@ -304,12 +304,13 @@ def test_every_stage_and_precision_resumes_to_the_bit(settings, tolerance, whole
 
 
 def test_what_cannot_be_resumed_is_named(whole, capsys):
-    for settings, resume, words in (
-        ([], None, ["--resume auto"]),
-        (["model.options.dim=32"], "auto", ["model.options", "16", "32", "--run-dir"]),
-        (["train.zero_stage=1"], "auto", ["train.precision=fp32", "zero_stage=0", "model.init_from="]),
+    for part, settings, resume, words in (
+        ("", [], None, ["--resume auto"]),
+        ("..", [], "auto", [f"such as {whole}", "--run-dir"]),
+        ("", ["model.options.dim=32"], "auto", ["model.options", "16", "32", "--run-dir"]),
+        ("", ["train.zero_stage=1"], "auto", ["train.precision=fp32", "zero_stage=0", "model.init_from="]),
     ):
-        assert run(whole, *settings, resume=resume) == 2
+        assert run(whole / part, *settings, resume=resume) == 2
         message = capsys.readouterr().err
         assert all(word in message for word in words) and "Traceback" not in message, message
 

@@ -125,8 +125,7 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
 
 @pytest.mark.parametrize(("method", "shared"), [("goat", True), ("learned", False), ("ggd2d+spectral2d", False)])
 def test_offloaded_models_compute_what_they_compute_in_memory(method: str, shared: bool, tmp_path) -> None:
-    options = {"share_prior": shared, "class_token": shared}
-    model = moved(small(f"vision_{method}_ssmax_tiny_patch8", **options))
+    model = moved(small(f"vision_{method}_ssmax_tiny_patch8", share_prior=shared, class_token=shared))
     expected, device = model(images()), torch.device("cpu")
     assert torch.equal(disk_offload(copy.deepcopy(model), tmp_path, execution_device=device)(images()), expected)
     assert torch.equal(cpu_offload(model, device)(images()), expected)

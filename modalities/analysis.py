@@ -143,8 +143,7 @@ def analyse_call(
             sinks = (documents == call.segments[:, None]).int().argmax(-1)
         measured = _measure(content, prior, sinks[:, None, :, None], marked, away)
         if full:
-            weights = (content + prior).softmax(-1)
-            measured["weights"] = weights.masked_fill(measured["seen"][..., None] == 0, 0.0)
+            measured["weights"] = (content + prior).softmax(-1).masked_fill(measured["seen"][..., None] == 0, 0.0)
         for name, value in measured.items():
             parts.setdefault(name, []).append(value.cpu())
     return Analysis(layer, torch.tensor(chosen), **{name: torch.cat(values, dim=2) for name, values in parts.items()})

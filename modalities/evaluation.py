@@ -88,9 +88,7 @@ class Settings:
 class LengthSettings(Settings):
     """Settings of evaluators along a line of tokens."""
 
-    lengths: tuple[int, ...] | None = option(
-        None, "tokens, as 128,512,4k; default: multiples of the training length", parse=counts
-    )
+    lengths: tuple[int, ...] | None = option(None, "tokens, as 512,4k; default: by the training length", parse=counts)
     seed: int = option(42, "of every random draw")
 
     factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32)  # default lengths, in training lengths

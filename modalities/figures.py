@@ -86,8 +86,7 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
             axis.axvline(inside - 0.5, color="black", linewidth=1.2, linestyle=(0, (3, 2)))
         axis.title.set_fontsize(9)
     figure.colorbar(image, ax=axes[: len(results)], label="exact match", shrink=0.8)
-    note = "\nright of the dashed line: longer than in training" if beyond else ""
-    figure.suptitle(title + note, fontsize=10)
+    figure.suptitle(title + "\nright of the dashed line: longer than in training" * beyond, fontsize=10)
     save_figure(figure, path)
 
 

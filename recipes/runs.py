@@ -537,9 +537,7 @@ def load_weights(model: ZooModel, source: str) -> None:
         elif "." in source and "/" not in source:
             state = read_tensors(verified_file(source))
         else:
-            raise ValueError(
-                "expected a run or saved folder, newest:RECIPE, or a name such as text_ggd_ssmax_tiny.facts"
-            )
+            raise ValueError("expected a folder, newest:RECIPE, or a name such as text_ggd_ssmax_tiny.facts")
         initial = model.state_dict()
         for name in model.replaceable_parameters():
             if name in state and state[name].shape != initial[name].shape:

@@ -21,7 +21,7 @@ from torch import nn
 from modalities.contract import Modality, Outside, find_modality, modality_names
 from modalities.results import file_safe
 from recipes.commands import CommandError
-from recipes.config import ConfigError, find_recipe, merge, parse_value, set_nested
+from recipes.config import ConfigError, find_recipe, list_recipes, merge, parse_value, set_nested
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
 from zoo.catalog import create_model, import_named, modality_module, model_entry, saved_modality, weights_entry
@@ -250,7 +250,8 @@ def _registered(name: str) -> Target:
     try:
         model_entry(name)
     except ValueError as error:
-        raise CommandError(f"no folder {name!r} here; {error}") from error
+        hint = "it is a recipe: train it, and name the run's folder" if name in list_recipes() else error
+        raise CommandError(f"no folder {name!r} here; {hint}") from error
     trained = "." in name
     card = weights_entry(name) if trained else {}
     if not trained:

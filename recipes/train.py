@@ -113,7 +113,8 @@ class Trainer:
             self.loader.load_state_dict(rank_state(state["data"], ranks))
         self.batches = iter(self.loader)
         if ranks.lead:
-            self.run.describe(self.plan)
+            if self.steps_done < settings.steps:  # what a finished run says of itself stays
+                self.run.describe(self.plan)
             self.run.rewind(self.steps_done, settings.keep)
 
     def fit(self) -> int:

@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ from typing import Annotated
 import typer
 
 from modalities.results import file_safe
-from recipes.commands import CommandError, call
+from recipes import evaluate as evaluation
+from recipes.commands import CommandError, call, handled_signals
 from recipes.config import apply_overrides, open_recipe
 from zoo.catalog import import_named
 from zoo.cli import Import
@@ -55,24 +57,32 @@ def train_seeds_command(
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
         # The settings of seed 0 are the recipe's own.
         settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
-        apply_overrides(open_recipe(recipe), settings)  # what cannot run is said before anything does
+        made, _ = apply_overrides(open_recipe(recipe), settings)  # what cannot run is said before anything does
+        if asked := shlex.split(evaluate):
+            evaluation.find_evaluators(asked[0], made.modality)
         folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
         runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
     print(f"{len(runs)} runs, folders in {out}", flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    codes = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for folder, code in zip(runs, pool.map(_train, *zip(*runs.items(), strict=True)), strict=True):
+    codes, processes = [], list[subprocess.Popen[str]]()
+    with ThreadPoolExecutor(jobs) as pool, handled_signals(partial(_stop, processes)):
+        results = pool.map(partial(_train, processes), *zip(*runs.items(), strict=True))
+        for folder, code in zip(runs, results, strict=True):
             codes.append(code)
             print(f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log", flush=True)
     if any(codes) or not evaluate:
         return int(any(codes))
-    from recipes.evaluate import main
-
-    return main([*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports])
+    return evaluation.main([*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports])
 
 
-def _train(folder: Path, words: list[str]) -> int:
+def _stop(processes: Sequence[subprocess.Popen[str]], number: int, _: object) -> None:
+    """Pass a signal on, which reaches runs by itself from a terminal alone; each saves a checkpoint and ends."""
+    for process in processes:
+        process.send_signal(number)
+    raise KeyboardInterrupt
+
+
+def _train(processes: list[subprocess.Popen[str]], folder: Path, words: list[str]) -> int:
     """Train in one thread; all output goes to a log next to the folder. Returns the exit code."""
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]
     command += ["--run-dir", str(folder), "--resume", "auto"]
@@ -82,6 +92,7 @@ def _train(folder: Path, words: list[str]) -> int:
         Path(f"{folder}.log").open("a") as log,
         subprocess.Popen(command, env=environment, stdout=pipe, stderr=both, text=True, errors="replace") as process,
     ):
+        processes.append(process)
         for line in process.stdout or ():
             log.write(line)
             log.flush()

@@ -129,9 +129,7 @@ def test_every_table_and_figure_of_the_papers_has_a_row() -> None:
 
 
 def test_every_evaluator_has_a_row() -> None:
-    rows = re.findall(
-        r"^\| (`\w+`.*?) \|", PAGES[ROOT / "docs/COMMANDS.md"].partition("### Evaluators")[2], flags=re.MULTILINE
-    )
+    rows = re.findall(r"(?m)^\| (`\w+`.*?) \|", PAGES[ROOT / "docs/COMMANDS.md"].partition("### Evaluators")[2])
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == {name for modality in ("text", "vision", "dna") for name in find_modality(modality).evaluators}
 

@@ -42,8 +42,7 @@ def test_tables(tmp_path):
 def test_tables_have_no_formulas_and_no_line_breaks(tmp_path):
     hostile = ["=1+1", "-2+3", "@SUM(A1)", " =1", "\t=x", "\uff1d1+1"]
     harmless = ["-2.5", "+1e3", "-", "text.a-b"]
-    labels = [*hostile, *harmless, "a\r\n=b\u2028c", "\ufeff=1"]
-    write_table(tmp_path / "t.csv", [{"=x": label} for label in labels])
+    write_table(tmp_path / "t.csv", [{"=x": label} for label in (*hostile, *harmless, "a\r\n=b\u2028c", "\ufeff=1")])
     head, *cells, _ = (tmp_path / "t.csv").read_text().split("\n")
     assert head == "'=x" and cells == [*(f"'{label}" for label in hostile), *harmless, "a =b c", "'=1"]
 

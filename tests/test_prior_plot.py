@@ -20,9 +20,7 @@ def test_plot_prior_reads_saved_models(tmp_path: Path, monkeypatch: pytest.Monke
     model = create_model("dna_ggd_tiny", dim=32, num_layers=2, num_heads=2, hidden_dim=32)
     model.save_pretrained(tmp_path / "run" / "model")
     drawn = []
-    monkeypatch.setattr(
-        prior_plot, "draw_priors", lambda model, title, path, length: drawn.append((title, model.config))
-    )
+    monkeypatch.setattr(prior_plot, "draw_priors", lambda m, title, path, length: drawn.append((title, m.config)))
     assert invoke(tmp_path / "run", "--out", tmp_path / "prior.png", app=prior_plot.app).exit_code == 0
     (tmp_path / "run" / "recipe.json").write_text('{"name": "text.ggd_tiny"}')
     for folder in ("run", "run/model"):

@@ -98,10 +98,7 @@ HYBRIDS: dict[str, tuple[tuple[str, ...], dict[str, Options]]] = {
 SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
 # What these parts start with in a sum, where it differs from their defaults and they have the option: the key bias without a
 # slope of its own, since the other parts hold the recency, and a spectral prior small and seeded.
-SUM_OPTIONS: dict[str, Options] = {
-    "spectral": {"rank": 2, "init": "seeded"},
-    "key_bias": {"init": "uniform"},
-}
+SUM_OPTIONS: dict[str, Options] = {"spectral": {"rank": 2, "init": "seeded"}, "key_bias": {"init": "uniform"}}
 # In a sum on a grid these names of a line stand for the grid's methods, so that a sum has one name in every modality.
 GRID_PARTS = {"ggd": "ggd2d_separable", "spectral": "spectral2d", "key_bias2d": "key_bias", "rope": "rope2d_axial"}
 

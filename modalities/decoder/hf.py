@@ -33,6 +33,7 @@ from transformers.trainer import Trainer
 from transformers.utils.generic import can_return_tuple
 
 from modalities.decoder.model import IGNORED, Decoder
+from zoo.adapters.hf import load_whole
 from zoo.decoding import KVCache
 from zoo.model import ZooModel
 from zoo.positions import check_runs
@@ -193,6 +194,11 @@ class PriorzooModel(PreTrainedModel):
             past_key_values=cache if use_cache else None,
             hidden_states=cast(tuple[torch.FloatTensor, ...], (*states, features)) if keep else None,
         )
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own; ValueError where the folder lacks a tensor."""
+        return load_whole(super().from_pretrained, *args, **kwargs)
 
     def save_pretrained(self, save_directory: str | Path, is_main_process: bool = True, **kwargs: Any) -> None:
         """Save also a tokenizer where there is none, and the file for `trust_remote_code`."""

@@ -94,8 +94,7 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
     """Scores of answers (B, A) to equally long prompts (B, P), (B,) float64 each: teacher_forced, every answer token is the
     likeliest given the true tokens before it; free_generation, greedy decoding gives the answer, which it does in the same
     cases; tokens_right, the share of answer tokens that are the likeliest; nll, mean nats per token."""
-    device = device_of(model)
-    prompt_ids, answer_ids = (torch.as_tensor(x, device=device) for x in (prompts, answers))
+    prompt_ids, answer_ids = (torch.as_tensor(x, device=device_of(model)) for x in (prompts, answers))
     cache = model.new_cache(prompt_ids.shape[1] + answer_ids.shape[1])
     logits = model.forward_head(prefill(model, prompt_ids, cache))[:, None]
     if answer_ids.shape[1] > 1:

@@ -65,9 +65,7 @@ class StrandSettings(Settings):
 class DnaLengthSettings(LengthSettings, DnaSettings):
     """Lengths are in bases, whatever a token is."""
 
-    lengths: tuple[int, ...] | None = option(
-        None, "bases, as 128,512,4k; default: multiples of the training length", parse=counts
-    )
+    lengths: tuple[int, ...] | None = option(None, "bases, as 512,4k; default: by the training length", parse=counts)
 
     factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32, 64)
     counted: ClassVar[str] = "bases"

@@ -109,6 +109,8 @@ def _row(raw: bytes, genome: Genome, splits: bool, others: bool) -> Region | Non
         raise ValueError(f"split {label!r}; {hint}expected one of {', '.join(_SPLITS)}")
     if splits:
         return Region(contig.name, start, stop, "train" if label == "train" else "heldout")
+    if words[5:6] not in ([], ["+"], ["-"], ["."]):
+        raise ValueError(f"strand {words[5][:40]!r}, expected +, - or .")
     return Region(contig.name, start, stop, label, "-" if words[5:6] == ["-"] else "+")
 
 

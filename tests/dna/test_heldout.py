@@ -210,8 +210,7 @@ def test_statistics_against_their_definitions():
     np.testing.assert_allclose(gc_trajectory(truth)[0], direct)
     expected = [np.corrcoef(gc_trajectory(t[None])[0], gc_trajectory(w[None])[0])[0, 1] for t, w in zip(truth, written)]  # noqa: B905
     np.testing.assert_allclose(completion.gc_correlation(truth, written), expected)
-    pairs = [(a == b) for a in truth[0] for b in truth[0]]
-    assert completion.chance(truth)[0] == pytest.approx(np.mean(pairs))
+    assert completion.chance(truth)[0] == pytest.approx(np.mean([(a == b) for a in truth[0] for b in truth[0]]))
 
 
 @torch.no_grad()

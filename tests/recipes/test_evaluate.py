@@ -116,9 +116,7 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
     written = [(r["model"], int(r["length"]), float(r["bits_per_byte"])) for r in table(out / "perplexity.csv")]
     assert written == [(label, r["length"], r["bits_per_byte"]) for label, m in models.items() for r in m["rows"]]
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
-    assert [(row["length"], row["score"], row["units"]) for row in rows] == [
-        (n, "bits_per_byte", "13") for n in ("16", "32")
-    ]
+    assert [(r["length"], r["score"], r["units"]) for r in rows] == [(n, "bits_per_byte", "13") for n in ("16", "32")]
     for k, row in enumerate(rows):
         first, second, other = (models[f"text.test ({name})"]["rows"][k]["bits_per_byte"] for name in "abc")
         assert first != second and float(row["difference"]) == pytest.approx((first + second) / 2 - other)
@@ -198,9 +196,7 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     models, rows = contents(out, "resolution"), table(out / "resolution.csv")
     first = "vision.test (run)"
     labels = [first, "vision.test (run-s1)", "vision.test (other)"]
-    assert {label: model["group"] for label, model in models.items()} == dict(
-        zip(labels, (first, first, ""), strict=True)
-    )
+    assert {label: m["group"] for label, m in models.items()} == dict(zip(labels, (first, first, ""), strict=True))
     assert {(m["train_size"], m["source"]) for m in models.values()} == {(16, pictures)}
     assert [(row["model"], row["size"]) for row in rows] == [(m, n) for m in labels for n in ("16", "32")]
     assert {(row["images"], row["skipped"], row["skipped_because"]) for row in rows} == {("11", "1", "1 too small")}

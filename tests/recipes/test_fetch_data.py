@@ -284,8 +284,7 @@ def test_lines_join_letters_in_pairs_and_pass_no_other() -> None:
         assert {joined[letters.index(one)].index(True) // 2 for one in (answer, start)} == {0}
         for line in lines:  # along it no letter but at the ends
             along = line[0] + np.linspace(0, 1, 50)[:, None] * (line[1] - line[0])
-            near = [one for one in letters if (np.linalg.norm(along - one.at, axis=1) < one.radius + 1).any()]
-            assert not near
+            assert not [one for one in letters if (np.linalg.norm(along - one.at, axis=1) < one.radius + 1).any()]
 
 
 @pytest.mark.parametrize("kind", ["scenes", "links"])

@@ -322,9 +322,9 @@ def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     assert run(folder, resume="auto") == 0
     rates, others = ({r["step"]: r["lr"] for r in RunFolder(path).metrics() if "lr" in r} for path in (folder, whole))
     assert (rates[3], rates[4]) == (others[3], others[4])
-    before = (folder / "metrics.jsonl").read_text()
-    assert run(folder, resume="auto") == 0  # nothing is left to train
-    assert (folder / "metrics.jsonl").read_text() == before
+    before = [(folder / name).read_text() for name in ("metrics.jsonl", "recipe.json")]
+    assert run(folder, "optim.lr=0.1", resume="auto") == 0  # nothing is left to train
+    assert [(folder / name).read_text() for name in ("metrics.jsonl", "recipe.json")] == before
 
 
 def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):

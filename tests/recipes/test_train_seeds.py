@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 
@@ -50,11 +52,32 @@ def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(started
     assert len(commands) == 3 and "text.ggd_tiny-s1: failed (1)" in capsys.readouterr().out
 
 
+def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
+    signals, folders = [], []
+
+    class Process(contextlib.nullcontext):
+        def __init__(self, words, **_):
+            super().__init__(self)
+            folders.append(words[-3])
+            self.stdout, self.send_signal, self.wait = self.lines(), signals.append, lambda: 143
+
+        def lines(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not signals:
+                yield "step 1/5\n"
+
+    monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
+    assert train_seeds.main(["text.ggd_tiny", "--out", str(tmp_path)]) == 130
+    assert signals == [signal.SIGTERM] and folders == [str(tmp_path / "text.ggd_tiny-s0")]
+
+
 def test_what_cannot_run_is_said_before_anything_does(started, monkeypatch, tmp_path, capsys):
     out, zero = ["--out", str(tmp_path / "out")], ["--set", "train.zero_stage=1", "--set", "train.steps=1"]
     for package, words, message in (
         ("", ["train-seeds", "text.ggd_tinny", *out], "'text.ggd_tiny'"),
         ("", ["train-seeds", "text.ggd_tiny", "--seeds", "a", *out], "--seeds 'a'"),
+        ("", ["train-seeds", "text.ggd_tiny", "--evaluate", "passkeyy", *out], "'passkey'"),
+        ("", ["evaluate", "text.ggd_tiny", "passkey", *out], "'text.ggd_tiny' here; it is a recipe"),
         ("deepspeed", ["train-seeds", "text.ggd_tiny", *zero, *out], "[train]"),
         ("matplotlib", ["train", "text.ggd_tiny", *zero, "--run-dir", str(tmp_path / "out")], "[figures]"),
         ("matplotlib", ["evaluate", "text_ggd_tiny.facts", "perplexity", *out], "[figures]"),

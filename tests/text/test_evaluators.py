@@ -106,8 +106,7 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
     monkeypatch.setattr(type(evaluator), "text", lambda *_: None, raising=False)
     cells = evaluator.cells(model)
     rows = [{"length": n, "tokens": 60000, "documents": 3, "texts": 1} for n in settings.get("lengths", (128, 256))]
-    result = ModelResult("a", 128, rows, {cell.name: {} for cell in cells})
-    assert re.search(line, evaluator.measured([result]))
+    assert re.search(line, evaluator.measured([ModelResult("a", 128, rows, {cell.name: {} for cell in cells})]))
 
 
 @pytest.mark.parametrize("control", [None, "cut"])

@@ -31,8 +31,7 @@ def test_filters_keep_what_they_say() -> None:
     # Probabilities .636 .234 .086 .032 .012: the first three are the fewest that reach 0.9.
     for options, tokens in (({"top_k": 2}, {0, 1}), ({"top_p": 0.9}, {0, 1, 2}), ({"top_p": 0.1}, {0})):
         assert set(Sampling(1.0, **options).draw(logits, generator).tolist()) == tokens
-    share = (Sampling(1.0).draw(logits, generator) == 0).float().mean().item()
-    assert share == pytest.approx(0.636, abs=0.04)
+    assert (Sampling(1.0).draw(logits, generator) == 0).float().mean().item() == pytest.approx(0.636, abs=0.04)
 
 
 def test_end_tokens(model) -> None:

@@ -58,8 +58,7 @@ def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
     torch.testing.assert_close(torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1), full, **close)
     assert cache.length == 33
 
-    segments = (torch.arange(33) >= 14).long().expand(2, -1)
-    packed = model(tokens, segments=segments)
+    packed = model(tokens, segments=(torch.arange(33) >= 14).long().expand(2, -1))
     torch.testing.assert_close(packed[:, 14:], model(tokens[:, 14:]), **close)
     torch.testing.assert_close(packed[:, :14], full[:, :14], **close)
 

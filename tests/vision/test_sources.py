@@ -76,11 +76,13 @@ def test_what_is_wrong_in_a_folder_is_counted_and_passed_over(tmp_path):
     (tmp_path / "train/c").mkdir()
     (tmp_path / "train/a/notes.txt").write_text("no image")
     (tmp_path / "train/a/000.png").write_bytes(b"")
+    (tmp_path / "train/a/000.jpg").symlink_to("nowhere")
     (tmp_path / "train/b/001.png").write_bytes(b"not an image at all")
     picture(1).convert("L").save(tmp_path / "train/d/002.png")
     loader = build_loader(config(f"folder:{tmp_path}", num_workers=2), micro_batch=9)
     batch = take(loader, 1)[0]
-    assert loader.report.skipped == dict.fromkeys(("empty", "unknown format", "unknown extension", "empty class"), 1)
+    reasons = ("empty", "unknown format", "unknown extension", "no regular file", "empty class")
+    assert loader.report.skipped == dict.fromkeys(reasons, 1)
     assert {3, 4, 5, 6, 7, 8} <= set(numbers(batch))
     for path in (tmp_path / "train").rglob("*.png"):
         path.write_bytes(b"broken")

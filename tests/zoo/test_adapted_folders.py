@@ -8,9 +8,11 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import zoo
+from modalities.text.hf import wrap
 from tests.refusals import refuses
 from tests.zoo.test_cli import invoke
 from zoo.adapters import adapters_table
@@ -29,9 +31,18 @@ def test_transformers_alone_does_not_load_a_folder_without_its_priors(tmp_path: 
     refuses("no adapted model", zoo.load_adapted, tmp_path / "none")
     loaded = zoo.load_adapted(tmp_path)
     assert loaded.config.model_type == "llama" and loaded.config.vocab_size == 40
-    again = pickle.loads(pickle.dumps(copy.deepcopy(loaded.config)))
-    assert again.to_json_string() == model.config.to_json_string()
+    assert pickle.loads(pickle.dumps(copy.deepcopy(loaded.config))).to_json_string() == model.config.to_json_string()
     assert get_peft_model(loaded, LoraConfig(task_type="CAUSAL_LM")).num_parameters() > 0
+
+
+def test_a_tensor_that_is_missing_is_named(base: Path, tmp_path: Path) -> None:
+    zoo.adapt(LlamaForCausalLM(LlamaConfig(**SIZES)), "ggd").save_pretrained(tmp_path / "own")
+    wrap(zoo.create_model("text_ggd_ssmax_tiny", num_layers=1)).save_pretrained(tmp_path / "ours")
+    loads = {"base": open_released, "own": zoo.load_adapted, "ours": AutoModelForCausalLM.from_pretrained}
+    for (folder, load), name in zip(loads.items(), ("up_", "mu", "ssmax"), strict=True):
+        file = tmp_path / folder / "model.safetensors"
+        save_file({key: x for key, x in load_file(file).items() if name not in key}, file, {"format": "pt"})
+        refuses(rf"{folder} lacks '.*{name}.*'; expected all", load, str(file.parent))
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "OPT"])

@@ -143,8 +143,7 @@ def test_a_prior_of_images_is_on_their_grid(name: str, monkeypatch: pytest.Monke
         result, prefix = attend(module, without, q, k, v, at, **options), at[1].num_prefix
         bias = module.prior.log_prior(*at, causal=False)[0]
         bias[:, prefix:, prefix:] -= module.level[:, None, None]
-        expected = (q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
-        torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(result, (q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v, rtol=0, atol=1e-9)
         shapes.append(at[1].shape)
         return result
 
@@ -254,8 +253,7 @@ def test_a_window_hides_what_it_hides() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> None:
-    position = "ggd_goat"
-    model = zoo.adapt(make(name), position, keep_rope=False, options={"spectral": {"rank": 3}})
+    model = zoo.adapt(make(name), "ggd_goat", keep_rope=False, options={"spectral": {"rank": 3}})
     disturb(model)
     zoo.save_adapted(model, tmp_path)
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # others can read the weights too
@@ -268,8 +266,7 @@ def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> N
 def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
     """One layer: the last token's output does not change when those before it change places, and does with positions."""
     model = make(name)
-    blocks = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
-    del blocks[1:]
+    del next(m for m in model.modules() if isinstance(m, nn.ModuleList))[1:]
     bag = zoo.adapt(copy.deepcopy(model), "ggd", keep_rope=False)
     given = input_of(name)
     other = torch.cat([given[:, :-1].flip(1), given[:, -1:]], dim=1)
@@ -354,8 +351,7 @@ def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
     ],
 )
 def test_what_is_not_served_is_said(build: Callable[[], Any], arguments: dict[str, Any], message: str) -> None:
-    model = build()
-    refuses(message, zoo.adapt, model, **arguments)
+    refuses(message, zoo.adapt, build(), **arguments)
 
 
 def test_no_prior_is_left_out_by_another_implementation() -> None:

@@ -124,6 +124,5 @@ def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
 def test_a_mask_may_make_a_bidirectional_call_causal() -> None:
     line, (q, k, v) = Positions.line(KEYS), torch.randn(3, 1, HEADS, KEYS, WIDTH)
     terms = create_prior("goat", num_heads=HEADS, train_context=8)(line, line, causal=True)
-    past = torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril()
-    masked = prior_attention(q, k, v, terms, causal=False, mask=past)
+    masked = prior_attention(q, k, v, terms, causal=False, mask=torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril())
     torch.testing.assert_close(masked, prior_attention(q, k, v, terms, causal=True))

@@ -43,8 +43,7 @@ def test_cropped_and_with_other_rows(name: str) -> None:
     cache.crop(75)
     cache.select(rows)
     out = model(ids[rows, 75:], segments=segments[rows, 75:], cache=cache)
-    expected = model(ids[rows], segments=segments[rows])[:, 75:]
-    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out, model(ids[rows], segments=segments[rows])[:, 75:], atol=1e-4, rtol=1e-4)
     for wrong in (-1, cache.length + 1):
         with pytest.raises(ValueError, match="cannot be cropped"):
             cache.crop(wrong)
@@ -92,8 +91,7 @@ def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("name", "scaled"), [("ggd", True), ("alibi", False), ("goat", False)])
 @torch.no_grad()
 def test_keys_beyond_the_reach_are_not_read(name: str, scaled: bool) -> None:
-    prior = decaying(name)
-    got, expected, left_out = next_tokens(prior, 5000, scaled=scaled, sinks=0 if scaled else 4)
+    got, expected, left_out = next_tokens(decaying(name), 5000, scaled=scaled, sinks=0 if scaled else 4)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert left_out > 0.3 * 3 * 2 * 2 * 5000
     assert next_tokens(create_prior("ggd", num_heads=2, init="uniform"), 5000)[2] == 0

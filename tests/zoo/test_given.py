@@ -36,8 +36,7 @@ def test_beyond_the_last_distance(beyond: str, expected: list[float]) -> None:
     assert torch.equal(prior.curve(torch.tensor([-2.0]), causal=False), prior.curve(torch.tensor([2.0]), causal=False))
     impossible = Table(1, values=[-math.inf, 0.0], beyond="zero").log_prior(*[Positions.line(5)] * 2, causal=True)
     assert impossible.softmax(-1)[0, 0, 4].tolist() == [0, 0, 0, 1, 0]
-    rising = Table(1, values=[0.0, 1.0], beyond="linear")
-    assert rising.curve(torch.tensor([9.0]), causal=True).item() == 1.0
+    assert Table(1, values=[0.0, 1.0], beyond="linear").curve(torch.tensor([9.0]), causal=True).item() == 1.0
 
 
 def test_without_numbers_a_table_is_learned() -> None:
@@ -90,7 +89,6 @@ def test_a_saved_model_needs_no_numbers(name: str, options: dict[str, Any], tmp_
     for folder in ("first", "second"):
         model = load_model(tmp_path / folder).eval()
         assert torch.equal(model(tokens), expected)
-        ours = [p for n, p in model.named_parameters() if n.endswith(".values")]
-        assert not any(p.requires_grad for p in ours)
+        assert not any(p.requires_grad for n, p in model.named_parameters() if n.endswith(".values"))
         model.save_pretrained(tmp_path / "second")
     torch.testing.assert_close(decoded(model, tokens), expected, atol=1e-4, rtol=1e-4)

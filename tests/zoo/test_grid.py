@@ -52,8 +52,7 @@ def relative(prior: Prior, name: str, dy: int, dx: int) -> torch.Tensor:
         return prior.bias[:, bucket(dy, prior.max_distance[0]), bucket(dx, prior.max_distance[1])]
     if name == "fire2d":
         longest = (prior.length * prior.multiplier).abs().clamp(min=math.hypot(HEIGHT - 1, WIDTH - 1))
-        ratio = torch.log(prior.scale.abs() * r + 1) / torch.log(prior.scale.abs() * longest + 1)
-        return prior.mlp(ratio)
+        return prior.mlp(torch.log(prior.scale.abs() * r + 1) / torch.log(prior.scale.abs() * longest + 1))
     return series(prior.y, dy) + series(prior.x, dx)
 
 
@@ -69,8 +68,7 @@ def sink(prior: Prior, y: int, x: int) -> torch.Tensor:
 def expected(prior: Prior, name: str) -> torch.Tensor:
     """(H, T, T) K, entry by entry."""
     if name == "lookhere2d":
-        made = lookhere_by_hand(HEIGHT, WIDTH, prior.num_heads, prior.layer_slope)
-        return F.pad(made, (PREFIX, 0, PREFIX, 0))
+        return F.pad(lookhere_by_hand(HEIGHT, WIDTH, prior.num_heads, prior.layer_slope), (PREFIX, 0, PREFIX, 0))
     if name == "goat2d":
         return expected(prior.spectral, "spectral2d") + expected(prior.key_bias, "key_bias2d")
     result = torch.zeros(prior.num_heads, POS.length, POS.length, dtype=torch.float64)
@@ -130,8 +128,7 @@ def test_rotary2d_turns_by_row_and_column() -> None:
 
 
 def test_sinusoidal2d_is_that_of_each_axis() -> None:
-    like = torch.zeros(1, dtype=torch.float64)
-    added = Sinusoidal2d(8)(POS, like)
+    added = Sinusoidal2d(8)(POS, torch.zeros(1, dtype=torch.float64))
     assert added.shape == (1, POS.length, 8) and (added[:, :PREFIX] == 0).all()
     for n, (y, x) in enumerate(PATCHES, PREFIX):
         angles = [c * omega for c in (y, x) for omega in (1.0, 0.01)]

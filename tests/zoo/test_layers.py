@@ -89,8 +89,7 @@ def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_ga
     assert (positive.scales() > 0).all()
     window = SSMax(1, train_context=64, window=4)  # counts that end where the line does
     for line, counts in ((Positions.line(9), [4, 5, 6, 7, 7, 7, 6, 5, 4]), (Positions.line(9).tail(3), [6, 5, 4])):
-        seen = (window(line, causal=False) / window.s).exp()[0, 0]
-        assert seen.tolist() == pytest.approx(counts, rel=1e-5)
+        assert (window(line, causal=False) / window.s).exp()[0, 0].tolist() == pytest.approx(counts, rel=1e-5)
     extras = {"qk_norm": True, "output_gate": True, "ssmax_positive": True}
     model = create_model("text_rope_ssmax_tiny", **extras).eval()
     layer = model.layers[0].attention

@@ -44,8 +44,7 @@ def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[st
     logits = torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(q.shape[-1]) + terms.dense()
     if "query_scale" in leaves:
         logits = logits * leaves["query_scale"][..., None]
-    others = {key: value for key, value in options.items() if key != "mask"}
-    shown = visible(AttentionCall(q, k, v, terms, **others))
+    shown = visible(AttentionCall(q, k, v, terms, **{key: x for key, x in options.items() if key != "mask"}))
     shown = options["mask"] if shown is None else options["mask"] & shown
     shown = shown.expand_as(logits).double()
     unnormed = (logits - logits.detach().amax(-1, keepdim=True)).exp() * shown

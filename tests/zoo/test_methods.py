@@ -180,11 +180,9 @@ def test_a_method_in_a_longer_model_is_as_it_was_trained():
         torch.manual_seed(0)
         short = create_position(name, dim=64, num_heads=2, train_context=64).prior
         torch.manual_seed(0)
-        pinned = pinned_context(name, 64)
-        longer = create_position(name, dim=64, num_heads=2, train_context=256, options=pinned).prior
+        longer = create_position(name, dim=64, num_heads=2, train_context=256, options=pinned_context(name, 64)).prior
         line = Positions.line(100)
-        equal = [prior.log_prior(line, line, causal=True) for prior in (short, longer)]
-        assert torch.equal(*equal)
+        assert torch.equal(*(prior.log_prior(line, line, causal=True) for prior in (short, longer)))
     for name in ("learned", "local"):
         refuses(f"'{name}'", pinned_context, name, 64)
 

@@ -172,8 +172,7 @@ def test_the_fused_kernel_leaves_out_and_trains_laws_and_scales(small_tiles: Non
         terms = prior(line, line, causal=True)
         out = prior_attention(q, k, v, terms, causal=True, query_scale=scale, sinks=3, kernel=kernel)
         results.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
-    call = AttentionCall(q, k, v, terms, True, scale[None], sinks=3)
-    assert triton.skipped_share(call) > 0.05
+    assert triton.skipped_share(AttentionCall(q, k, v, terms, True, scale[None], sinks=3)) > 0.05
     for truth, got in zip(*results, strict=True):
         if truth is not None:
             torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5 * max(1.0, float(truth.detach().abs().max())))

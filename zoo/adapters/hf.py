@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,15 @@ def attention_layers(model: nn.Module) -> list[Any]:
     ]
 
 
+def load_whole(load: Callable[..., Any], source: str | Path, *args: Any, **kwargs: Any) -> Any:
+    """What a from_pretrained of transformers reads; ValueError for a missing tensor, which that would not initialise."""
+    asked = kwargs.pop("output_loading_info", False)
+    model, info = load(source, *args, output_loading_info=True, **kwargs)
+    if missing := info["missing_keys"]:
+        raise ValueError(f"{source} lacks {min(missing)!r}; expected all weights of {type(model).__name__}")
+    return (model, info) if asked else model
+
+
 def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     """As `zoo.load_adapted`, for a folder that `save_pretrained` wrote."""
     entries = read_object(folder / "config.json")
@@ -108,7 +118,7 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     wide = [*(kind._keep_in_fp32_modules_strict or ()), "position_bias"]
     members = {"__init__": init, "__module__": kind.__module__, "_keep_in_fp32_modules_strict": wide}
     adapted: Any = type(kind.__name__, (kind,), members)
-    model = adapted.from_pretrained(folder, config=config, **kwargs)
+    model = load_whole(adapted.from_pretrained, folder, config=config, **kwargs)
     model.__class__ = kind
     return model
 
@@ -153,9 +163,7 @@ def _patches(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
         parts = () if patches is None else patches.modules()
         if (convolution := next((part for part in parts if isinstance(part, nn.Conv2d)), None)) is not None:
             return module, convolution
-    raise ValueError(
-        f"{type(model).__name__} has no convolution that makes patches, which would tell the grid of an image"
-    )
+    raise ValueError(f"{type(model).__name__} has no convolution that makes patches and tells the grid of an image")
 
 
 def _remove_positions(model: nn.Module, *, images: bool) -> None:
@@ -306,10 +314,8 @@ def _documents(mask: Tensor) -> Positions | None:
 
 def _check_gaps(mask: Tensor, keys: int) -> None:
     """Raise ValueError where a query that sees its own key sees a run of keys with a gap, whose places would be wrong."""
-    queries = mask.shape[2]
-    sees_itself = mask[..., keys - queries :].diagonal(dim1=-2, dim2=-1)
-    index = torch.arange(keys, device=mask.device)
-    first, last = (torch.where(mask, index, none) for none in (keys, -1))
+    sees_itself = mask[..., keys - mask.shape[2] :].diagonal(dim1=-2, dim2=-1)
+    first, last = (torch.where(mask, torch.arange(keys, device=mask.device), none) for none in (keys, -1))
     run = last.amax(-1) - first.amin(-1) + 1
     check_runs(~sees_itself | (mask.sum(-1) == run))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from zoo.adapters import ADAPTER, adapt, find_folder, hub_name, limited_reach
-from zoo.adapters.hf import LEARNED
+from zoo.adapters.hf import LEARNED, load_whole
 from zoo.adapters.layer import RECORD, prior_parameters
 from zoo.errors import Options, nearest, require
 from zoo.files import data_folder, read_object, read_tensors, replacing_path, write_json, write_text
@@ -60,11 +60,8 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
                 tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
             elif key not in REACH:
                 _set_field(config, key, value)
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model, info = load(source, trust_remote_code=False, output_loading_info=True, **options)
+    model = load_whole(AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **options)
     if file:
-        if missing := info["missing_keys"]:  # transformers makes them at random
-            raise ValueError(f"{name} lacks {min(missing)!r}: transformers reads no whole model from it")
         # Its weights are in `dtype` now, and can be saved.
         model.__dict__ |= {"hf_quantizer": None, "is_quantized": False}
         model.config.__dict__.pop("quantization_config", None)

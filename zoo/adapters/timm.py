@@ -95,8 +95,7 @@ def save(model: PriorVisionTransformer, folder: Path) -> None:
         dynamic_img_size=model.dynamic_img_size,
     )
     save_for_hf(model, str(folder), model_args=arguments, safe_serialization=True)
-    config = read_object(folder / "config.json")
-    write_json(folder / "config.json", config | {RECORD: model.priorzoo})
+    write_json(folder / "config.json", read_object(folder / "config.json") | {RECORD: model.priorzoo})
 
 
 def load(folder: Path, **kwargs: Any) -> VisionTransformer:

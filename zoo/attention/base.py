@@ -308,8 +308,7 @@ def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_k
     if not call.causal and call.window is None and call.segments is None:
         return shown
     i = torch.arange(call.offset + start, call.offset + stop, device=call.q.device)
-    j = torch.arange(last_key, device=call.q.device)
-    distance = i[:, None] - j[None, :]
+    distance = i[:, None] - torch.arange(last_key, device=call.q.device)[None, :]
     mask = torch.ones_like(distance, dtype=torch.bool)
     if call.window is not None:
         mask &= distance.abs() < call.window

@@ -128,8 +128,7 @@ class SdpaKernel:
         num_heads = call.q.shape[1]
         if call.causal or call.q.device.type != "cpu":
             # A bias made by blocks is made again with its weights: smaller blocks cost nothing.
-            blocked = isinstance(call.terms.bias, BlockedBias)
-            rows = self.mask_limit // (call.num_keys * (num_heads if blocked else 1))
+            rows = self.mask_limit // (call.num_keys * (num_heads if isinstance(call.terms.bias, BlockedBias) else 1))
             return max(rows - rows % ALIGNMENT, rows % ALIGNMENT, 1), num_heads
         batched = call.segments is not None or any(
             t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None

@@ -158,8 +158,7 @@ def gc_correlation(truth: np.ndarray, written: np.ndarray) -> np.ndarray:
 
 def chance(truth: np.ndarray) -> np.ndarray:
     """(N,) Σ pᵢ² over the base composition of each row."""
-    shares = np.stack([(truth == base).mean(1) for base in range(4)])
-    return (shares**2).sum(0)
+    return np.square([(truth == base).mean(1) for base in range(4)]).sum(0)
 
 
 def write_bases(

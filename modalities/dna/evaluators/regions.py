@@ -81,7 +81,7 @@ class RegionSettings(FileSettings):
     """Parts of a file of sequences."""
 
     regions: str | None = option(
-        None, "BED file of what to read of --fasta, its sixth column the strand; default: all of it"
+        None, "BED file of what to read, column 6 the strand for score; default: all of --fasta"
     )
 
 

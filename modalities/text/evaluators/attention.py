@@ -110,8 +110,7 @@ class Sinks(_Look):
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         layers = []
         for analysis in self.look(model, cell.data["index"]):
-            long = analysis.seen >= SEEN
-            values = {score.column: getattr(analysis, score.column)[long] for score in self.scores}
+            values = {score.column: getattr(analysis, score.column)[analysis.seen >= SEEN] for score in self.scores}
             values |= {name: values[name].clamp(-MARGIN, MARGIN) for name in ("content_margin", "prior_margin")}
             mass, signal = values["sink_mass"].numpy(), values["content_range"].numpy()
             bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, len(EDGES) - 2)

@@ -86,9 +86,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         self.enlarges = self.settings.mode != "native"
 
     def identity(self, model: VisionTransformer) -> dict[str, object]:
-        settings = self.settings
         # "fit" and "scales" are of options that are gone; they stay for the cells that are stored.
-        return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": "crop", "scales": []}
+        return {"images": self.heldout.fingerprint, "mode": self.settings.mode, "fit": "crop", "scales": []}
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
         settings, images, trained = self.settings, self.heldout.items, model.config.train_size

@@ -135,9 +135,8 @@ def analyse_call(
         if mask is not None:
             content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
         away = (at[call.offset + start : call.offset + stop, None] - at).abs()
-        sinks = torch.zeros(
-            1, stop - start, dtype=torch.int64, device=call.q.device
-        )  # the first key of a row's document
+        # the first key of a row's document
+        sinks = torch.zeros(1, stop - start, dtype=torch.int64, device=call.q.device)
         if call.segments is not None:
             documents = call.segments[:, call.offset + start : call.offset + stop, None]
             sinks = (documents == call.segments[:, None]).int().argmax(-1)
@@ -161,14 +160,12 @@ def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
 def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """(B, H, r, S) float64 content and prior logits of queries [start, stop), times the row scale, nothing hidden."""
     num_heads, width = call.q.shape[1], call.q.shape[-1]
-    q = call.q[:, :, start:stop].double()
     k = repeat_heads(call.k, num_heads).double()
-    content = q @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
+    content = call.q[:, :, start:stop].double() @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
     prior = torch.zeros_like(content)
     if call.terms.q_lanes is not None:
-        lanes = call.terms.q_lanes[:, :, start:stop].double()
         k_lanes = k[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.double()
-        prior = prior + lanes @ k_lanes.transpose(-1, -2)
+        prior = prior + call.terms.q_lanes[:, :, start:stop].double() @ k_lanes.transpose(-1, -2)
     if call.table is not None:
         prior = prior + call.table.unroll().rows(start, stop, call.num_keys).double()
     if call.terms.bias is not None:

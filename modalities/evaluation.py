@@ -110,11 +110,12 @@ class LengthSettings(Settings):
 class CutSettings(LengthSettings):
     """Settings of evaluators that can also read the last part of a text alone."""
 
+    controls: ClassVar[tuple[str, ...]] = ("cut",)
     control: str | None = option(None, "cut: read at once only as many of the last units as training had")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("control", self.control, ("cut",))
+        check_choice("control", self.control, self.controls)
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,8 @@ class Evaluator(ABC, Generic[S, Model]):
         return tuple(length for length in lengths if length <= most)
 
     def at_once(self, model: Model, length: int) -> int:
-        """How much of a text of `length` is read: at most the training length under the control `cut` (`CutSettings`)."""
-        return min(length, self.trained_at(model)) if getattr(self.settings, "control", None) == "cut" else length
+        """How much of a text of `length` is read: at most the training length under a control (`CutSettings`)."""
+        return min(length, self.trained_at(model)) if getattr(self.settings, "control", None) else length
 
     def identity(self, model: Model) -> Row:
         """What a cell's number depends on besides the model, the key of stored cells: by default the held-out data and all

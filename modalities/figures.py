@@ -123,14 +123,13 @@ def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Fig
 def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis = LENGTH) -> None:
     """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that have the score."""
     column = along.column
-    ticks = sorted({row[column] for result in results for row in result.rows})
     whiskers = not any(isinstance(result, SeedMean) for result in results)
     for result, style in zip(results, styles_of(results), strict=True):
         shown = [row.get(score.column) is not None for row in result.rows]
         places = [row[column] for row in compress(result.rows, shown)]
         axis.plot(places, [row[score.column] for row in compress(result.rows, shown)], **style)
         _draw_band(axis, places, result, score.column, shown, style["color"], whiskers)
-    _scale_along(axis, ticks, along)
+    _scale_along(axis, sorted({row[column] for result in results for row in result.rows}), along)
     axis.set_xlabel(along.label, fontsize=9)
     axis.set_ylabel(score.label or score.column.replace("_", " "), fontsize=9)
     axis.grid(alpha=0.25, linewidth=0.6)
@@ -140,9 +139,8 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
     if score.level is not None:
         axis.axhline(score.level, **RULE)
-    chance = [
-        (row[column], row[f"chance_{score.column}"]) for row in results[0].rows if f"chance_{score.column}" in row
-    ]
+    guessed = f"chance_{score.column}"
+    chance = [(row[column], row[guessed]) for row in results[0].rows if guessed in row]
     if chance:
         axis.plot(*zip(*chance, strict=True), **RULE | {"linestyle": ":"})
         axis.annotate("chance", chance[0], fontsize=SMALLEST, color="0.35", va="bottom")

@@ -102,12 +102,11 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
         logits = torch.cat([logits, model.forward_head(features)], dim=1)
     logits = logits.double()
     hits = logits.argmax(-1) == answer_ids
-    nll = nll_of(logits, answer_ids)
     right = hits.all(1)
     scores = {
         "teacher_forced": right,
         "free_generation": right,
         "tokens_right": hits.double().mean(1),
-        "nll": nll.mean(1),
+        "nll": nll_of(logits, answer_ids).mean(1),
     }
     return {name: value.double().cpu() for name, value in scores.items()}

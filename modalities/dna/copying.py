@@ -113,9 +113,8 @@ class CopyExpert(nn.Module):
         number = counts.sum(-1)
         floor = torch.tensor([1.0 if k < RARE else 1 / 16 for k in self.orders * 2]).to(counts)[:, None]
         log_p = ((counts + floor) / (number[..., None] + 4 * floor)).log()
-        clear = log_p.amax(-1) + math.log(4)
         success = self._success(log_p, tokens[:, -seen:], None if segments is None else segments[:, -seen:])
-        statistics = torch.cat([number.log1p() / 4, clear, *success], -1)
+        statistics = torch.cat([number.log1p() / 4, log_p.amax(-1) + math.log(4), *success], -1)
         return (log_p - log_p.mean(-1, keepdim=True))[:, -last:], statistics[:, -last:]
 
     @staticmethod

@@ -120,10 +120,9 @@ class OutsideDnaDecoder(OutsideDecoder):
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, vocab_size) float32 logits from (…, C) features."""
         logits = super().forward_head(features)
-        targets = logits[..., self.library_ids[: self.config.num_targets]]
         rest = logits[..., self.others].logsumexp(-1, keepdim=True)
         never = torch.full_like(rest, -torch.inf)
-        return torch.cat([targets, rest, never, never], dim=-1)
+        return torch.cat([logits[..., self.library_ids[: self.config.num_targets]], rest, never, never], dim=-1)
 
 
 def claim_outside(name: str) -> float:

@@ -58,9 +58,8 @@ def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None
         return DnaSource(name, (ASSETS / "yeast_chr01.fa.gz",), bed or ASSETS / "yeast_chr01.bed")
     if spec == "genomes" or spec.startswith("genomes:"):
         return DnaSource(name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", subset=not bed)
-    parts = (
-        [spec] if Path(spec).is_file() else [part.strip() for part in spec.split(",")]
-    )  # a name may have a comma in it
+    # a name may have a comma in it
+    parts = [spec] if Path(spec).is_file() else [part.strip() for part in spec.split(",")]
     if not all(parts):
         raise ValueError(f"source {spec!r}: no name before or after a comma")
     files = tuple(path for part in parts for path in _find_files(spec, part))

@@ -79,9 +79,8 @@ def adaptation_rows(
     tokenizer: str, source: str, context: int, count: int | None = None, *, seed: int = 0, facts_fraction: float = 0.0
 ) -> AdaptationRows:
     """`count` shuffled rows to train on, some of which state facts; without a count the first of the held-out split, plain."""
-    split = "heldout" if count is None else "train"
     config = TextDataConfig(source, tokenizer, context - 1, facts_fraction=facts_fraction)
-    corpus, read = load_corpus(config, split), load_tokenizer(tokenizer)
+    corpus, read = load_corpus(config, "heldout" if count is None else "train"), load_tokenizer(tokenizer)
     if count is not None:
         return AdaptationRows(PackedDataset(corpus, config.context, read, seed=seed, mix=config.row_mix), count)
     rows = PackedDataset(corpus, config.context, read, epochs=1)

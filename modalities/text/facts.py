@@ -156,9 +156,7 @@ def _grammar(
     wordings: list[list[str]], invented: float = 0.0, reworded: float = 0.0, **lists: str | list[str]
 ) -> Grammar:
     """A grammar of the file, whose names are people, adjectives with things, and places."""
-    words: dict[str, Any] = {
-        name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()
-    }
+    words: dict[str, Any] = {key: tuple(x.split() if isinstance(x, str) else x) for key, x in lists.items()}
     people, adjectives, things, places = (words.pop(name) for name in ("people", "adjectives", "things", "places"))
     phrases = tuple(f"{adjective} {thing}" for adjective in adjectives for thing in things)
     pairs = tuple((statement, question) for statement, question in wordings)

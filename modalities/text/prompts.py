@@ -23,9 +23,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from modalities.evaluation import check_choice
 from modalities.loading import fingerprint_of
@@ -94,12 +95,27 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
 
 
 class Prompt(NamedTuple):
-    """Tokens, int64, of a prompt and its answer. wording: its words without names. value_kind: as in `Fact`. "" where fixed."""
+    """Tokens, int64, of a prompt and its answer. wording: its words without names. value_kind: as in `Fact`. "" where fixed.
+    asked: tokens of the question, at the end."""
 
     tokens: np.ndarray
     answer: np.ndarray
     wording: str
     value_kind: str
+    asked: int
+
+    def passage(self, length: int) -> Self:
+        """The prompt of `length` tokens with its answer: its first token, a passage, the question. The passage lies round the
+        30 tokens whose trigrams that the question has are rarest in the text: Σ 1/count of each is greatest."""
+        text, question = self.tokens[1 : -self.asked], self.tokens[-self.asked :]
+        room = length - 1 - self.asked - len(self.answer)
+        if len(text) <= room:
+            return self
+        grams, wanted = (sliding_window_view(part, 3) @ (1 << np.array([40, 20, 0])) for part in (text, question))
+        _, at, counts = np.unique(grams, return_inverse=True, return_counts=True)
+        rare = np.convolve(np.isin(grams, wanted) / counts[at], np.ones(30), "valid")
+        start = min(max(int(rare.argmax()) + 15 - room // 2, 0), len(text) - room)
+        return self._replace(tokens=np.concatenate([self.tokens[:1], text[start : start + room], question]))
 
 
 @dataclass(frozen=True)
@@ -144,7 +160,7 @@ class Template:
         places = [place, *(int(pick(rng, free)) for _ in statements[1:])]
         placed = sorted(zip(places, statements, strict=True), key=lambda pair: (pair[0], rng.random()))
         prompt = np.concatenate([first, *insert(hay, placed), question])
-        return Prompt(prompt.astype(np.int64), answer.astype(np.int64), *kinds)
+        return Prompt(prompt.astype(np.int64), answer.astype(np.int64), *kinds, len(question))
 
     def _lay_hay(
         self, count: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack

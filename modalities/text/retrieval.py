@@ -19,6 +19,7 @@ from modalities.decoder.scoring import answer_scores
 from modalities.evaluation import (
     Cell,
     CellValue,
+    CutSettings,
     Evaluator,
     LengthSettings,
     ModelResult,
@@ -56,9 +57,8 @@ class TextEvaluator(Evaluator[S, Decoder]):
 
     def heldout_for(self, model: Decoder) -> Heldout[tuple[EncodedDocument, ...]]:
         """The documents in the model's tokens."""
-        name = self.text_name
         whole = self.settings.source is None and self.trained_on.get("heldout_source") is not None
-        return open_heldout(name, model.config.tokenizer, "all" if whole else "heldout")
+        return open_heldout(self.text_name, model.config.tokenizer, "all" if whole else "heldout")
 
     data_line = ""  # what `cells` has to say of the held-out documents that it reads and leaves out
 
@@ -115,8 +115,8 @@ class HaystackEvaluator(TextEvaluator[S]):
 
 
 @dataclass(frozen=True)
-class RetrievalSettings(LengthSettings):
-    """What is hidden in what; see `modalities.text.prompts`."""
+class RetrievalSettings(CutSettings):
+    """What is hidden in what; see `modalities.text.prompts`. The control cuts prompts by `Prompt.passage`."""
 
     template: str | None = option(None, f"{', '.join(TEMPLATES)}; default: own")
     filler: str | None = option(None, f"{FILLERS}; default: what belongs to the template")
@@ -177,6 +177,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
             "depths": self.depths,
             "template": [template.name, int(template.name == "bam")],  # digits of the key that the prompt gives away
             "hay": self.haystack(model).fingerprint,
+            **({"control": self.settings.control} if self.settings.control else {}),
         } | ({"grammar": template.grammar.fingerprint} if template.grammar else {})
 
     def points(self, model: Decoder) -> tuple[int, ...]:
@@ -192,9 +193,11 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         for length, template, k in product(self.points(model), self.templates, range(self.depths)):
             depth = k / (self.depths - 1)
             prompts = _prompts(template, tokenizer, haystack, length, depth, self.samples, self.settings.seed)
+            if self.settings.control:
+                prompts = [prompt.passage(self.at_once(model, length)) for prompt in prompts]
             name = f"length={length}/facts={template.facts}/depth={depth:.3f}"
             data = {"length": length, "depth": depth, "facts": template.facts, "prompts": prompts}
-            cells.append(Cell(name, cost=len(prompts) * length, data=data))
+            cells.append(Cell(name, cost=len(prompts) * self.at_once(model, length), data=data))
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
@@ -210,7 +213,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
                 sides = (np.stack(side) for side in zip(*(prompts[n][:2] for n in batch), strict=True))
                 for name, values in answer_scores(model, *sides).items():
                     scores.setdefault(name, torch.zeros(len(prompts), dtype=torch.float64))[batch] = values
-                self.advance(len(batch) * cell.data["length"])
+                self.advance(len(batch) * self.at_once(model, cell.data["length"]))
         facts = {key: cell.data[key] for key in ("length", "depth", "facts")} | {"samples": len(prompts)}
         means = {name: float(values.mean()) for name, values in scores.items()}
         outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}

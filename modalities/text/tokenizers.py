@@ -120,8 +120,7 @@ class BPETokenizer(Tokenizer):
             return self.backend.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        special = {self.bos_id, self.eos_id, self.pad_id}
-        plain = [i for i in _as_ints(ids, self.vocab_size) if i not in special]
+        plain = [i for i in _as_ints(ids, self.vocab_size) if i not in (self.bos_id, self.eos_id, self.pad_id)]
         return self.backend.decode(plain, skip_special_tokens=False)
 
 

@@ -59,9 +59,7 @@ def parse_objects(fields: object, group: object = "") -> Objects:
     """The objects of a mapping as above. Raises BadImage "no objects", "bad objects"."""
     if not isinstance(fields, Mapping) or not {"bbox", "category"} <= fields.keys():
         raise BadImage("no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}")
-    expected = (
-        "expected equally many boxes of four numbers, whole categories from 0 on, marks and evidence true or false"
-    )
+    expected = "expected equally many boxes of four numbers and whole categories from 0; marks, evidence true or false"
     try:
         boxes = np.array(fields["bbox"], np.float64).reshape(-1, 4)
         categories = np.array(fields["category"]).reshape(-1)

@@ -62,9 +62,7 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
         names = options.pop("class_names", ())
         if pretrained or saved:
             options["img_size"] = saved or config["img_size"]
-        model = build_model_with_cfg(
-            lambda **args: VisionTransformer(VisionConfig(**args)), name, pretrained, **options
-        )
+        model = build_model_with_cfg(lambda **kw: VisionTransformer(VisionConfig(**kw)), name, pretrained, **options)
         names = tuple(names or cast(Sequence[str], model.pretrained_cfg.get("label_names") or ()))
         model.class_names = names if len(names) == model.num_classes else ()
         shown = {"input_size": (model.in_chans, *model.config.train_size)}

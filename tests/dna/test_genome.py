@@ -53,8 +53,7 @@ def sequences_of(opened):
     sequences = {}
     for contig in opened.contigs:
         letters = np.array(list(decode(opened.codes(contig.name))))
-        masked = opened.soft_masked(contig.name)
-        sequences[contig.name] = "".join(np.where(masked, np.char.lower(letters), letters))
+        sequences[contig.name] = "".join(np.where(opened.soft_masked(contig.name), np.char.lower(letters), letters))
     return sequences
 
 

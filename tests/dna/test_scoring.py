@@ -157,9 +157,8 @@ def probability(words, order, taus, context, letter):
     def n(word):
         return sum(words["".join(head) + word] for head in product("ACGT", repeat=order + 1 - len(word)))
 
-    total = sum(n(context + other) for other in "ACGT")
     tau = taus[len(context)]
-    return (n(context + letter) + tau * below) / (total + tau)
+    return (n(context + letter) + tau * below) / (sum(n(context + other) for other in "ACGT") + tau)
 
 
 def test_probabilities_are_those_of_a_dictionary(genome):

@@ -53,9 +53,8 @@ def test_the_excerpt_trains_and_measures():
 def test_the_bytes_of_tokens():
     """A character of several tokens counts with its first one."""
     tokenizer, text = load_tokenizer("bpe-1k"), "The naïve 日本語 of 😀 America"
-    document = EncodedDocument(text, tokenizer.encode(text), len(text.encode()))
     sizes = [1, 1, 1, 2, 1, 2, 0, 2, 1, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 1, 4, 0, 0, 0, 8]
-    assert document.byte_lengths(tokenizer).tolist() == sizes
+    assert EncodedDocument(text, tokenizer.encode(text), len(text.encode())).byte_lengths(tokenizer).tolist() == sizes
 
 
 def test_the_split_depends_on_the_text_alone():
@@ -163,9 +162,8 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
 def test_cache_is_used_and_notices_changes(tmp_path):
     path, cache = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)]), tmp_path / "cache"
     first, second = (tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache) for _ in range(2))
-    plain = tokenize_corpus(open_source(str(path)), BYTES)
     assert isinstance(first.tokens, np.memmap) and first.tokens.dtype == np.uint16 and len(list(cache.iterdir())) == 1
-    assert first.fingerprint == second.fingerprint == plain.fingerprint
+    assert first.fingerprint == second.fingerprint == tokenize_corpus(open_source(str(path)), BYTES).fingerprint
     write_jsonl(path, [{"text": t} for t in random_texts(51)])
     assert tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache).fingerprint != first.fingerprint
     assert len(list(cache.iterdir())) == 2

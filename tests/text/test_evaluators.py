@@ -145,23 +145,26 @@ def test_recall_is_the_direct_computation(position, control):
         before = stop
 
 
-def test_a_cut_text_is_read_in_windows_of_training():
+@pytest.mark.parametrize("control", ["cut", "cut-bos"])
+def test_a_cut_text_is_read_in_windows_of_training(control):
     """Up to the training length as ever; beyond it the same tokens, each from the last 16 to 32 before it."""
     model = tiny(ssmax=True).double()
-    plain, cut = (made(Perplexity, lengths=(16, 32, 100), samples=1, control=c) for c in (None, "cut"))
+    plain, cut = (made(Perplexity, lengths=(16, 32, 100), samples=1, control=c) for c in (None, control))
     assert plain.identity(model) != cut.identity(model)
     measured, counted, read = dict(plain.run(model)), dict(cut.run(model)), []
     assert {name: cell["tokens"] for name, cell in measured.items()} == {n: c["tokens"] for n, c in counted.items()}
     cut.advance = read.append
     for cell in cut.cells(model):
         if cell.data["length"] < 100:
-            assert counted[cell.name] == measured[cell.name]
+            assert control == "cut-bos" or counted[cell.name] == measured[cell.name]
             continue
         assert cut.measure(model, cell) == counted[cell.name] and sum(read) == cell.cost
-        tokens, total = torch.as_tensor(cell.data["tokens"]), 0.0
+        tokens, bos, total = torch.as_tensor(cell.data["tokens"]), torch.tensor([load_tokenizer("bytes").bos_id]), 0.0
         for n in range(100):
             start = 0 if n < 32 else min(16 * (n // 16 - 1), 100 - 32)
-            total -= model(tokens[None, start : n + 1])[0, -1].log_softmax(-1)[tokens[n + 1]].item()
+            first = bos if control == "cut-bos" else tokens[start : start + 1]
+            window = torch.cat([first, tokens[start + 1 : n + 1]])
+            total -= model(window[None])[0, -1].log_softmax(-1)[tokens[n + 1]].item()
         assert counted[cell.name]["nll_sum"] == pytest.approx(total)
 
 

@@ -103,8 +103,7 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
     counts = []
     for seed in range(40):
         row = facts_row(plain_row(tokenizer, 256, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
-        text = tokenizer.decode(row["tokens"])
-        stated = [fact for fact in drawn if "".join(fact.statement) in text]
+        stated = [fact for fact in drawn if "".join(fact.statement) in tokenizer.decode(row["tokens"])]
         assert stated == drawn[: len(stated)]  # as many as fit
         first, answers = runs_of(row, 0.0), runs_of(row, WEIGHT)
         assert len(first) - len(stated) in (0, 1)  # the number of an aside

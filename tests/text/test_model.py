@@ -154,8 +154,7 @@ def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
     slopes = (one.layers[0].attention.prior.key_bias.raw_slope for one in (again, model))
     assert torch.equal(*slopes)  # priors stay in float32
     torch.testing.assert_close(again(tokens), model(tokens), atol=0.05, rtol=0.05)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"wings": 2}))
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"wings": 2}))
     (folder / "manifest.json").unlink()
     refuses(r"config\.json.*wings", CausalLM.from_pretrained, folder)
 

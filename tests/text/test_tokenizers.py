@@ -18,9 +18,8 @@ TEXT = "In 1903 the Senate met; 48213 dollars — naïve, 日本.\n  Two  spaces
 @pytest.fixture(scope="module")
 def bpe_folder(tmp_path_factory):
     """A small byte-level BPE in GPT-2's file layout, whose merges join digits ("190", "482"…)."""
-    tokenizers = pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("bpe")
-    model = tokenizers.ByteLevelBPETokenizer()
+    model = pytest.importorskip("tokenizers").ByteLevelBPETokenizer()
     model.train_from_iterator([TEXT] * 4, vocab_size=330, min_frequency=1, special_tokens=["<|endoftext|>"])
     model.save_model(str(folder))
     model.save(str(folder / "tokenizer.json"))

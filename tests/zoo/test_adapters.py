@@ -229,8 +229,7 @@ def test_a_mask_of_one_row_serves_a_batch(options: dict[str, int]) -> None:
     assert (torch.cat(steps, dim=1) - output(model, given)[:, :17]).abs().max() < 1e-4
     disturb(model)
     mask = (torch.arange(20)[:, None] // 12 == torch.arange(20) // 12).tril()[None, None]
-    at = (torch.arange(20) % 12)[None]
-    shared = output(model, given, attention_mask=mask, position_ids=at, use_cache=False)
+    shared = output(model, given, attention_mask=mask, position_ids=(torch.arange(20) % 12)[None], use_cache=False)
     apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
     assert (shared - apart).abs().max() < 1e-4
 

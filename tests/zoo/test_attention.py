@@ -167,8 +167,7 @@ def of_small_blocks(kernel: str, case: Case) -> Kernel:
     if kernel != "toeplitz":
         return KERNELS[kernel]
     rows = dict.fromkeys(("forward_rows", "backward_rows", "short_rows", "least_rows"), case.block)
-    kept = {} if case.kept else {"keep_keys": 0, "one_block": 0}
-    return ToeplitzKernel(**rows, **kept, workspace=1500)
+    return ToeplitzKernel(**rows, **{} if case.kept else {"keep_keys": 0, "one_block": 0}, workspace=1500)
 
 
 def refused(kernel: str, realised: str, case: Case) -> bool:

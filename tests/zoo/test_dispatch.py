@@ -199,9 +199,8 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
 )
 def test_nothing_is_made_elsewhere_or_read_back(name: str) -> None:
     """On "meta", which is not the default device, as CUDA is not, and whose tensors have no numbers to read."""
-    model = zoo.create_model(name, num_layers=2).to("meta")
     shape, dtype = ((2, 3, 48, 48), torch.float32) if name.startswith("vision") else ((2, 40), torch.long)
-    assert model(torch.empty(shape, device="meta", dtype=dtype)).is_meta
+    assert zoo.create_model(name, num_layers=2).to("meta")(torch.empty(shape, device="meta", dtype=dtype)).is_meta
 
 
 @pytest.mark.slow

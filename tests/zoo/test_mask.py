@@ -34,8 +34,7 @@ def masked(name: str, realised: str, shape: tuple[int, int]) -> tuple[dict[str, 
     mask = torch.rand(*shape, case.queries, case.keys, generator=torch.Generator().manual_seed(1)) < 0.6
     mask[..., :: case.queries // 3 + 1, :] = case.queries == 1  # rows 0, … see nothing, but in a call of one query
     mask[..., 0] |= case.queries == 1
-    terms = replace(terms_of(leaves, case.grid), bias=leaves.get("bias"))
-    return leaves, terms, {**options, "mask": mask}
+    return leaves, replace(terms_of(leaves, case.grid), bias=leaves.get("bias")), {**options, "mask": mask}
 
 
 def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[str, Any]) -> Tensor:

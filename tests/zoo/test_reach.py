@@ -90,9 +90,8 @@ def build(case: Case, dtype: torch.dtype, seed: int = 0) -> tuple[AttentionCall,
     ]
     q, k, v, x = (torch.randn(batch, *shape, generator=generator).bfloat16().to(dtype) for shape in shapes)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    k_pos = Positions.line(case.keys)
     q_pos = Positions.line(case.queries, offset=case.keys - case.queries)
-    terms = prior(q_pos, k_pos, causal=case.causal, x=x.to(wide))
+    terms = prior(q_pos, Positions.line(case.keys), causal=case.causal, x=x.to(wide))
     scale = segments = None
     if case.ssmax:
         scale = (0.4 * torch.arange(2, case.queries + 2).log()).repeat(1, 2, 1).to(wide).requires_grad_()

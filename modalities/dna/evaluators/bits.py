@@ -228,8 +228,7 @@ def _standard_error(contigs: Sequence[np.ndarray]) -> float:
     known = [values.var(ddof=1) for values in contigs if len(values) > 1]
     if not known:
         return math.nan
-    other = np.mean(known)
-    variances = [values.var(ddof=1) if len(values) > 1 else other for values in contigs]
+    variances = [values.var(ddof=1) if len(values) > 1 else np.mean(known) for values in contigs]
     return math.sqrt(sum(s2 / len(values) for s2, values in zip(variances, contigs, strict=True))) / len(contigs)
 
 

@@ -109,9 +109,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
         rows = []
         for length in sorted({cell["length"] for cell in cells.values()}):
             here = [cell for cell in cells.values() if cell["length"] == length]
-            truth, written = (
-                np.stack([encode(t) for cell in here for t in cell[name]]) for name in ("truth", "written")
-            )
+            truth, written = (np.stack([encode(t) for c in here for t in c[name]]) for name in ("truth", "written"))
             hits, r = (truth == written).mean(1), gc_correlation(truth, written)
             defined = r[np.isfinite(r)]
             rows.append(

@@ -48,8 +48,9 @@ Stretch = dict[str, Any]  # "tokens" with the one before them, "bytes", "documen
 
 @dataclass(frozen=True)
 class PerplexitySettings(CutSettings):
-    """With what becomes of documents."""
+    """With what becomes of documents, and a second control: `cut` whose windows begin with BOS."""
 
+    controls = ("cut", "cut-bos")
     documents: str = option("whole", "whole: each as long as the greatest length; joined: in a row; upto: their starts")
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
     table 2) a length L reads the first L tokens of every document, or all of a shorter one.
 
     With `control` each token is predicted from at most as many tokens before it as training had, at least half as many: windows
-    of the training length, half of it apart.
+    of the training length, half of it apart. Under "cut-bos" the first token of each is BOS, as in a document's first window.
 
     Means are over tokens, standard errors and paired comparisons over documents, or stretches of joined ones.
     """
@@ -126,8 +127,10 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         for part in slices(len(targets), most):
             rows = part.stop - part.start
             for some in (windows[k] for k in slices(len(windows), max(1, most // rows))):
-                batch = (torch.cat([side[part, read] for read, _ in some]) for side in (inputs, targets))
-                losses = token_nll(model, *batch, advance=self.advance).split(rows)
+                before, after = (torch.cat([side[part, read] for read, _ in some]) for side in (inputs, targets))
+                if self.settings.control == "cut-bos":
+                    before[:, 0] = load_tokenizer(model.config.tokenizer).bos_id
+                losses = token_nll(model, before, after, advance=self.advance).split(rows)
                 for (read, scored), values in zip(some, losses, strict=True):
                     by_position[scored] += values[:, scored.start - read.start :].sum(0).cpu()
         bucket = position_buckets(length)

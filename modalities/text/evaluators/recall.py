@@ -92,9 +92,8 @@ class Recall(TextEvaluator[RecallSettings]):
         data = {"length": lengths[-1], "lengths": lengths, "questions": self.settings.questions}
         chosen = long[: self.settings.samples or 8]
         tokenizer, rng = load_tokenizer(model.config.tokenizer), np.random.default_rng(0)
-        state_facts(
-            documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer
-        )  # errors are said now
+        # its errors come now
+        state_facts(documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer)
         return [Cell(f"document={n}", cost, data | {"document": n, "text": documents[n]}) for n in chosen]
 
     def trials(self, cells: list[Cell]) -> list[Cell]:

@@ -108,10 +108,10 @@ class LengthSettings(Settings):
 
 @dataclass(frozen=True)
 class CutSettings(LengthSettings):
-    """Settings of evaluators that can also read the last part of a text alone."""
+    """Settings of evaluators that can also read a part of a text alone."""
 
     controls: ClassVar[tuple[str, ...]] = ("cut",)
-    control: str | None = option(None, "cut: read at once only as many of the last units as training had")
+    control: str | None = option(None, "cut: only as much as training had is read at once; perplexity also: cut-bos")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -132,9 +132,7 @@ def adapt_command(
     if dry_run and rows is not None:
         seconds, peak = adapting.expected_cost(model, context, size)
         gib = (peak + sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)) / 2**30
-        facts["expected"] = (
-            f"{clock(run.steps * run.batch / size * seconds)} (extrapolated), {gib:.1f} GiB besides libraries"
-        )
+        facts["expected"] = f"{clock(run.steps * run.batch / size * seconds)} (estimated), {gib:.1f} GiB and libraries"
     console.print(facts_table(f"{name}: {'dry run' if dry_run else 'plan'}", facts))
     if dry_run:
         return
@@ -145,9 +143,7 @@ def adapt_command(
         def tell(step: int, steps: int, loss: float, done: int) -> None:
             rate = done * run.batch * context / (time.perf_counter() - started)
             left = clock((steps - step) * run.batch * context / rate)
-            console.print(
-                f"step {step:,}/{steps:,}  loss {loss:.4f}  {short(rate)} tokens/s  left {left}", soft_wrap=True
-            )
+            console.print(f"step {step:,}/{steps:,}  loss {loss:.4f}  {short(rate)} tokens/s  left {left}")
 
         rates = {"lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
         adapting.train_on(model, rows, out, batch=run.batch, **rates, seed=run.seed, resume=resume, tell=tell)

@@ -3,7 +3,7 @@
     priorzoo train-seeds text.ggd_tiny text.rope_tiny --seeds 0,1,2 --jobs 2 --out runs/compared
     priorzoo train-seeds text.ggd_tiny text.rope_tiny --out runs/compared --evaluate 'passkey --lengths 256,1024'
 
-Each run has a folder OUT/RECIPE-sSEED and a log beside it. The same command again keeps finished runs and goes on with
+Each run has a folder OUT/RECIPE-sSEED and a log next to it. The same command again keeps finished runs and goes on with
 others. Tables and figures of --evaluate, which is what `priorzoo evaluate` takes after the models, show the mean and the
 deviation over seeds; they go to OUT/results. Exit codes: 0 done, 1 a run failed, 2 the request cannot be served as written.
 """
@@ -14,6 +14,7 @@ import itertools
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -58,32 +59,35 @@ def train_seeds_command(
         # The settings of seed 0 are the recipe's own.
         settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
         made, _ = apply_overrides(open_recipe(recipe), settings)  # what cannot run is said before anything does
-        if asked := shlex.split(evaluate):
-            evaluation.find_evaluators(asked[0], made.modality)
+        if named := list(itertools.takewhile(lambda word: not word.startswith("-"), shlex.split(evaluate))):
+            evaluation.find_evaluators(named[-1], made.modality)
         folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
         runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
     print(f"{len(runs)} runs, folders in {out}", flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    codes, processes = [], list[subprocess.Popen[str]]()
-    with ThreadPoolExecutor(jobs) as pool, handled_signals(partial(_stop, processes)):
-        results = pool.map(partial(_train, processes), *zip(*runs.items(), strict=True))
+    codes, processes, stops = [], list[subprocess.Popen[str]](), list[int]()
+    with ThreadPoolExecutor(jobs) as pool, handled_signals(partial(_stop, processes, stops)):
+        results = pool.map(partial(_train, processes, stops), *zip(*runs.items(), strict=True))
         for folder, code in zip(runs, results, strict=True):
             codes.append(code)
             print(f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log", flush=True)
-    if any(codes) or not evaluate:
-        return int(any(codes))
+    if stops or any(codes) or not evaluate.strip():
+        return 128 + stops[0] if stops else int(any(codes))
     return evaluation.main([*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports])
 
 
-def _stop(processes: Sequence[subprocess.Popen[str]], number: int, _: object) -> None:
-    """Pass a signal on, which reaches runs by itself from a terminal alone; each saves a checkpoint and ends."""
-    for process in processes:
-        process.send_signal(number)
-    raise KeyboardInterrupt
+def _stop(processes: Sequence[subprocess.Popen[str]], stops: list[int], number: int, _: object) -> None:
+    """No further run starts; those that run are told, and save a checkpoint. A terminal's Ctrl-C reaches them by itself."""
+    stops.append(number)
+    if number != signal.SIGINT or not sys.stdin.isatty():
+        for process in processes:
+            process.send_signal(number)
 
 
-def _train(processes: list[subprocess.Popen[str]], folder: Path, words: list[str]) -> int:
+def _train(processes: list[subprocess.Popen[str]], stops: Sequence[int], folder: Path, words: list[str]) -> int:
     """Train in one thread; all output goes to a log next to the folder. Returns the exit code."""
+    if stops:
+        return 128 + stops[0]
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]
     command += ["--run-dir", str(folder), "--resume", "auto"]
     environment, shown = os.environ | {"OMP_NUM_THREADS": "1"}, -math.inf
@@ -93,6 +97,8 @@ def _train(processes: list[subprocess.Popen[str]], folder: Path, words: list[str
         subprocess.Popen(command, env=environment, stdout=pipe, stderr=both, text=True, errors="replace") as process,
     ):
         processes.append(process)
+        if stops:  # meanwhile
+            process.send_signal(stops[0])
         for line in process.stdout or ():
             log.write(line)
             log.flush()

@@ -62,9 +62,8 @@ def test_curves_and_names_of_heads_follow_the_sign_of_ssmax() -> None:
     """s·ln n·K, not K: of the shipped model four heads have s < 0."""
     model = create_model("text_ggd_ssmax_tiny.facts")
     attention, drawn = model.layers[0].attention, layer_priors(model)[0]
-    s = attention.ssmax.s.detach().double()
     expected = attention.prior.log_prior(Positions.line(1, offset=99), Positions.line(100), causal=True)[0, :, 0]
-    expected = (s[:, None] * math.log(100) * expected).flip(-1)
+    expected = (attention.ssmax.s.detach().double()[:, None] * math.log(100) * expected).flip(-1)
     torch.testing.assert_close(log_prior_curve(drawn, 100), expected - expected.max(-1, keepdim=True).values)
     signs = [layer.attention.ssmax.s < 0 for layer in model.layers]
     assert sum(int(sign.sum()) for sign in signs) == 4

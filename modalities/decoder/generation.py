@@ -163,5 +163,4 @@ def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | N
     padding = [tokens.shape[1] - len(row) for row in rows]
     if not any(padding):
         return tokens, None
-    real = torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]
-    return tokens, real.long().to(device) - 1
+    return tokens, (torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]).long().to(device) - 1

@@ -82,8 +82,7 @@ class Markov:
         p = np.full((codes.size, 4), 0.25)
         for k in range(order + 1):
             rows = slice(None) if k == 0 else np.flatnonzero(known >= k)
-            counts = self.tables[k][codes[rows] & (4**k - 1)].astype(np.float64)
-            p[rows] = _posterior(counts, self.taus[k], p[rows])
+            p[rows] = _posterior(self.tables[k][codes[rows] & (4**k - 1)].astype(np.float64), self.taus[k], p[rows])
         return p.reshape(*windows.shape, 4)
 
 

@@ -96,8 +96,7 @@ class CopyExpert(nn.Module):
         wide = torch.promote_types(features.dtype, torch.float32)
         with torch.no_grad():
             log_p, statistics = self._evidence(tokens, features.shape[1], segments, wide)
-        inputs = torch.cat([features, statistics.to(features.dtype)], -1)
-        gates = self.gate_out(F.silu(self.gate_in(inputs))).to(wide)
+        gates = self.gate_out(F.silu(self.gate_in(torch.cat([features, statistics.to(features.dtype)], -1)))).to(wide)
         return torch.einsum("bse,bsex->bsx", gates, log_p)
 
     def _evidence(self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -106,11 +106,15 @@ class Prompt(NamedTuple):
 
     def passage(self, length: int) -> Self:
         """The prompt of `length` tokens with its answer: its first token, a passage, the question. The passage lies round the
-        30 tokens whose trigrams that the question has are rarest in the text: Σ 1/count of each is greatest."""
+        30 trigrams of tokens with the greatest Σ 1/count over those of the question, or at the start. ValueError: no room."""
         text, question = self.tokens[1 : -self.asked], self.tokens[-self.asked :]
         room = length - 1 - self.asked - len(self.answer)
         if len(text) <= room:
             return self
+        if room < 32:
+            raise ValueError(
+                f"length {length} is too short for a passage, question and answer take {length - room} tokens"
+            )
         grams, wanted = (sliding_window_view(part, 3) @ (1 << np.array([40, 20, 0])) for part in (text, question))
         _, at, counts = np.unique(grams, return_inverse=True, return_counts=True)
         rare = np.convolve(np.isin(grams, wanted) / counts[at], np.ones(30), "valid")

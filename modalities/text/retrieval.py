@@ -202,18 +202,18 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         """Mean scores of the cell's samples; of each whether it was answered, 0 or 1, and its words."""
-        prompts = cell.data["prompts"]
+        prompts, size = cell.data["prompts"], self.at_once(model, cell.data["length"])
         by_shape: dict[tuple[int, int], list[int]] = {}  # prompts differ in length where words or keys do
         for n, prompt in enumerate(prompts):
             by_shape.setdefault((len(prompt.tokens), len(prompt.answer)), []).append(n)
         scores: dict[str, torch.Tensor] = {}
         for alike in by_shape.values():
-            for part in slices(len(alike), self.settings.batch_size(cell.data["length"])):
+            for part in slices(len(alike), self.settings.batch_size(size)):
                 batch = alike[part]
                 sides = (np.stack(side) for side in zip(*(prompts[n][:2] for n in batch), strict=True))
                 for name, values in answer_scores(model, *sides).items():
                     scores.setdefault(name, torch.zeros(len(prompts), dtype=torch.float64))[batch] = values
-                self.advance(len(batch) * self.at_once(model, cell.data["length"]))
+                self.advance(len(batch) * size)
         facts = {key: cell.data[key] for key in ("length", "depth", "facts")} | {"samples": len(prompts)}
         means = {name: float(values.mean()) for name, values in scores.items()}
         outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}

@@ -126,6 +126,4 @@ def contig_name(species: str, contig: str) -> str:
 
 
 PATHS = tuple(f"genomes/{name}" for name in (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json"))
-CORPORA = {
-    "genomes": Corpus("285 M bases of eight eukaryotes", PATHS, ("150 MB", "211 MB, apt and pip"), fetch_genomes)
-}
+CORPORA = {"genomes": Corpus("285M bases of eight eukaryotes", PATHS, ("150 MB", "211 MB, apt and pip"), fetch_genomes)}

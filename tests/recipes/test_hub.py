@@ -41,9 +41,8 @@ def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
     assert dataset_name("hf:me/it:en:train") == "me/it" and dataset_name("/home/me/a.txt") == ""
     assert front["datasets"] == ["sotu-excerpt"] and "bits_per_byte" in front["metrics"]
     hub = pytest.importorskip("huggingface_hub")
-    results = hub.ModelCard(card).data.eval_results  # as the hub reads it
     measured = manifest()[NAME]["measured"]
-    found = {(r.dataset_name, r.metric_type): r.metric_value for r in results}
+    found = {(r.dataset_name, r.metric_type): r.metric_value for r in hub.ModelCard(card).data.eval_results}
     assert found["held-out data, length 4096", "nll"] == next(row["nll"] for row in measured if row["length"] == 4096)
     assert 'zoo.load_model(snapshot_download("OWNER/NAME"))' in card and "[text,hub]" in card
 

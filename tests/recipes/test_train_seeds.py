@@ -67,7 +67,7 @@ def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
                 yield "step 1/5\n"
 
     monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
-    assert train_seeds.main(["text.ggd_tiny", "--out", str(tmp_path)]) == 130
+    assert train_seeds.main(["text.ggd_tiny", "--out", str(tmp_path)]) == 143
     assert signals == [signal.SIGTERM] and folders == [str(tmp_path / "text.ggd_tiny-s0")]
 
 

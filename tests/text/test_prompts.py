@@ -44,11 +44,15 @@ def test_facts_stand_in_a_text_and_fill_its_length(kind):
 
 def test_a_passage_holds_the_statement_and_the_question():
     tokenizer = TOKENIZERS["bpe-1k"]
-    prompt = Template("heldout", 5).draw(3000, 0.3, np.random.default_rng(3), tokenizer, opened("text", tokenizer))
-    passage, asked = prompt.passage(256), prompt.asked
-    assert len(passage.tokens) + len(passage.answer) == 256 and prompt.passage(4000) is prompt
-    assert passage.tokens[0] == tokenizer.bos_id and (passage.tokens[-asked:] == prompt.tokens[-asked:]).all()
-    assert tokenizer.decode(prompt.answer) in tokenizer.decode(passage.tokens[1:])
+    for depth in (0.0, 0.3, 1.0):
+        prompt = Template("heldout", 5).draw(
+            3000, depth, np.random.default_rng(3), tokenizer, opened("text", tokenizer)
+        )
+        passage, asked = prompt.passage(256), prompt.asked
+        assert len(passage.tokens) + len(passage.answer) == 256 and prompt.passage(4000) is prompt
+        assert passage.tokens[0] == tokenizer.bos_id and (passage.tokens[-asked:] == prompt.tokens[-asked:]).all()
+        assert tokenizer.decode(prompt.answer) in tokenizer.decode(passage.tokens[1:-asked])
+    refuses("length 32 is too short for a passage", prompt.passage, 32)
 
 
 PINNED = {"own": "d1150092", "heldout": "eca50586", "train": "f54b4eb8", "wide": "e2622e1e", "other": "822d5694"}

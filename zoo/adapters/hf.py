@@ -94,7 +94,7 @@ def attention_layers(model: nn.Module) -> list[Any]:
 
 
 def load_whole(load: Callable[..., Any], source: str | Path, *args: Any, **kwargs: Any) -> Any:
-    """What a from_pretrained of transformers reads; ValueError for a missing tensor, which that would not initialise."""
+    """What a from_pretrained of transformers reads; ValueError for a missing tensor, which that makes at random or not."""
     asked = kwargs.pop("output_loading_info", False)
     model, info = load(source, *args, output_loading_info=True, **kwargs)
     if missing := info["missing_keys"]:

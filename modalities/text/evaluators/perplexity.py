@@ -70,7 +70,7 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
     table 2) a length L reads the first L tokens of every document, or all of a shorter one.
 
     With `control` each token is predicted from at most as many tokens before it as training had, at least half as many: windows
-    of the training length, half of it apart. Under "cut-bos" the first token of each is BOS, as in a document's first window.
+    of the training length, half of it apart. Under "cut-bos" each window, at every length, begins with BOS.
 
     Means are over tokens, standard errors and paired comparisons over documents, or stretches of joined ones.
     """

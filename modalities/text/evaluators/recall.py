@@ -87,10 +87,9 @@ class Recall(TextEvaluator[RecallSettings]):
             longest = max(len(document.tokens) for document in documents)
             raise ValueError(f"no document of {self.text_name} has {lengths[-1]:,} tokens: at most --lengths {longest}")
         order = np.random.default_rng(self.settings.seed).permutation(len(documents))
-        long = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]]
         cost = sum(self.at_once(model, n) for n in lengths) if self._afresh(model) else lengths[-1]
         data = {"length": lengths[-1], "lengths": lengths, "questions": self.settings.questions}
-        chosen = long[: self.settings.samples or 8]
+        chosen = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]][: self.settings.samples or 8]
         tokenizer, rng = load_tokenizer(model.config.tokenizer), np.random.default_rng(0)
         # its errors come now
         state_facts(documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer)

@@ -139,8 +139,8 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
     if score.level is not None:
         axis.axhline(score.level, **RULE)
-    guessed = f"chance_{score.column}"
-    chance = [(row[column], row[guessed]) for row in results[0].rows if guessed in row]
+    name = f"chance_{score.column}"
+    chance = [(row[column], row[name]) for row in results[0].rows if name in row]
     if chance:
         axis.plot(*zip(*chance, strict=True), **RULE | {"linestyle": ":"})
         axis.annotate("chance", chance[0], fontsize=SMALLEST, color="0.35", va="bottom")

@@ -132,7 +132,7 @@ def adapt_command(
     if dry_run and rows is not None:
         seconds, peak = adapting.expected_cost(model, context, size)
         gib = (peak + sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)) / 2**30
-        facts["expected"] = f"{clock(run.steps * run.batch / size * seconds)} (estimated), {gib:.1f} GiB and libraries"
+        facts["expected"] = f"{clock(run.steps * run.batch / size * seconds)} (estimated), {gib:.1f} GiB plus libraries"
     console.print(facts_table(f"{name}: {'dry run' if dry_run else 'plan'}", facts))
     if dry_run:
         return

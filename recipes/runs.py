@@ -85,7 +85,7 @@ class RunFolder:
         return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
 
     def describe(self, plan: Plan) -> None:
-        """Write what runs, and where: recipe.json first, which makes a folder a run."""
+        """Write what runs, and where: recipe.json first, which makes a folder a run. A finished run keeps its own."""
         packages = (sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo"))
         git, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -113,7 +113,7 @@ class Trainer:
             self.loader.load_state_dict(rank_state(state["data"], ranks))
         self.batches = iter(self.loader)
         if ranks.lead:
-            if self.steps_done < settings.steps:  # what a finished run says of itself stays
+            if self.steps_done < settings.steps:
                 self.run.describe(self.plan)
             self.run.rewind(self.steps_done, settings.keep)
 

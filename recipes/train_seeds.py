@@ -58,9 +58,10 @@ def train_seeds_command(
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
         # The settings of seed 0 are the recipe's own.
         settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
-        made, _ = apply_overrides(open_recipe(recipe), settings)  # what cannot run is said before anything does
-        if named := list(itertools.takewhile(lambda word: not word.startswith("-"), shlex.split(evaluate))):
-            evaluation.find_evaluators(named[-1], made.modality)
+        # What cannot run is an error before anything runs.
+        modality = apply_overrides(open_recipe(recipe), settings)[0].modality
+        if names := list(itertools.takewhile(lambda word: not word.startswith("-"), shlex.split(evaluate))):
+            evaluation.find_evaluators(names[-1], modality)
         folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
         runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
     print(f"{len(runs)} runs, folders in {out}", flush=True)
@@ -77,7 +78,7 @@ def train_seeds_command(
 
 
 def _stop(processes: Sequence[subprocess.Popen[str]], stops: list[int], number: int, _: object) -> None:
-    """No further run starts; those that run are told, and save a checkpoint. A terminal's Ctrl-C reaches them by itself."""
+    """Starts no further run, and passes the signal on: runs save a checkpoint. They get a terminal's Ctrl-C by themselves."""
     stops.append(number)
     if number != signal.SIGINT or not sys.stdin.isatty():
         for process in processes:
@@ -85,7 +86,7 @@ def _stop(processes: Sequence[subprocess.Popen[str]], stops: list[int], number: 
 
 
 def _train(processes: list[subprocess.Popen[str]], stops: Sequence[int], folder: Path, words: list[str]) -> int:
-    """Train in one thread; all output goes to a log next to the folder. Returns the exit code."""
+    """Train in one thread, with a log next to the folder; returns the exit code. A signal may precede `processes.append`."""
     if stops:
         return 128 + stops[0]
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]
@@ -97,7 +98,7 @@ def _train(processes: list[subprocess.Popen[str]], stops: Sequence[int], folder:
         subprocess.Popen(command, env=environment, stdout=pipe, stderr=both, text=True, errors="replace") as process,
     ):
         processes.append(process)
-        if stops:  # meanwhile
+        if stops:
             process.send_signal(stops[0])
         for line in process.stdout or ():
             log.write(line)

@@ -196,8 +196,8 @@ class PriorzooModel(PreTrainedModel):
         )
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own; ValueError where the folder lacks a tensor."""
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *args: object, **kwargs: object) -> Any:
+        """As transformers' own. Raises ValueError where the folder lacks a tensor."""
         return load_whole(super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(self, save_directory: str | Path, is_main_process: bool = True, **kwargs: Any) -> None:

@@ -47,6 +47,7 @@ TASK = (
 )
 QUESTION = "What is the pass key? The pass key is"
 TRIES = 20  # draws of words that fit
+NEAR = 30  # trigrams of tokens in the middle of a passage
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,29 +97,27 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
 
 class Prompt(NamedTuple):
     """Tokens, int64, of a prompt and its answer. wording: its words without names. value_kind: as in `Fact`. "" where fixed.
-    asked: tokens of the question, at the end."""
+    question_length: tokens of the question, at the prompt's end."""
 
     tokens: np.ndarray
     answer: np.ndarray
     wording: str
     value_kind: str
-    asked: int
+    question_length: int
 
     def passage(self, length: int) -> Self:
-        """The prompt of `length` tokens with its answer: its first token, a passage, the question. The passage lies round the
-        30 trigrams of tokens with the greatest Σ 1/count over those of the question, or at the start. ValueError: no room."""
-        text, question = self.tokens[1 : -self.asked], self.tokens[-self.asked :]
-        room = length - 1 - self.asked - len(self.answer)
+        """The prompt of `length` tokens with its answer: its first token, a passage, the question. The passage surrounds the
+        `NEAR` trigrams with the greatest Σ 1/count over those of the question. Raises ValueError for a length without room."""
+        text, question = self.tokens[1 : -self.question_length], self.tokens[-self.question_length :]
+        room = length - 1 - len(question) - len(self.answer)
         if len(text) <= room:
             return self
-        if room < 32:
-            raise ValueError(
-                f"length {length} is too short for a passage, question and answer take {length - room} tokens"
-            )
-        grams, wanted = (sliding_window_view(part, 3) @ (1 << np.array([40, 20, 0])) for part in (text, question))
-        _, at, counts = np.unique(grams, return_inverse=True, return_counts=True)
-        rare = np.convolve(np.isin(grams, wanted) / counts[at], np.ones(30), "valid")
-        start = min(max(int(rare.argmax()) + 15 - room // 2, 0), len(text) - room)
+        if room < NEAR + 2:
+            raise ValueError(f"length {length} is too short for a passage: all else takes {length - room} tokens")
+        grams, targets = (sliding_window_view(part, 3) @ (1 << np.array([40, 20, 0])) for part in (text, question))
+        _, place, counts = np.unique(grams, return_inverse=True, return_counts=True)
+        rarity = np.convolve(np.isin(grams, targets) / counts[place], np.ones(NEAR), "valid")
+        start = min(max(int(rarity.argmax()) + NEAR // 2 - room // 2, 0), len(text) - room)
         return self._replace(tokens=np.concatenate([self.tokens[:1], text[start : start + room], question]))
 
 

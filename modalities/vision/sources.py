@@ -146,7 +146,7 @@ def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, in
                 target = os.path.realpath(path) if os.path.islink(path) or os.path.islink(top) else path
                 if not path.lower().endswith(EXTENSIONS):
                     problems.append(("unknown extension", path))
-                elif not os.path.isfile(path):  # a link to nothing, a pipe
+                elif not os.path.isfile(path):
                     problems.append(("no regular file", path))
                 elif target in seen:
                     problems.append(("seen twice, by a link", path))

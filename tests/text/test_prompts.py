@@ -48,10 +48,10 @@ def test_a_passage_holds_the_statement_and_the_question():
         prompt = Template("heldout", 5).draw(
             3000, depth, np.random.default_rng(3), tokenizer, opened("text", tokenizer)
         )
-        passage, asked = prompt.passage(256), prompt.asked
+        passage, size = prompt.passage(256), prompt.question_length
         assert len(passage.tokens) + len(passage.answer) == 256 and prompt.passage(4000) is prompt
-        assert passage.tokens[0] == tokenizer.bos_id and (passage.tokens[-asked:] == prompt.tokens[-asked:]).all()
-        assert tokenizer.decode(prompt.answer) in tokenizer.decode(passage.tokens[1:-asked])
+        assert passage.tokens[0] == tokenizer.bos_id and (passage.tokens[-size:] == prompt.tokens[-size:]).all()
+        assert tokenizer.decode(prompt.answer) in tokenizer.decode(passage.tokens[1:-size])
     refuses("length 32 is too short for a passage", prompt.passage, 32)
 
 

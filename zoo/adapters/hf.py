@@ -93,13 +93,13 @@ def attention_layers(model: nn.Module) -> list[Any]:
     ]
 
 
-def load_whole(load: Callable[..., Any], source: str | Path, *args: Any, **kwargs: Any) -> Any:
-    """What a from_pretrained of transformers reads; ValueError for a missing tensor, which that makes at random or not."""
-    asked = kwargs.pop("output_loading_info", False)
+def load_whole(load: Callable[..., Any], source: str | Path, *args: object, **kwargs: object) -> Any:
+    """Call a from_pretrained of transformers. Raises ValueError for a missing tensor, which would be random or unset."""
+    with_info = kwargs.pop("output_loading_info", False)
     model, info = load(source, *args, output_loading_info=True, **kwargs)
     if missing := info["missing_keys"]:
         raise ValueError(f"{source} lacks {min(missing)!r}; expected all weights of {type(model).__name__}")
-    return (model, info) if asked else model
+    return (model, info) if with_info else model
 
 
 def load(folder: Path, **kwargs: Any) -> PreTrainedModel:

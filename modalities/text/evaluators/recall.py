@@ -51,7 +51,7 @@ class Recall(TextEvaluator[RecallSettings]):
     | `bits_per_byte` | of the document's own tokens since the length before, at most half the training length |
     | `seconds` | to read the document up to here |
 
-    Models whose rotation depends on the length of the text, and `control`, read afresh at each length.
+    Models whose rotation depends on the length of the text, and `control`, read afresh at each length, after BOS.
     """
 
     name = "recall"

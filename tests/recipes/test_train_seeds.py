@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -17,17 +17,16 @@ from recipes.cli import main
 @pytest.fixture
 def started(monkeypatch):
     """Commands that would run, as words; `statuses` are those of the first."""
-    commands: list[list[str]] = []
-    statuses: list[int] = []
+    commands, statuses = list[list[str]](), list[int]()
 
-    def run(words, **_):
+    def run(words):
         commands.append([str(word) for word in words])
-        return subprocess.CompletedProcess(words, statuses.pop(0) if statuses else 0)
+        return statuses.pop(0) if statuses else 0
 
     class Process(contextlib.nullcontext):
         def __init__(self, words, **_):
             super().__init__(self)
-            self.stdout, self.wait = ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"], lambda: run(words).returncode
+            self.stdout, self.wait = ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"], lambda: run(words)
 
     monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
     return commands, statuses
@@ -62,8 +61,10 @@ def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
             self.stdout, self.send_signal, self.wait = self.lines(), signals.append, lambda: 143
 
         def lines(self):
-            os.kill(os.getpid(), signal.SIGTERM)
-            while not signals:
+            # in this thread: it does not wake the one that waits and has the handler
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            end = time.monotonic() + 60
+            while not signals and time.monotonic() < end:
                 yield "step 1/5\n"
 
     monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)

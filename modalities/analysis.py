@@ -131,8 +131,7 @@ def analyse_call(
     parts: dict[str, list[Tensor]] = {}
     for start, stop in _runs(chosen, max(1, LOGITS // (len(call.q) * num_heads * keys))):
         content, prior = _logits(call, start, stop)
-        mask = visible(call, start, stop)
-        if mask is not None:
+        if (mask := visible(call, start, stop)) is not None:
             content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
         away = (at[call.offset + start : call.offset + stop, None] - at).abs()
         # the first key of a row's document

@@ -124,7 +124,7 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
         trained_range=first.trained_range,
         low=reduced(lambda values: _extreme(min, values)),
         high=reduced(lambda values: _extreme(max, values)),
-        deviation=reduced(_deviation),
+        deviation=reduced(lambda x: statistics.stdev(x) if len(x) > 1 and all(map(math.isfinite, x)) else math.nan),
         seeds=len(members),
     )
 
@@ -136,10 +136,6 @@ def _mean(values: list[float]) -> float:
 
 def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else choose(values)  # min and max depend on where a NaN is
-
-
-def _deviation(values: list[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
 
 def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:

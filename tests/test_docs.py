@@ -85,11 +85,8 @@ def test_commands_name_files_recipes_and_models_that_exist() -> None:
 
 
 PAPERS = PAGES[ROOT / "docs/PAPERS.md"]
-PLACES = {
-    "GOAT": r"Figures? |Tables? |Theorems",
-    "BAM": r"\(pp?\. \d+|\(sec\.",
-    "CABLE": r"\(p\. 30366\)|page not at hand",
-}
+PLACES = {"GOAT": r"Figures? |Tables? |Theorems", "BAM": r"\(pp?\. \d+|\(sec\."}
+PLACES["CABLE"] = r"\(p\. 30366\)|page not at hand"
 PUBLISHED = r"\d|no (number|count|accuracy)|drawing|formula|not quoted"
 SPREAD = r"±|\[[\d.]+, [\d.]+\]|\b(\d[\d,]*) of [\d,]+\b|has no spread|not measured"
 

@@ -32,9 +32,8 @@ def test_plot_prior_reads_saved_models(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_goat_tiny", "vision_ggd2d_separable_tiny_patch8", "vision_fire_small_patch16"])
 def test_plot_prior_draws(tmp_path: Path, name: str) -> None:
-    small = dict(num_layers=2, num_heads=2, dim=128, hidden_dim=32)
     folder = tmp_path / "a[red]\x1b $x_{$"  # no formula
-    create_model(name, **small).save_pretrained(folder)
+    create_model(name, num_layers=2, num_heads=2, dim=128, hidden_dim=32).save_pretrained(folder)
     place = ("--length", 600) if name.startswith("text") else ("--size", 320)
     done = invoke(folder, "--out", tmp_path / "[red].png", *place, app=prior_plot.app)
     assert done.exit_code == 0 and "[red].png" in done.output, done.output

@@ -123,6 +123,8 @@ def one_line(error: BaseException) -> str:
     if ran_out_of_memory(error):
         size = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
         return f"out of memory{f' for {size[1]}' if size else ''}: lower lengths or batches, or use a smaller model"
+    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+        return printable(f"{error.filename}: a file is where a folder is expected")
     text = " ".join(str(error).split()) if str(error).count("\n") > 5 else str(error).strip().replace("\n", "; ")
     return printable(text)[:1000] or type(error).__name__
 

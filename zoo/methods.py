@@ -230,9 +230,7 @@ def create_position(
     check_whole("train_context", train_context, 1)
     supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}
     if name in HYBRIDS:
-        raise ValueError(
-            f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: one layer takes one of these"
-        )
+        raise ValueError(f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: a layer takes one of them")
     options = dict(options or {})
     limits = {key: options.pop(key) for key in ("sinks", "window") if key in options}
     sinks, window = limits.get("sinks", 0), limits.get("window")

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
@@ -188,6 +189,31 @@ class OutsideDecoder(nn.Module):
         places = (real.long().cumsum(1) - 1).clamp(min=0)[:, -segments.shape[1] :]
         return {"attention_mask": real.long()} | ({"position_ids": places} if "position_ids" in self._takes else {})
 
+    @cached_property
+    def separates(self) -> bool:
+        """Whether documents of a packed row, whose position_ids begin again, do not see one another: tried on two documents."""
+        if "position_ids" not in self._takes:
+            return False
+        tokens = torch.arange(12, device=self.model.device).view(2, 6) % self.config.vocab_size
+        tokens[:, 3:] = tokens[0, 3:]
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            places = torch.arange(6, device=tokens.device).expand(2, 6) % 3
+            first, second = self._read(tokens, position_ids=places).last_hidden_state[:, 3:].float()
+        self.model.train(training)
+        return torch.allclose(first, second, rtol=0, atol=1e-3 * float(first.abs().max()))
+
+    def packed_features(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        """(B, T, C) features of packed rows; a document at a time where the model would let them see one another."""
+        if self.separates:
+            return self._read(tokens, position_ids=position_ids).last_hidden_state
+        rows = []
+        for row, places in zip(tokens, position_ids, strict=True):
+            documents = row.tensor_split((places == 0).nonzero().flatten().tolist())
+            rows.append(torch.cat([self._read(one[None]).last_hidden_state[0] for one in documents if len(one)]))
+        return torch.stack(rows)
+
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives them."""
         base, flat = self._base[0], features.reshape(1, -1, features.shape[-1])
@@ -245,17 +271,19 @@ def open_causal_lm(name: str) -> PreTrainedModel:
     """
     open_tokenizer(name)  # looked for first
     folder, settings = split_arm(name)
-    return opened(folder, "causal LM", lambda _: _load(folder, settings))
+    return opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=True))
 
 
-def _load(folder: str, settings: dict[str, str]) -> PreTrainedModel:
+def load_arm(folder: str, settings: dict[str, str], *, merge: bool) -> PreTrainedModel:
+    """The model of a folder under settings, an adapter's own first. merge: add its LoRA to the weights."""
     from zoo.adapters.released import open_released
 
-    if (Path(folder) / ADAPTER).is_file():
-        return load_adapted(folder, merge=True)
-    if "adapter" in settings:
-        return load_adapted(settings["adapter"], base=folder, merge=True)
-    if is_adapted(folder) and not settings:
+    adapter, rest = settings.get("adapter"), {key: text for key, text in settings.items() if key != "adapter"}
+    if adapter or (Path(folder) / ADAPTER).is_file():
+        return load_adapted(adapter or folder, base=folder if adapter else None, merge=merge, settings=rest)
+    if is_adapted(folder):
+        if settings:
+            raise ValueError(f"a whole adapted model takes no settings, got {', '.join(settings)}")
         return load_adapted(folder)
     saved = Path(folder) / "adapter_model.safetensors"  # of PEFT
     if saved.is_file() and any("position_bias" in key for key in read_tensors(saved)):

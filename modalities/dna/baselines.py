@@ -47,12 +47,11 @@ class MarkovChain(WindowScorer):
     def score(self, windows: np.ndarray) -> Scores:
         if self.data is None:
             raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
-        chain = _fitted(self.data)
         nll, correct = np.empty(windows.shape), np.empty(windows.shape)
         for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
             before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
             read = windows[:, part.start - before : part.stop]
-            p = chain.probabilities(read, self.order)[:, before:]
+            p = _fitted(self.data).probabilities(read, self.order)[:, before:]
             true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
             nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
             best = p == p.max(-1, keepdims=True)
@@ -62,9 +61,7 @@ class MarkovChain(WindowScorer):
         return Scores(next(values), known.long(), next(values))
 
 
-BASELINES: dict[str, Callable[[int], MarkovChain]] = {
-    f"markov-{order}": partial(MarkovChain, order) for order in range(ORDER + 1)
-}
+BASELINES: dict[str, Callable[[int], MarkovChain]] = {f"markov-{n}": partial(MarkovChain, n) for n in range(ORDER + 1)}
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,7 @@ class CopyExpert(nn.Module):
         if self._index is None or self._index[0] != key:
             self._index = None  # frees it before the next is made
             packed = self.memory[:held].to(torch.int64)
-            digits = torch.stack([packed // 25, packed // 5 % 5, packed % 5], 1).flatten()
-            self._index = key, Index(digits - 1)
+            self._index = key, Index(torch.stack([packed // 25, packed // 5 % 5, packed % 5], 1).flatten() - 1)
         return self._index[1]
 
     def _load_from_state_dict(self, *args: object) -> None:
@@ -199,8 +198,7 @@ class Index:
 
     def __init__(self, codes: Tensor) -> None:
         digits = torch.where((codes >= 0) & (codes < 4), codes + 1, 0).to(torch.int8)
-        other = torch.where(digits > 0, 5 - digits, 0).flip(0)
-        words = torch.cat([self._words(digits), self._words(other)])
+        words = torch.cat([self._words(digits), self._words(torch.where(digits > 0, 5 - digits, 0).flip(0))])
         # torch would keep the order of equal words, too, which takes longer
         self.words = torch.from_numpy(np.sort(words.numpy())) if words.is_cpu else words.sort().values
 

@@ -128,11 +128,10 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
         ids[n, : len(row.ids)], spans[n, : len(row.ids)] = row.ids, row.spans
     targets = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
-    features = model.forward_features(inputs[:, :-1])
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
-    for part, logits in logits_by_slice(model, features):
+    for part, logits in logits_by_slice(model, model.forward_features(inputs[:, :-1])):
         nll[:, part] = nll_of(logits, targets[:, part]).cpu()
         best = logits == logits.amax(-1, keepdim=True)  # equal tokens share the hit
         correct[:, part] = (best.gather(-1, targets[:, part, None])[..., 0].double() / best.sum(-1)).cpu()
@@ -144,9 +143,8 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
 
 def _by_base(scores: Scores, spans: np.ndarray, length: int) -> Scores:
     """Token scores (B, N) as scores (B, length) of the bases that the tokens span."""
-    nll, bases, correct = (
-        torch.zeros(len(spans), length, dtype=d) for d in (torch.float64, torch.int64, torch.float64)
-    )
+    dtypes = torch.float64, torch.int64, torch.float64
+    nll, bases, correct = (torch.zeros(len(spans), length, dtype=dtype) for dtype in dtypes)
     for n, row in enumerate(torch.from_numpy(spans)):
         token = torch.repeat_interleave(row)  # of each base
         part = slice(0, len(token))

@@ -26,13 +26,11 @@ from transformers import (
 
 from modalities.cost import Meter, activation_numbers
 from modalities.decoder.model import IGNORED
-from modalities.decoder.outside import OutsideDecoder
+from modalities.decoder.outside import OutsideDecoder, load_arm
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
 from modalities.text.data import PackedDataset, TextDataConfig, load_corpus
 from modalities.text.tokenizers import load_tokenizer
-from zoo.adapters import ADAPTER, load_adapted
 from zoo.adapters.layer import prior_parameters
-from zoo.adapters.released import open_released
 from zoo.files import read_tensors, replacing_path
 from zoo.positions import Positions, document_starts, slices
 
@@ -49,9 +47,7 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
     name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError where there is none.
     """
     tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
-    if (Path(folder) / ADAPTER).is_file():
-        return load_adapted(folder), tokenizer, f"hf:{folder}"
-    return opened(folder, "causal LM", lambda _: open_released(folder, settings)), tokenizer, f"hf:{folder}"
+    return opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=False)), tokenizer, f"hf:{folder}"
 
 
 class AdaptationRows(Dataset):
@@ -105,8 +101,8 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
 
 def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again in the backward pass."""
-    arguments = {name: value for name, value in inputs.items() if name != "labels"}
-    features = decoder._base[0](**arguments, use_cache=False).last_hidden_state
+    tokens, places = inputs["input_ids"], inputs.get("position_ids")
+    features = decoder._read(tokens).last_hidden_state if places is None else decoder.packed_features(tokens, places)
     targets = F.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
 
     def part(features: Tensor, targets: Tensor) -> Tensor:

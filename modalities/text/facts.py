@@ -196,13 +196,6 @@ VALUES: dict[str, Callable[[np.random.Generator, Grammar], str]] = {
 FILLED = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "f": "0123456789abcdef"}
 
 
-def draw_value(rng: np.random.Generator, grammar: Grammar, kind: str) -> str:
-    """A value of VALUES, or of a pattern."""
-    if kind in VALUES:
-        return VALUES[kind](rng, grammar)
-    return "".join(pick(rng, FILLED[mark]) if mark in FILLED else mark for mark in kind)
-
-
 def draw_facts(
     rng: np.random.Generator,
     grammar: Grammar,
@@ -241,13 +234,14 @@ def draw_facts(
             name = grammar.draw_name(rng, kind, text)
         stated, question = (words.format(name=name, noun=noun) for words in wording)
         before, after = stated.split("|")
-        lead = wording[0].partition("|")[0]
-        complete = all(word in lead for word in ("{name}", "{noun}") if word in wording[1])
+        complete = all(word in wording[0].partition("|")[0] for word in ("{name}", "{noun}") if word in wording[1])
         subject = before if complete else stated  # what tells the statement from others
         if {question, subject} & taken:
             continue
         taken |= {question, subject}
-        statement = (_sentence(opening, before), " " + draw_value(rng, grammar, value), f"{after} {ending}".rstrip())
+        marks = (pick(rng, FILLED[mark]) if mark in FILLED else mark for mark in value)
+        drawn = VALUES[value](rng, grammar) if value in VALUES else "".join(marks)
+        statement = (_sentence(opening, before), " " + drawn, f"{after} {ending}".rstrip())
         facts.append(Fact(statement, _sentence(ask, question), " ".join(wording), value))
         if len(facts) == count:
             return facts

@@ -20,6 +20,7 @@ JSONL is read here because errors of `datasets` name no row.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import json
@@ -212,13 +213,13 @@ def _hf_source(spec: str, rest: str, options: dict[str, str]) -> HFSource:
 
 
 def _find_files(spec: str, place: str) -> tuple[Path, ...]:
-    if any(mark in place for mark in "*?["):
+    if any(mark in place for mark in "*?[") and not os.path.exists(place):  # a name may have brackets in it
         paths = matching_files(place)
         if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
     elif os.path.isdir(place):
         suffix = next((s for s in _SUFFIXES if any(Path(place).glob(f"*{s}"))), ".jsonl")
-        pattern = f"{place.rstrip('/')}/*{suffix}"
+        pattern = f"{glob.escape(place.rstrip('/'))}/*{suffix}"
         raise FileNotFoundError(f"source {spec!r} is a folder; give a glob of its files, such as '{pattern}'")
     elif not os.path.isfile(place):
         names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES, "hf:NAME"]

@@ -91,9 +91,8 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and not name.startswith(others))
     flops = 6.0 * (matrices * (sum(counts) / len(counts)) + config.dim * config.num_classes)
     flops += 12.0 * config.dim * (sum(tokens**2 for tokens in counts) / len(counts)) * config.num_layers
-    layers = activation_numbers(
-        config.num_layers, config.dim, 4 * config.hidden_dim, config.activation_checkpointing, width
-    )
+    sizes = config.num_layers, config.dim, 4 * config.hidden_dim
+    layers = activation_numbers(*sizes, config.activation_checkpointing, width)
     return Cost(1, flops, max(counts) * width * layers)
 
 

@@ -68,6 +68,7 @@ print("loaded", *sys.modules)
         (["generate", "text_ggd_tiny.facts", "a", "--top-p", "2"], ["top_p", "2.0"]),
         (["predict", "text_ggd_tiny.facts", __file__], ["models of text name nothing"]),
         (["predict", GLYPHS, "none.png"], ["none.png"]),
+        (["plot-prior", "text_ggd_tiny", "--out", f"{__file__}/x.png"], [__file__, "a file is where a folder is"]),
         (["lm-eval", "--model", "priorzoo"], ["lm_eval", "pip install 'priorzoo[lm-eval]'"]),
     ],
 )

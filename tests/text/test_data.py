@@ -123,9 +123,8 @@ def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, 
     write_jsonl(tmp_path / "sotu" / "sotu.jsonl", rows)
     unseen = list(open_source("sotu-unseen"))
     held = [d.text for d in excerpt if document_split(d) == "heldout"]
-    assert [d.text for d in unseen] == [*held, "A speech of its own."] and {document_split(d) for d in unseen} == {
-        "heldout"
-    }
+    assert [d.text for d in unseen] == [*held, "A speech of its own."]
+    assert {document_split(d) for d in unseen} == {"heldout"}
 
 
 def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypatch):
@@ -157,6 +156,8 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
     }
     for spec, (error, message) in cases.items():
         refuses(message, open_source, spec, error=error)
+    (tmp_path / "a[1].txt").write_text("a file, no pattern")
+    assert [d.text for d in open_source(f"{tmp_path}/a[1].txt")] == ["a file, no pattern"]
 
 
 def test_cache_is_used_and_notices_changes(tmp_path):
@@ -175,10 +176,8 @@ def test_a_damaged_cache_is_made_again(tmp_path):
     (folder,) = cache.iterdir()
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
-        for content in (
-            b"{",
-            *(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 9)),
-        ):
+        changed = (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 9))
+        for content in (b"{", *changed):
             path.write_bytes(content)
             with pytest.warns(UserWarning, match=r"^damaged cache of '.*a\.jsonl', which is tokenised again \("):
                 again = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)

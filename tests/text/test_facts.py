@@ -126,8 +126,7 @@ def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
         row = mix(plain, [0, 2, index], tokenizer)
         again = mix(plain, [0, 2, index], tokenizer)
         assert all(torch.equal(row[name], again[name]) for name in row)
-        kind = "plain" if row is plain else "facts" if (row["weights"] == WEIGHT).any() else "copies"
-        counts[kind] += 1
+        counts["plain" if row is plain else "facts" if (row["weights"] == WEIGHT).any() else "copies"] += 1
     assert 65 < counts["facts"] < 115 and 40 < counts["copies"] < 80, counts
     assert RowMix()(plain, [0], tokenizer) is plain
     assert (RowMix(copies=1.0)(plain, [0], tokenizer)["weights"] <= 1).all()

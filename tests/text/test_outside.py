@@ -10,13 +10,14 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
+import transformers
 from transformers import AutoModelForCausalLM
 
 import zoo
 from modalities.analysis import analyse
 from modalities.decoder.generation import generate
 from modalities.decoder.llama import as_llama
-from modalities.decoder.outside import open_causal_lm
+from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 from modalities.decoder.tokenizers import open_tokenizer, split_arm
 from modalities.paired import paired_rows, scores_by_unit
 from modalities.text.evaluators import EVALUATORS
@@ -216,6 +217,18 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
     assert "never run" in refused(f"hf:{own}")
 
 
+@pytest.mark.parametrize("kind", ["Llama", "OPT"])
+def test_documents_of_a_packed_row_do_not_see_one_another(kind):
+    """OPT makes no mask of position_ids: its documents are read one by one."""
+    sizes = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    decoder, tokens = OutsideDecoder(zoo.adapt(model, "alibi"), "model"), torch.randint(3, 60, (2, 20))
+    apart = [decoder.forward_features(part) for part in (tokens[:, :12], tokens[:, 12:])]
+    packed = decoder.packed_features(tokens, (torch.arange(20) % 12).expand(2, -1))
+    torch.testing.assert_close(packed, torch.cat(apart, dim=1))
+    assert decoder.separates == (kind == "Llama")
+
+
 def test_an_adapter_of_peft_with_priors_is_refused(tmp_path, folders):
     """Neither may be lost without a word."""
     peft = pytest.importorskip("peft")
@@ -223,10 +236,6 @@ def test_an_adapter_of_peft_with_priors_is_refused(tmp_path, folders):
     settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["position_bias"], task_type="CAUSAL_LM")
     adapter = peft.get_peft_model(model, settings)
     refuses("merge_and_unload", zoo.save_adapted, adapter, tmp_path / "lost")
-    with torch.no_grad():
-        for parameter in adapter.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
     adapter.save_pretrained(tmp_path / "adapter")
     open_tokenizer(folders["llama"]).save_pretrained(tmp_path / "adapter")
     refuses(r"its adapter of PEFT has priors", open_causal_lm, str(tmp_path / "adapter"))
@@ -324,11 +333,17 @@ def test_a_limited_reach_in_one_reading_and_in_parts(arm, folders):
 def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path, monkeypatch):
     zoo.save_adapted(open_released(folders["llama"], {"soft": "40", "yarn": "2"}), tmp_path / "adapter")
     tokens = torch.randint(0, 256, (1, 60))
-    wanted = load(f"{folders['llama']}@soft=40,yarn=2")(tokens)
+    wanted, further = (load(f"{folders['llama']}@soft=40,yarn={factor}")(tokens) for factor in (2, 4))
     monkeypatch.setattr(zoo.adapters, "WEIGHTS", tmp_path)  # as one that ships
     for adapter in (str(tmp_path / "adapter"), "adapter"):
         assert torch.equal(load(adapter)(tokens), wanted)
         assert torch.equal(load(f"{folders['llama']}@adapter={adapter}")(tokens), wanted)
+        assert torch.equal(load(f"{folders['llama']}@yarn=4,adapter={adapter}")(tokens), further)
+        assert torch.equal(load(f"{adapter}@yarn=4")(tokens), further)
+        refuses("no field 'bogus'", load, f"{adapter}@bogus=1")
+    zoo.adapt(open_causal_lm(folders["llama"]), "ggd").save_pretrained(tmp_path / "whole")
+    open_tokenizer(folders["llama"]).save_pretrained(tmp_path / "whole")
+    refuses("takes no settings, got yarn", load, f"{tmp_path}/whole@yarn=4")
     assert modality_of(f"hf:{tmp_path}/adapter") == "text"
 
 

@@ -66,13 +66,9 @@ def base(tmp_path: Path) -> Path:
 def create_base(kind: str, folder: Path) -> Path:
     """A small causal LM of random weights."""
     torch.manual_seed(0)
-    options = {
-        "llama": SIZES | dict(max_position_embeddings=16),
-        "gpt2": dict(vocab_size=40, n_embd=32, n_layer=2, n_head=2),
-    }
-    options["gemma3_text"] = SIZES | dict(
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=16, sliding_window=8
-    )
+    short = SIZES | dict(max_position_embeddings=16)
+    options = {"llama": short, "gpt2": dict(vocab_size=40, n_embd=32, n_layer=2, n_head=2)}
+    options["gemma3_text"] = short | dict(num_key_value_heads=1, head_dim=16, sliding_window=8)
     config = AutoConfig.for_model(kind, **options[kind], bos_token_id=1, eos_token_id=2, pad_token_id=0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
     return folder / "base"
@@ -137,10 +133,8 @@ def test_gemma_with_sinks_generates_until_its_cache_drops_keys(tmp_path: Path) -
 
 def test_an_adapter_refuses_another_base(base: Path, tmp_path: Path) -> None:
     """What was trained needs the weights that it was trained on, in any dtype; a window any of these sizes."""
-    trained = zoo.adapt(open_released(str(base)), "ggd")
-    untrained = open_released(str(base), {"window": "5"})
-    for name, model in (("trained", trained), ("untrained", untrained)):
-        zoo.save_adapted(model, tmp_path / name)
+    zoo.save_adapted(zoo.adapt(open_released(str(base)), "ggd"), tmp_path / "trained")
+    zoo.save_adapted(open_released(str(base), {"window": "5"}), tmp_path / "untrained")
     LlamaForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "other")
     LlamaForCausalLM(LlamaConfig(**SIZES | {"num_hidden_layers": 1})).save_pretrained(tmp_path / "small")

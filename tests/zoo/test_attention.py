@@ -108,8 +108,7 @@ def build(
         leaves["query_scale"] = torch.randn(*lead, heads, case.queries).index_fill(-1, torch.tensor([0]), 0.0)
     segments = None
     if case.documents is not None:
-        column = torch.arange(case.keys)
-        segments = torch.stack([(column >= start).long() + start for start in case.documents])
+        segments = torch.stack([(torch.arange(case.keys) >= start).long() + start for start in case.documents])
     return (
         {name: leaf.double().requires_grad_() for name, leaf in leaves.items()},
         {"causal": case.causal, "segments": segments, "window": case.window},
@@ -224,9 +223,8 @@ def test_every_prior(kernel, name, causal):
     pos = Positions.grid(3, 5, num_prefix=2) if name in GRID else Positions.line(29)
     torch.manual_seed(3)
     q, k, v = (torch.randn(2, HEADS, pos.length, HEAD_WIDTH).double().requires_grad_() for _ in range(3))
-    x = torch.randn(2, pos.length, WIDTH, dtype=torch.float64)
     scale = torch.linspace(0.5, 2, HEADS * pos.length, dtype=torch.float64).view(HEADS, -1)
-    terms = prior(pos, pos, causal=causal, x=x)
+    terms = prior(pos, pos, causal=causal, x=torch.randn(2, pos.length, WIDTH, dtype=torch.float64))
     if KERNELS[kernel].refuses(spread_gain(AttentionCall(q, k, v, terms, causal))):
         kernel = "sdpa"
     leaves = [q, k, v, *(p for p in prior.parameters() if p.requires_grad)]

@@ -58,10 +58,9 @@ def cuda_call(
         places = Positions.line(queries, offset=keys - queries), Positions.line(keys)
         terms += PriorTerms(table=RelativeTable.line(numbers, *places, center=queries - 1))
     if bias:
-        matrix = torch.empty(1, 4, queries, keys, device="cuda")
         rows = (torch.empty(n, dtype=torch.int64, device="cuda") for n in ((queries,), (keys,), (1, queries)))
         blocked = BlockedBias(torch.add, *rows, causal, range(4), torch.float32, False, 1)
-        terms += PriorTerms(bias=matrix if bias == "matrix" else blocked)
+        terms += PriorTerms(bias=torch.empty(1, 4, queries, keys, device="cuda") if bias == "matrix" else blocked)
     return AttentionCall(q, k, v, terms, causal, window=window)
 
 

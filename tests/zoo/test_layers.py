@@ -119,9 +119,8 @@ def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor,
         for parameter in prior.parameters():
             parameter.add_(3 * torch.randn(parameter.shape, generator=generator))
     given = [torch.randn(1, 4, 300, 32, generator=generator).bfloat16().to(dtype) for _ in range(4)]
-    exact = dtype == torch.float64
     prior, ssmax = copy.deepcopy(prior), SSMax(4, train_context=64)
-    if exact:
+    if dtype == torch.float64:
         prior, ssmax = prior.double(), ssmax.double()
     line = Positions.line(300)
     scale = ssmax(line, causal=True)

@@ -82,12 +82,8 @@ def build(case: Case, dtype: torch.dtype, seed: int = 0) -> tuple[AttentionCall,
     generator, wide = torch.Generator().manual_seed(seed), torch.promote_types(dtype, torch.float32)
     prior = decaying(case.prior).float().to(wide)
     batch = max(1, len(case.documents))
-    shapes = [
-        (2, case.queries, WIDTH),
-        (case.groups, case.keys, WIDTH),
-        (case.groups, case.keys, WIDTH),
-        (case.keys, 12),
-    ]
+    of_keys = case.groups, case.keys, WIDTH
+    shapes = [(2, case.queries, WIDTH), of_keys, of_keys, (case.keys, 12)]
     q, k, v, x = (torch.randn(batch, *shape, generator=generator).bfloat16().to(dtype) for shape in shapes)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     q_pos = Positions.line(case.queries, offset=case.keys - case.queries)
@@ -189,9 +185,8 @@ def test_nothing_is_left_out_where_a_number_is_not_finite(where: str, wrong: flo
             call.query_scale[..., 650] = wrong
         else:
             getattr(call, where)[:, :, 600 if where == "k" else 650, 3] = wrong
-    reach = reach_of(call)
     # Rows 640 to 699: all keys, or those up to the one that makes them NaN.
-    assert bool((reach.first[:, :, 10] <= (576 if where == "k" else 0)).all())
+    assert bool((reach_of(call).first[:, :, 10] <= (576 if where == "k" else 0)).all())
 
 
 @pytest.mark.parametrize("prior", ["ggd", "alibi"])

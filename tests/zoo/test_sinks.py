@@ -146,8 +146,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "realised"), some([("everything", "both"), ("offset", "table"), ("grouped", "lanes")], 2)
 )
 def test_the_fused_kernel_equals_the_oracle(name: str, realised: str, small_tiles: None) -> None:
-    case = CASES[name]
-    leaves, options = build(case, realised)
+    leaves, options = build(CASES[name], realised)
     low = {key: leaf.detach().to(DEVICE).float().requires_grad_() for key, leaf in leaves.items()}
     exact = {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
     exact["sink"] = torch.randn(HEADS).double().requires_grad_()

@@ -65,8 +65,7 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
     pos = Positions.grid(4, 5, num_prefix=2) if name in GRID else Positions.line(21)
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, 2, pos.length, 8, device=DEVICE, requires_grad=True) for _ in range(3))
-    x = torch.randn(1, pos.length, WIDTH, device=DEVICE)
-    terms, results = prior(pos, pos, causal=causal, x=x), []
+    terms, results = prior(pos, pos, causal=causal, x=torch.randn(1, pos.length, WIDTH, device=DEVICE)), []
     if terms.bias is not None or terms.gain is not None:
         with pytest.raises(ValueError, match="no dense bias"):
             prior_attention(q, k, v, terms, causal=causal, kernel="triton")

@@ -54,6 +54,8 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     if any(getattr(layer, "attn_logit_softcapping", None) for layer in layers):
         raise ValueError("capped logits are not served with priors: set attn_logit_softcapping=None in the config")
     grid, train_grid = _grid(model)
+    if config.get_text_config() is not config:
+        raise ValueError(f"{type(model).__name__} is made of several models: adapt one, such as its language model")
     context = request.train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
     if not context:
         raise ValueError(f"{type(config).__name__} names no max_position_embeddings: give train_context in tokens")
@@ -62,7 +64,7 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     priors = [create_layer(request, causal=x.is_causal, own_sink=hasattr(x, "sinks"), **sizes) for x in layers]
     if not request.keep_rope:
         _remove_positions(model, images=grid is not None)
-    window = getattr(config, "max_position_embeddings", None) or context
+    window = request.window or getattr(config, "max_position_embeddings", None) or context
     for layer, prior in zip(layers, priors, strict=True):
         if prior.sinks and request.keep_rope:
             prior.rotation = _sink_rotation(model, layer, window - 1)
@@ -73,7 +75,8 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     model.set_attn_implementation(NAME)
     if grid is not None:
         _patches(model)[1].register_forward_hook(grid.read)
-    setattr(config, RECORD, request.record)
+    # What was read from the configuration, which may change.
+    setattr(config, RECORD, request.record | {"train_context": context, "window": window})
     config.__class__ = _adapted_config(type(config))
 
 
@@ -224,8 +227,12 @@ def _lengthen_buffers(module: nn.Module, args: tuple[Tensor, ...], kwargs: Optio
             module._buffers[name] = index if name == "position_ids" else torch.zeros_like(index)
 
 
-def _no_rotation(module: nn.Module, args: object, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """A forward hook: the cosine and sine of no angle."""
+def _no_rotation(
+    module: nn.Module, args: object, output: Tensor | tuple[Tensor, Tensor]
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A forward hook: the cosine and sine of no angle, or Llama 4's complex numbers of none."""
+    if isinstance(output, Tensor) and output.is_complex():
+        return torch.ones_like(output)
     cos, sin = output
     return torch.ones_like(cos), torch.zeros_like(sin)
 

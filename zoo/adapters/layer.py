@@ -38,7 +38,7 @@ def attending_by(kernel: str | Kernel) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `zoo.adapt`. `alone`: nothing but priors is to be trained."""
+    """The arguments of `zoo.adapt`. alone: nothing but priors is trained; window: tokens that the rotation was trained for."""
 
     position: str
     options: Options
@@ -46,11 +46,12 @@ class Request:
     ssmax: bool
     train_context: int | None = None
     alone: bool = False
+    window: int | None = None
 
     @property
     def record(self) -> Options:
         """What makes the same priors again, for a model's configuration."""
-        return {name: value for name, value in vars(self).items() if name != "alone"}
+        return {name: value for name, value in vars(self).items() if name not in ("alone", "window")}
 
 
 class Grid:
@@ -94,9 +95,7 @@ class SinkRotation:
     def change(self, q: Tensor, k: Tensor, positions: tuple[Positions, Positions], sinks: int) -> Tensor:
         """(B, H, T, sinks): what is added to the logits of each row's sinks; 0 where the query is within the limit."""
         if self.owner is None:
-            raise ValueError(
-                f"{self.name}: sinks are seen from at most {self.limit} tokens on; leave them out, or read less"
-            )
+            raise ValueError(f"{self.name}: sinks are seen from at most {self.limit} tokens on; read less, or without")
         at, wide = positions[0].index(q.device), q.to(torch.promote_types(q.dtype, torch.float32))
         start = None if positions[1].within is None else positions[0].row_index(q.device) - at
         back = (self.limit - at).clamp(max=0)[:, None, :, None]
@@ -286,9 +285,7 @@ def create_layer(
             what = "a rotation, an embedding or a window"
             raise ValueError(f"position {position!r} has {what}; models of other libraries take priors")
         if parts.prior.depends_on_content:
-            raise ValueError(
-                f"position {position!r} depends on the layer's input; attention backends receive only q, k, v"
-            )
+            raise ValueError(f"position {position!r} depends on the layer's input; attention receives only q, k, v")
         ssmax = SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
         layer = LayerPrior(parts.prior, ssmax=ssmax, grid=grid, sinks=parts.sinks, own_sink=own_sink)
     if request.alone and not any(p.requires_grad for p in layer.parameters()):

@@ -125,13 +125,16 @@ def write_record(record: Options, folder: Path) -> None:
     write_json(folder / ADAPTER, record)
 
 
-def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, **kwargs: Any) -> PreTrainedModel:
-    """As `zoo.load_adapted`. Raises ValueError for a base of other sizes or, where something was trained, other weights."""
+def load_adapter(
+    folder: Path, *, base: str | None = None, merge: bool = False, settings: Options | None = None, **kwargs: Any
+) -> PreTrainedModel:
+    """As `zoo.load_adapted`; `settings` of `open_released` go over the adapter's own. Raises ValueError for a base of other
+    sizes or, where something was trained, other weights."""
     record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
     made_for, name = record["base"], base or record["base"]["name"]
-    settings = {key: json.dumps(value) for key, value in record["settings"].items()}
+    stored = {key: json.dumps(value) for key, value in record["settings"].items()}
     try:
-        model = open_released(name, settings, **kwargs)
+        model = open_released(name, {**stored, **(settings or {})}, **kwargs)
     except OSError as error:
         cure = f"`priorzoo fetch-data text {name}`, or base=FOLDER" if Path(name).name == name else "give base=FOLDER"
         raise ValueError(f"{folder} is an adapter of {name}, which is no folder and not of the hub: {cure}") from error
@@ -143,8 +146,8 @@ def load_adapter(folder: Path, *, base: str | None = None, merge: bool = False, 
             raise ValueError(f"{folder} is an adapter of {made_for['name']}, and {name} is another model: {what}")
     if record["lora"]:
         add_lora(model, record["lora"])
-    if record["priors"]:
-        adapt(model, **record["priors"])
+    if priors := record["priors"]:
+        adapt(model, **{name: value for name, value in priors.items() if name != "window"})
     model.__dict__[RECORD] |= {key: record[key] for key in ("reach", "training") if key in record}
     expected = _trained(model)
     if expected.keys() != tensors.keys():

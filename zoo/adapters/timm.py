@@ -70,9 +70,8 @@ def adapt(model: VisionTransformer, request: Request) -> None:
     if not isinstance(projection, nn.Conv2d) or train_grid is None:
         raise ValueError("timm model without a patch grid: give img_size when it is made")
     grid = Grid(model.num_prefix_tokens)
-    sizes: Options = dict(
-        dim=model.embed_dim, train_context=train_grid[0] * train_grid[1], train_grid=tuple(train_grid)
-    )
+    height, width = train_grid
+    sizes: Options = dict(dim=model.embed_dim, train_context=height * width, train_grid=(height, width))
     priors = [create_layer(request, num_heads=x.num_heads, causal=False, grid=grid, **sizes) for x in layers]
     if not request.keep_rope:
         if model.pos_embed is None:
@@ -88,12 +87,10 @@ def adapt(model: VisionTransformer, request: Request) -> None:
 
 def save(model: PriorVisionTransformer, folder: Path) -> None:
     """Write weights and configuration in timm's layout, and what `load` needs."""
-    arguments = dict(
-        img_size=list(model.patch_embed.img_size),
-        patch_size=model.patch_embed.patch_size[0],
-        in_chans=model.patch_embed.proj.in_channels,
-        dynamic_img_size=model.dynamic_img_size,
-    )
+    patches, heads = model.patch_embed, next(m.num_heads for m in model.modules() if isinstance(m, PriorAttention))
+    arguments = {"img_size": list(patches.img_size), "in_chans": patches.proj.in_channels, "num_heads": heads}
+    arguments |= {"patch_size": patches.patch_size[0], "embed_dim": model.embed_dim, "depth": len(model.blocks)}
+    arguments["dynamic_img_size"] = model.dynamic_img_size
     save_for_hf(model, str(folder), model_args=arguments, safe_serialization=True)
     write_json(folder / "config.json", read_object(folder / "config.json") | {RECORD: model.priorzoo})
 
@@ -102,7 +99,9 @@ def load(folder: Path, **kwargs: Any) -> VisionTransformer:
     """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes gives it a fresh classifier."""
     config = read_object(folder / "config.json")
     classes = kwargs.pop("num_classes", config["num_classes"])
-    arguments = {name: config[name] for name in ("num_classes", "global_pool")} | config["model_args"] | kwargs
+    # timm leaves it out where it is empty.
+    pool = config.get("global_pool", "")
+    arguments = {"num_classes": config["num_classes"], "global_pool": pool} | config["model_args"] | kwargs
     model: Any = timm.create_model(config["architecture"], **arguments)
     adapt(model, Request(**config[RECORD]))
     model.load_state_dict(read_tensors(folder / "model.safetensors"))

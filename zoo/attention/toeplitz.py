@@ -358,9 +358,7 @@ class _ToeplitzAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out, grad_lse):
         if torch.is_grad_enabled():  # under create_graph; autograd's own guard silently accepts a constant grad_out
-            raise RuntimeError(
-                "kernel 'toeplitz' has no second derivative; use kernel='reference' with create_graph=True"
-            )
+            raise RuntimeError("kernel 'toeplitz' has no second derivative; create_graph=True needs kernel='reference'")
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
         job, bias = ctx.job, _Bias(ctx.job.call, table, scale)
         grads = grad_out, grad_lse if job.wants_lse else None

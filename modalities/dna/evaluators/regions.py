@@ -80,9 +80,7 @@ class Window:
 class RegionSettings(FileSettings):
     """Parts of a file of sequences."""
 
-    regions: str | None = option(
-        None, "BED file of what to read, column 6 the strand for score; default: all of --fasta"
-    )
+    regions: str | None = option(None, "BED file of what to read, column 6 the strand for score; default: all of them")
 
 
 class RegionEvaluator(FileEvaluator[RegionSettings]):

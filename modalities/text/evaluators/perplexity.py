@@ -62,9 +62,9 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
 
     Stretches of text as long as the longest length are cut into windows without overlap that predict L tokens each, from the
-    token before the window (BOS at a document's start) and its first L − 1: every length predicts the same tokens. Every
-    document that is long enough takes part, by default with one to eight stretches, up to 8,192 tokens. `samples` counts
-    stretches: the first ones of all documents, then the second ones, and so on.
+    token before the window (BOS at a document's start) and its first L − 1. Lengths that divide the longest predict the same
+    tokens; others those of the windows that fit. Every document that is long enough takes part, by default with one to eight
+    stretches, up to 8,192 tokens. `samples` counts stretches: the first ones of all documents, then the second ones, and so on.
 
     With `documents="joined"` (GOAT, CABLE) stretches are cut from all documents in a row, parted by BOS. With "upto" (BAM's
     table 2) a length L reads the first L tokens of every document, or all of a shorter one.
@@ -147,9 +147,8 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """A stretch of a document."""
-        yield Observed(
-            cell["length"], str(cell["document"]), "bits_per_byte", cell["nll_sum"] / math.log(2), cell["bytes"]
-        )
+        bits = cell["nll_sum"] / math.log(2)
+        yield Observed(cell["length"], str(cell["document"]), "bits_per_byte", bits, cell["bytes"])
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows = []

@@ -96,8 +96,7 @@ def scene_scores(main: Score, *others: Score, readings: Sequence[str] = READINGS
     controls = (replace(main, column=f"{name}_{main.column}", title=TITLES[name]) for name in readings[1:])
     chance = Score(f"chance_{main.column}", drawn=False)
     gain = Score("gain", "whole − best of the others", linear=True, title="what reading large gains", level=0.0)
-    whole = replace(main, title=TITLES["native"])
-    return (whole, *others, *controls, chance, gain, Score("skipped", exception=True))
+    return (replace(main, title=TITLES["native"]), *others, *controls, chance, gain, Score("skipped", exception=True))
 
 
 class SceneEvaluator(SizeEvaluator[SceneSettings]):

@@ -104,6 +104,8 @@ def adapt_command(
         )
         heldout = adapting.adaptation_rows(spec, run.source, context)
     losses = {"as it came": adapting.heldout_loss(model, heldout)} if heldout and not dry_run else {}
+    if run.train != "all" and RECORD not in model.__dict__:
+        raise CommandError(f"{name} is a whole adapted model, not a base: expected --train all")
     if run.train == "lora":
         add_lora(model, run.rank)
     if not has_priors(model):

@@ -209,13 +209,12 @@ def cable(method: str, size: str) -> Recipe:
 
     Differences: cable's matrix W_c has weight decay there and none here; no prior's parameter has.
     """
-    fineweb = "hf:HuggingFaceFW/fineweb-edu:sample-10BT:train"
     released = {"weight_init": "gpt2", "scale_content": method.removesuffix("_ssmax") != "cable"}
     return Recipe(
         name=f"text.cable_{method}_{size}",
         modality="text",
         model=Model(f"text_{method}_{size}", options=BESIDE | released),
-        data=TextDataConfig(fineweb, context=1024, **PACKED),
+        data=TextDataConfig("hf:HuggingFaceFW/fineweb-edu:sample-10BT:train", context=1024, **PACKED),
         optim=Optim(lr=6e-4, warmup=715),
         train=Train(steps=19_073, batch=512, micro_batch=16, **GPU),
         evaluate=Evaluate(every=500, samples=512),

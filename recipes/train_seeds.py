@@ -73,6 +73,8 @@ def train_seeds_command(
             # A signal that arrives between two instructions of a wait does not end it; its handler runs after the wait.
             while not wait([result], timeout=1).done:
                 pass
+            if result.exception():
+                pool.shutdown(cancel_futures=True)
             codes.append(code := result.result())
             print(f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log", flush=True)
     if stops or any(codes) or not evaluate.strip():

@@ -15,12 +15,13 @@ from typing import Any
 
 from modalities.vision.config import VisionDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
+from zoo.errors import Options
 from zoo.files import data_folder
 
 RECIPES = Recipes("vision")
 
 IMAGENET_IMAGES = 1_281_167
-TINY: dict[str, Any] = {"lr": 2e-3, "weight_decay": 0.05, "prior_lr_scale": 10.0, "warmup": 50, "floor": 0.01}
+TINY: Options = {"lr": 2e-3, "weight_decay": 0.05, "prior_lr_scale": 10.0, "warmup": 50, "floor": 0.01}
 
 
 def tiny(method: str) -> Recipe:
@@ -51,7 +52,7 @@ def scene(task: str, method: str) -> Recipe:
     Needs `priorzoo fetch-data vision scenes links --offline`. Hardware: one CPU core.
     """
     source, unmarked = task.partition("_")[0], 0.25 if task == "links" else 0.0
-    options: dict[str, Any] = {"target": "marked+map", "augment": "window", "shapes": SCENE_SHAPES[task]}
+    options: Options = {"target": "marked+map", "augment": "window", "shapes": SCENE_SHAPES[task]}
     return Recipe(
         name=f"vision.{method}_{task}",
         modality="vision",
@@ -71,7 +72,7 @@ def photographs(method: str) -> Recipe:
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
     `priorzoo fetch-data vision photos`. Hardware: one CPU core.
     """
-    augmentation: dict[str, Any] = {
+    augmentation: Options = {
         "crop_scale": (0.35, 1.0),
         "hflip": 0.5,
         "color_jitter": 0.2,
@@ -88,14 +89,11 @@ def photographs(method: str) -> Recipe:
     )
 
 
-def imagenet(
-    name: str, model: Model, *, batch: int, warmup: int, lr: float, train: dict[str, Any], **data: Any
-) -> Recipe:
+def imagenet(name: str, model: Model, *, batch: int, warmup: int, lr: float, train: Options, **data: Any) -> Recipe:
     """An ImageNet-1k run of 150 epochs by AdamW, `warmup` in epochs, with a common crop and flip."""
-    epoch = IMAGENET_IMAGES // batch
-    settings: dict[str, Any] = {"precision": "bf16", "zero_stage": 1, "save_every": 5000, "log_every": 50} | train
+    settings: Options = {"precision": "bf16", "zero_stage": 1, "save_every": 5000, "log_every": 50} | train
     source = f"folder:{data_folder() / 'imagenet'}"
-    crop: dict[str, Any] = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "label_smoothing": 0.1}
+    crop: Options = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "label_smoothing": 0.1}
     return Recipe(
         name=f"vision.{name}",
         modality="vision",
@@ -103,12 +101,12 @@ def imagenet(
         data=VisionDataConfig(source, image_size=224, num_classes=1000, num_workers=8, **crop, **data),
         optim=Optim(lr=lr, betas=(0.9, 0.999), weight_decay=0.05, warmup=warmup * IMAGENET_IMAGES // batch, floor=0.0),
         train=Train(steps=150 * IMAGENET_IMAGES // batch, batch=batch, **settings),
-        evaluate=Evaluate(every=epoch + 1, samples=50_000),
+        evaluate=Evaluate(every=IMAGENET_IMAGES // batch + 1, samples=50_000),
     )
 
 
 # GOAT's name for a method, and its options: priors start at 0 in the paper, M is its script's. "ape" is absolute embeddings.
-GOAT_IMAGENET: dict[str, tuple[str, dict[str, Any]]] = {
+GOAT_IMAGENET: dict[str, tuple[str, Options]] = {
     "goat": ("goat", {"position_options": {"init": "uniform", "sink_rank": 2}}),
     "ape": ("learned", {}),
     "rope2d": ("rope2d_axial", {}),

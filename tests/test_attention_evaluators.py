@@ -56,9 +56,9 @@ def test_heads() -> None:
         ]
         assert row["answer_mass"] == pytest.approx(np.mean(masses), rel=1e-6, abs=1e-12)
         assert row["theta_beta"] == pytest.approx(model.layers[1].attention.prior.theta_beta[h].item())
-    away = [row["answer_mass"] for row in rows if row["retrieval"]]
     near = [row["answer_mass"] for row in rows if row["theta_beta"] > 0.5]
-    assert max(away) > 0.5 and max(near) < 0.05 and len(near) >= 4
+    assert max(row["answer_mass"] for row in rows if row["retrieval"]) > 0.5
+    assert max(near) < 0.05 and len(near) >= 4
 
 
 @pytest.mark.slow

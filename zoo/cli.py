@@ -141,11 +141,10 @@ def show(
         return console.print(f"weights: {', '.join(tags) or 'none ship for this model'}")
     weights_entry(name)
     _show_model(name, model)
-    card = (WEIGHTS / f"{name}.md").read_text(encoding="utf-8")
     # Here, because importing it takes 40 ms.
     from rich.markdown import Markdown
 
-    console.print(Markdown(card.partition("\n---\n")[2]))
+    console.print(Markdown((WEIGHTS / f"{name}.md").read_text(encoding="utf-8").partition("\n---\n")[2]))
 
 
 def _show_model(title: str, model: ZooModel) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field, fields
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -124,7 +125,9 @@ def one_line(error: BaseException) -> str:
         size = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
         return f"out of memory{f' for {size[1]}' if size else ''}: lower lengths or batches, or use a smaller model"
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
-        return printable(f"{error.filename}: a file is where a folder is expected")
+        path = Path(error.filename)
+        if file := next((part for part in (path, *path.parents) if part.is_file()), None):
+            return printable(f"{file}: a file is where a folder is expected")
     text = " ".join(str(error).split()) if str(error).count("\n") > 5 else str(error).strip().replace("\n", "; ")
     return printable(text)[:1000] or type(error).__name__
 

@@ -71,7 +71,7 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         sizes: Options = dict(dim=embed_dim, num_heads=num_heads, train_context=train_context)
         parts = create_position(position, **sizes, options=dict(position_options or {}), lanes="beside")
         if parts.embedding is not None:
-            raise ValueError(f"position {position!r} is added to the embedding: add it there, here position='nope'")
+            raise ValueError(f"position {position!r} is added to the embedding: add it there, and give 'nope' here")
         self.position, self.prior, self.rotary = position, parts.prior, parts.rotary
         self.window, self.sinks = parts.window, parts.sinks
         self.ssmax = SSMax(num_heads, train_context=train_context, causal=False, window=parts.reach) if ssmax else None

@@ -133,9 +133,8 @@ class Positions:
         if self.shape is None:
             raise ValueError("a line of tokens has no grid; make the positions with Positions.grid(height, width)")
         height, width = self.shape
-        y = torch.arange(height, device=device)[:, None].expand(-1, width)
         x = torch.arange(width, device=device).expand(height, -1)
-        return y.flatten(), x.flatten()
+        return torch.arange(height, device=device)[:, None].expand(-1, width).flatten(), x.flatten()
 
 
 def slices(count: int, size: int) -> Iterator[slice]:

@@ -275,16 +275,17 @@ def open_causal_lm(name: str) -> PreTrainedModel:
 
 
 def load_arm(folder: str, settings: dict[str, str], *, merge: bool) -> PreTrainedModel:
-    """The model of a folder under settings, an adapter's own first. merge: add its LoRA to the weights."""
+    """A folder's model under settings, one of which may be an `adapter` for it. merge: add its LoRA to the weights."""
     from zoo.adapters.released import open_released
 
-    adapter, rest = settings.get("adapter"), {key: text for key, text in settings.items() if key != "adapter"}
-    if adapter or (Path(folder) / ADAPTER).is_file():
-        return load_adapted(adapter or folder, base=folder if adapter else None, merge=merge, settings=rest)
     if is_adapted(folder):
         if settings:
             raise ValueError(f"a whole adapted model takes no settings, got {', '.join(settings)}")
         return load_adapted(folder)
+    folder, base = (settings["adapter"], folder) if "adapter" in settings else (folder, None)
+    rest = {key: text for key, text in settings.items() if key != "adapter"}
+    if base or (Path(folder) / ADAPTER).is_file():
+        return load_adapted(folder, base=base, merge=merge, settings=rest)
     saved = Path(folder) / "adapter_model.safetensors"  # of PEFT
     if saved.is_file() and any("position_bias" in key for key in read_tensors(saved)):
         cure = "load it on zoo.load_adapted(BASE), merge_and_unload(), then zoo.save_adapted"

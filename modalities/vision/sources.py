@@ -205,9 +205,8 @@ class FolderImages(ImageSet):
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
         versions = split != "train"  # of a training set the names suffice: a stat of every file would take minutes
-        self.fingerprint = digest_of(
-            (_relative(root, file), label, _version(file) if versions else 0) for file, label in samples
-        )
+        facts = ((_relative(root, file), label, _version(file) if versions else 0) for file, label in samples)
+        self.fingerprint = digest_of(facts)
         # In one buffer: forked workers share it, while they would copy a list of objects page by page.
         self.paths = np.array([os.fsencode(file) for file, _ in samples])
         self.labels = np.array([label for _, label in samples])

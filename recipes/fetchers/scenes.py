@@ -82,10 +82,8 @@ AREA = 48.0**2  # pixels a letter, and as many a piece of clutter
 DARKEST_INK, BRIGHTEST_DARK = 60, 120  # values of ink reach the first, those of backgrounds begin at the second
 ROOM = 3.0  # pixels between the ink's circle and the middle of the ring's line
 TRIES = 60  # places that are tried for a letter; where all overlap others it is left out
-REACH = (
-    48,
-    58,
-)  # pixels, of the larger coordinate, between letters that a line joins: half the training size, and what fits
+# Pixels, of the larger coordinate, between letters that a line joins: half the training size, and what fits.
+REACH = (48, 58)
 FINE = 4  # everything is drawn at so many times its size and averaged
 
 

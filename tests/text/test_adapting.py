@@ -86,6 +86,8 @@ def test_the_command_adapts_trains_and_saves(llama: str, tmp_path: Path, capsys:
     assert len(moved) == len(before) + len(model.model.layers)
     assert adapt.main(words) == 2
     assert "holds a model already" in capsys.readouterr().err
+    assert adapt.main([str(out), "--train", "prior", "--out", str(tmp_path / "again")]) == 2
+    assert "expected --train all" in capsys.readouterr().err
 
 
 ADAPTERS = [["--train", "prior", "--position", "ggd"]]

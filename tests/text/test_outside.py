@@ -341,6 +341,7 @@ def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path,
         assert torch.equal(load(f"{folders['llama']}@yarn=4,adapter={adapter}")(tokens), further)
         assert torch.equal(load(f"{adapter}@yarn=4")(tokens), further)
         refuses("no field 'bogus'", load, f"{adapter}@bogus=1")
+        refuses("soft and sinks do not apply", load, f"{adapter}@soft=9")
     zoo.adapt(open_causal_lm(folders["llama"]), "ggd").save_pretrained(tmp_path / "whole")
     open_tokenizer(folders["llama"]).save_pretrained(tmp_path / "whole")
     refuses("takes no settings, got yarn", load, f"{tmp_path}/whole@yarn=4")

@@ -116,9 +116,8 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
     for n, model in enumerate((mixed, by_layer, both)):
         model.save_pretrained(tmp_path / f"ours{n}")
         timm.models.save_for_hf(model, tmp_path / f"timm{n}", safe_serialization=True)
-        ours = VisionTransformer.from_pretrained(tmp_path / f"ours{n}").eval()
         theirs = timm.create_model(f"local-dir:{tmp_path / f'timm{n}'}", pretrained=True).eval()
-        for again in (ours, theirs):
+        for again in (VisionTransformer.from_pretrained(tmp_path / f"ours{n}").eval(), theirs):
             assert again.config == model.config and again.class_names == model.class_names
             assert torch.equal(again(images()), model(images()))
 

@@ -258,14 +258,16 @@ def test_a_window_hides_what_it_hides() -> None:
 def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> None:
     model = zoo.adapt(make(name), "ggd_goat", keep_rope=False, options={"spectral": {"rank": 3}})
     disturb(model)
-    if name == "timm":  # to features: no classifier, no pooling, one block
-        model.prune_intermediate_layers([0])
     getattr(model, "config", model).max_position_embeddings = 512
     zoo.save_adapted(model, tmp_path)
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # others can read the weights too
     loaded, given = zoo.load_adapted(tmp_path).eval(), input_of(name)
     assert torch.equal(output(loaded, given), output(model, given))
     assert json.loads((tmp_path / "config.json").read_text())["priorzoo"]["options"] == {"spectral": {"rank": 3}}
+    if name == "timm":  # as features: no classifier, no pooling, one block
+        model.prune_intermediate_layers([0], prune_norm=True)
+        zoo.save_adapted(model, tmp_path / "features")
+        assert torch.equal(output(zoo.load_adapted(tmp_path / "features").eval(), given), output(model, given))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])

@@ -128,8 +128,7 @@ def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor,
     out = prior_attention(*given[:3], prior(line, line, causal=True), causal=True, query_scale=scale, kernel=kernel)
     out.backward(given[3])
     assert ssmax.s.grad is not None and scale.grad is not None
-    rows = scale.grad[0] * (scale / ssmax.s[:, None])[0]
-    return ssmax.s.grad.double(), rows.detach().double().abs().sum(-1)
+    return ssmax.s.grad.double(), (scale.grad[0] * (scale / ssmax.s[:, None])[0]).detach().double().abs().sum(-1)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa", "toeplitz", pytest.param("triton", marks=pytest.mark.slow)])

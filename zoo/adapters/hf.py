@@ -227,9 +227,7 @@ def _lengthen_buffers(module: nn.Module, args: tuple[Tensor, ...], kwargs: Optio
             module._buffers[name] = index if name == "position_ids" else torch.zeros_like(index)
 
 
-def _no_rotation(
-    module: nn.Module, args: object, output: Tensor | tuple[Tensor, Tensor]
-) -> Tensor | tuple[Tensor, Tensor]:
+def _no_rotation(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     """A forward hook: the cosine and sine of no angle, or Llama 4's complex numbers of none."""
     if isinstance(output, Tensor) and output.is_complex():
         return torch.ones_like(output)

@@ -95,7 +95,7 @@ class SinkRotation:
     def change(self, q: Tensor, k: Tensor, positions: tuple[Positions, Positions], sinks: int) -> Tensor:
         """(B, H, T, sinks): what is added to the logits of each row's sinks; 0 where the query is within the limit."""
         if self.owner is None:
-            raise ValueError(f"{self.name}: sinks are seen from at most {self.limit} tokens on; read less, or without")
+            raise ValueError(f"{self.name}: sinks are seen from at most {self.limit} tokens on; drop them or read less")
         at, wide = positions[0].index(q.device), q.to(torch.promote_types(q.dtype, torch.float32))
         start = None if positions[1].within is None else positions[0].row_index(q.device) - at
         back = (self.limit - at).clamp(max=0)[:, None, :, None]

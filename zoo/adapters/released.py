@@ -17,9 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from zoo.adapters import ADAPTER, adapt, find_folder, hub_name, limited_reach
-from zoo.adapters.hf import LEARNED, load_whole
-from zoo.adapters.layer import RECORD, prior_parameters
+from zoo.adapters import ADAPTER, adapt, find_folder, hf, hub_name, limited_reach
+from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
 from zoo.errors import Options, nearest, require
 from zoo.files import data_folder, read_object, read_tensors, replacing_path, write_json, write_text
 
@@ -60,7 +59,7 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
                 tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
             elif key not in REACH:
                 _set_field(config, key, value)
-    model = load_whole(AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **options)
+    model = hf.load_whole(AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **options)
     if file:
         # Its weights are in `dtype` now, and can be saved.
         model.__dict__ |= {"hf_quantizer": None, "is_quantized": False}
@@ -147,7 +146,9 @@ def load_adapter(
     if record["lora"]:
         add_lora(model, record["lora"])
     if priors := record["priors"]:
-        adapt(model, **{name: value for name, value in priors.items() if name != "window"})
+        if has_priors(model):
+            raise ValueError(f"{folder} has a prior: window, soft and sinks do not apply")
+        hf.adapt(model, Request(**priors))
     model.__dict__[RECORD] |= {key: record[key] for key in ("reach", "training") if key in record}
     expected = _trained(model)
     if expected.keys() != tensors.keys():
@@ -202,7 +203,7 @@ def weights_digest(model: PreTrainedModel, record: Options | None = None) -> str
     """16 hex digits of the base's parameters in bfloat16, the same however wide a model is loaded; without learned positions
     where the record of its priors says that they are taken out."""
     digest, priors = hashlib.sha256(), prior_parameters(model)
-    taken_out = set() if record is None or record["keep_rope"] else {*LEARNED}
+    taken_out = set() if record is None or record["keep_rope"] else {*hf.LEARNED}
     base = {n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors}
     for name, parameter in sorted(base.items()):
         if ".lora_" in name or not taken_out.isdisjoint(name.split(".")):

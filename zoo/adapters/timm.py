@@ -90,13 +90,15 @@ def save(model: PriorVisionTransformer, folder: Path) -> None:
     patches, heads = model.patch_embed, next(m.num_heads for m in model.modules() if isinstance(m, PriorAttention))
     arguments = {"img_size": list(patches.img_size), "in_chans": patches.proj.in_channels, "num_heads": heads}
     arguments |= {"patch_size": patches.patch_size[0], "embed_dim": model.embed_dim, "depth": len(model.blocks)}
-    arguments["dynamic_img_size"] = model.dynamic_img_size
+    final_norm = not all(isinstance(norm, nn.Identity) for norm in (model.norm, model.fc_norm))
+    arguments |= {"dynamic_img_size": model.dynamic_img_size, "final_norm": final_norm}
     save_for_hf(model, str(folder), model_args=arguments, safe_serialization=True)
     write_json(folder / "config.json", read_object(folder / "config.json") | {RECORD: model.priorzoo})
 
 
 def load(folder: Path, **kwargs: Any) -> VisionTransformer:
-    """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes gives it a fresh classifier."""
+    """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes, with global_pool if it has none,
+    gives it a fresh classifier."""
     config = read_object(folder / "config.json")
     classes = kwargs.pop("num_classes", config["num_classes"])
     # timm leaves it out where it is empty.

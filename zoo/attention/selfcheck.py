@@ -122,9 +122,8 @@ def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype) -> dict
         torch.random.fork_rng(devices=[]),
     ):
         torch.default_generator.manual_seed(0)  # the CPU's alone: torch.manual_seed would seed those of GPUs too
-        leaves = {
-            name: torch.randn(shape).to(dtype) for name, shape in (("q", q_shape), ("k", k_shape), ("v", k_shape))
-        }
+        shapes = {"q": q_shape, "k": k_shape, "v": k_shape}
+        leaves = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
         if case.scaled:
             leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
         prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()

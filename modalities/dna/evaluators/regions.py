@@ -80,7 +80,7 @@ class Window:
 class RegionSettings(FileSettings):
     """Parts of a file of sequences."""
 
-    regions: str | None = option(None, "BED file of what to read, column 6 the strand for score; default: all of them")
+    regions: str | None = option(None, "BED file of what to read, score on column 6's strand; default: all of --fasta")
 
 
 class RegionEvaluator(FileEvaluator[RegionSettings]):

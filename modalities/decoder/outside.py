@@ -168,10 +168,8 @@ class OutsideDecoder(nn.Module):
             output = self._read(tokens, **options)
         if cache is not None:
             cache.held, cache.length = output.past_key_values, reach
-            if not {type(layer).__name__ for layer in cache.held.layers} <= {
-                "DynamicLayer",
-                "DynamicSlidingWindowLayer",
-            }:
+            kinds = {type(layer).__name__ for layer in cache.held.layers}
+            if not kinds <= {"DynamicLayer", "DynamicSlidingWindowLayer"}:
                 raise ValueError(f"hf:{name}: {self.model.config.model_type} keeps states, which cannot be rewound")
         features = output.last_hidden_state
         return features if last is None else features[:, -last:]
@@ -191,7 +189,7 @@ class OutsideDecoder(nn.Module):
 
     @cached_property
     def separates(self) -> bool:
-        """Whether documents of a packed row, whose position_ids begin again, do not see one another: tried on two documents."""
+        """Whether documents of a packed row do not see one another; it is tried on two, whose position_ids begin again."""
         if "position_ids" not in self._takes:
             return False
         tokens = torch.arange(12, device=self.model.device).view(2, 6) % self.config.vocab_size

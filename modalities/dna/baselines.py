@@ -47,11 +47,12 @@ class MarkovChain(WindowScorer):
     def score(self, windows: np.ndarray) -> Scores:
         if self.data is None:
             raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
+        chain = _fitted(self.data)
         nll, correct = np.empty(windows.shape), np.empty(windows.shape)
         for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
             before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
             read = windows[:, part.start - before : part.stop]
-            p = _fitted(self.data).probabilities(read, self.order)[:, before:]
+            p = chain.probabilities(read, self.order)[:, before:]
             true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
             nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
             best = p == p.max(-1, keepdims=True)

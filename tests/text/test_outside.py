@@ -219,7 +219,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["Llama", "OPT"])
 def test_documents_of_a_packed_row_do_not_see_one_another(kind):
-    """OPT makes no mask of position_ids: its documents are read one by one."""
+    """OPT makes no mask from position_ids, so its documents are read one by one."""
     sizes = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
     decoder, tokens = OutsideDecoder(zoo.adapt(model, "alibi"), "model"), torch.randint(3, 60, (2, 20))

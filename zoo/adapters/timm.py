@@ -101,7 +101,7 @@ def load(folder: Path, **kwargs: Any) -> VisionTransformer:
     gives it a fresh classifier."""
     config = read_object(folder / "config.json")
     classes = kwargs.pop("num_classes", config["num_classes"])
-    # timm leaves it out where it is empty.
+    # timm leaves an empty one out.
     pool = config.get("global_pool", "")
     arguments = {"num_classes": config["num_classes"], "global_pool": pool} | config["model_args"] | kwargs
     model: Any = timm.create_model(config["architecture"], **arguments)

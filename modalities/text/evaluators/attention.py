@@ -195,7 +195,8 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         heads = []
         for layer, analysis in zip(model.layers, self.look(model, cell.data["index"]), strict=True):
-            values = {score.column: getattr(analysis, score.column, analysis.mass.sum(-1)) for score in self.scores}
+            mass = analysis.mass.sum(-1)
+            values = {score.column: getattr(analysis, score.column, mass) for score in self.scores}
             columns = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
             count = analysis.entropy.shape[1]
             columns |= _head_parameters(layer, count)

@@ -37,6 +37,16 @@ def test_the_readme_s_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(example, "README.md", "exec"), {})
 
 
+def test_readme_begins_with_commands_that_need_nothing() -> None:
+    """`make demo` and `make test` stand before `pip install`; CI types the second as it is printed."""
+    shell = re.search(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    assert shell is not None
+    typed = [line.partition("  #")[0] for line in shell[1].splitlines()]
+    assert typed[:2] == ["make demo", "make test"]
+    assert typed[2].startswith("pip install")
+    assert (ROOT / ".ci/run").read_text().splitlines()[-1] == typed[1]
+
+
 def test_links_and_folders_exist() -> None:
     links = [(page, link) for page in OUTSIDE for link in re.findall(r"\]\(([^)#:]+)\)", PAGES[page])]
     assert len(links) > 5

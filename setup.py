@@ -33,7 +33,9 @@ setup(
         *(name.replace("recipes", RECIPES, 1) for name in find_packages(include=["recipes*"])),
     ],
     package_dir={RECIPES: "recipes"},
-    long_description=index_page(Path(__file__).with_name("README.md").read_text(encoding="utf-8"), URL),
+    long_description=index_page(
+        Path(__file__).with_name("README.md").read_text(encoding="utf-8"), URL
+    ),
     long_description_content_type="text/markdown",
     project_urls={"Repository": URL} if URL else {},
 )

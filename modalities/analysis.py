@@ -141,10 +141,16 @@ def analyse_call(
             sinks = (documents == call.segments[:, None]).int().argmax(-1)
         measured = _measure(content, prior, sinks[:, None, :, None], marked, away)
         if full:
-            measured["weights"] = (content + prior).softmax(-1).masked_fill(measured["seen"][..., None] == 0, 0.0)
+            measured["weights"] = (
+                (content + prior).softmax(-1).masked_fill(measured["seen"][..., None] == 0, 0.0)
+            )
         for name, value in measured.items():
             parts.setdefault(name, []).append(value.cpu())
-    return Analysis(layer, torch.tensor(chosen), **{name: torch.cat(values, dim=2) for name, values in parts.items()})
+    return Analysis(
+        layer,
+        torch.tensor(chosen),
+        **{name: torch.cat(values, dim=2) for name, values in parts.items()},
+    )
 
 
 def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
@@ -160,7 +166,9 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
     """(B, H, r, S) float64 content and prior logits of queries [start, stop), times the row scale, nothing hidden."""
     num_heads, width = call.q.shape[1], call.q.shape[-1]
     k = repeat_heads(call.k, num_heads).double()
-    content = call.q[:, :, start:stop].double() @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
+    content = (
+        call.q[:, :, start:stop].double() @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
+    )
     prior = torch.zeros_like(content)
     if call.terms.q_lanes is not None:
         k_lanes = k[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.double()
@@ -168,7 +176,10 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
     if call.table is not None:
         prior = prior + call.table.unroll().rows(start, stop, call.num_keys).double()
     if call.terms.bias is not None:
-        prior = prior + bias_block(call.terms.bias, slice(None), slice(start, stop), call.num_keys).double()
+        prior = (
+            prior
+            + bias_block(call.terms.bias, slice(None), slice(start, stop), call.num_keys).double()
+        )
     if call.sinks:
         prior = call.exempt_sinks(prior, slice(None), slice(start, stop))
     if call.query_scale is not None:
@@ -177,7 +188,9 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
     return content, prior
 
 
-def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away: Tensor) -> dict[str, Tensor]:
+def _measure(
+    content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away: Tensor
+) -> dict[str, Tensor]:
     """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, marked spans (n, S) and distances (r, S)."""
     logits = content + prior
     log_p, log_prior, log_content = (x.log_softmax(-1) for x in (logits, prior, content))
@@ -189,9 +202,15 @@ def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away
     other = logits.scatter(-1, at, -math.inf).max(-1, keepdim=True)
 
     def margin(values: Tensor) -> Tensor:
-        return (values.gather(-1, at) - values.gather(-1, other.indices)).where(other.values > -math.inf, math.inf)
+        return (values.gather(-1, at) - values.gather(-1, other.indices)).where(
+            other.values > -math.inf, math.inf
+        )
 
-    of_sink = {"sink_mass": p.gather(-1, at), "content_margin": margin(content), "prior_margin": margin(prior)}
+    of_sink = {
+        "sink_mass": p.gather(-1, at),
+        "content_margin": margin(content),
+        "prior_margin": margin(prior),
+    }
     of_row = {
         "entropy": -(p * log_p.masked_fill(~seen, 0.0)).sum(-1),
         "divergence": (p * gain).sum(-1),

@@ -76,7 +76,9 @@ class Loss(Protocol):
 class Writer(Protocol):
     """A model that continues text: `priorzoo generate`."""
 
-    def stream_text(self, prompt: str, *, max_new_tokens: int, **sampling: float | None) -> Iterator[str]:
+    def stream_text(
+        self, prompt: str, *, max_new_tokens: int, **sampling: float | None
+    ) -> Iterator[str]:
         """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p, seed."""
 
 
@@ -181,5 +183,7 @@ def find_modality(name: str) -> Modality:
     modality = load_modality(name)
     if not isinstance(modality, Modality):
         kind = type(modality).__name__
-        raise ValueError(f"entry point {name!r} of priorzoo.modalities is {kind}, expected a Modality")
+        raise ValueError(
+            f"entry point {name!r} of priorzoo.modalities is {kind}, expected a Modality"
+        )
     return modality

@@ -18,7 +18,9 @@ def activation_numbers(layers: int, dim: int, hidden: int, recomputed: bool, wid
     + `hidden` (MLP). A recomputed block keeps 2·dim, and the backward pass adds one block. In float32 (CPU) the 8 is 16,
     because heads are copied and norms are not fused, and the backward pass adds 1.5 blocks."""
     block = (16 if width == 4 else 8) * dim + hidden
-    return layers * (2 * dim if recomputed else block) + block * (1.5 if width == 4 else float(recomputed))
+    return layers * (2 * dim if recomputed else block) + block * (
+        1.5 if width == 4 else float(recomputed)
+    )
 
 
 class Meter:
@@ -79,7 +81,9 @@ def keep_freed_tensors(below: int) -> None:
     """Keep freed tensors of less than `below` bytes for later ones, and give larger ones back to the system: glibc only.
     With 32 MiB a step of `vision.ggd2d_tiny` makes no new pages, which took 3 to 10% of it. With 1 MiB a step of SmolLM2 on
     2,048 tokens takes 1 GiB instead of 2.9, in the same time. If no tensor was made before, those of 2 MiB get large pages."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it once, at its first tensor on the CPU
+    os.environ.setdefault(
+        "THP_MEM_ALLOC_ENABLE", "1"
+    )  # torch reads it once, at its first tensor on the CPU
     _glibc("mallopt", -3, below)  # M_MMAP_THRESHOLD
     _glibc("mallopt", -1, 32 * below)  # M_TRIM_THRESHOLD
 
@@ -110,7 +114,9 @@ class Readout:
         """Start the copy of (n,) numbers to the host."""
         self.numbers = numbers
         if self.on_cuda:
-            self.numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+            self.numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(
+                numbers, non_blocking=True
+            )
         self.ended = self._now()
 
     def read(self) -> tuple[list[float], float]:

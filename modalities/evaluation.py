@@ -28,13 +28,25 @@ from typing_extensions import TypeVar
 from modalities.figures import scores_figure
 from modalities.loading import Heldout
 from modalities.paired import Observed, Place, ScoresByUnit, paired_rows, scores_by_unit
-from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, file_safe, mean_of_rows, write_table
+from modalities.results import (
+    LENGTH,
+    Axis,
+    CellValue,
+    ModelResult,
+    Row,
+    Score,
+    file_safe,
+    mean_of_rows,
+    write_table,
+)
 from zoo.errors import LARGEST_SEED, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST = 2**27  # tokens, samples, pixels of a side, or whatever else a whole number of settings counts
+MOST = (
+    2**27
+)  # tokens, samples, pixels of a side, or whatever else a whole number of settings counts
 LEAST = {"samples": 1, "batch_tokens": 1, "seed": 0}
 
 
@@ -58,15 +70,21 @@ def counts(text: str) -> tuple[int, ...]:
 def check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
     """ValueError for a value that is neither None nor one of `choices`; it names the nearest."""
     if value is not None and value not in choices:
-        raise ValueError(f"{name} {value!r}; {did_you_mean(str(value), choices)}expected {' or '.join(choices)}")
+        raise ValueError(
+            f"{name} {value!r}; {did_you_mean(str(value), choices)}expected {' or '.join(choices)}"
+        )
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to measure. Every field is an option of the evaluate command; raises ValueError for values that cannot work."""
 
-    samples: int | None = option(None, "per cell, or in all, as the evaluator says; default: the evaluator's own")
-    source: str | None = option(None, "where held-out data comes from, as in a recipe; default: what training held out")
+    samples: int | None = option(
+        None, "per cell, or in all, as the evaluator says; default: the evaluator's own"
+    )
+    source: str | None = option(
+        None, "where held-out data comes from, as in a recipe; default: what training held out"
+    )
     batch_tokens: int = option(16384, "most tokens in one forward pass")
 
     def __post_init__(self) -> None:
@@ -88,17 +106,28 @@ class Settings:
 class LengthSettings(Settings):
     """Settings of evaluators along a line of tokens."""
 
-    lengths: tuple[int, ...] | None = option(None, "tokens, as 512,4k; default: by the training length", parse=counts)
+    lengths: tuple[int, ...] | None = option(
+        None, "tokens, as 512,4k; default: by the training length", parse=counts
+    )
     seed: int = option(42, "of every random draw")
 
-    factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32)  # default lengths, in training lengths
+    factors: ClassVar[tuple[int, ...]] = (
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+    )  # default lengths, in training lengths
     counted: ClassVar[str] = "tokens"  # what lengths count
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lengths is not None:
             if not self.lengths or min(self.lengths) < 2:
-                raise ValueError(f"lengths must be at least 2 {self.counted}, got {list(self.lengths)}")
+                raise ValueError(
+                    f"lengths must be at least 2 {self.counted}, got {list(self.lengths)}"
+                )
             object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
 
     def resolved_lengths(self, train_context: int) -> tuple[int, ...]:
@@ -111,7 +140,9 @@ class CutSettings(LengthSettings):
     """Settings of evaluators that can also read a part of a text alone."""
 
     controls: ClassVar[tuple[str, ...]] = ("cut",)
-    control: str | None = option(None, "cut: only as much as training had is read at once; perplexity also: cut-bos")
+    control: str | None = option(
+        None, "cut: only as much as training had is read at once; perplexity also: cut-bos"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,22 +169,36 @@ class Evaluator(ABC, Generic[S, Model]):
     name: ClassVar[str]
     title: ClassVar[str] = ""  # of its panel in overview.png; the name where empty
     summary: ClassVar[str]  # one line, for --help and error messages
-    version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
-    scores: tuple[Score, ...]  # what tables show and figures draw; of an instance where settings decide
-    overview: Score | None = None  # what represents it in overview.png, next to other evaluators of its axis
-    settings_class: ClassVar[type[Settings]] = LengthSettings  # the S of the nearest class that names one
+    version: ClassVar[int] = (
+        1  # raised when prompts or scoring change, so that earlier cells are not reused
+    )
+    scores: tuple[
+        Score, ...
+    ]  # what tables show and figures draw; of an instance where settings decide
+    overview: Score | None = (
+        None  # what represents it in overview.png, next to other evaluators of its axis
+    )
+    settings_class: ClassVar[type[Settings]] = (
+        LengthSettings  # the S of the nearest class that names one
+    )
     axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
-    paired_over: ClassVar[str] = ""  # what `observed` tells apart, such as "documents"; empty: no paired comparison
+    paired_over: ClassVar[str] = (
+        ""  # what `observed` tells apart, such as "documents"; empty: no paired comparison
+    )
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         named = (kind for base in vars(cls).get("__orig_bases__", ()) for kind in get_args(base))
-        settings = next((kind for kind in named if inspect.isclass(kind) and issubclass(kind, Settings)), None)
+        settings = next(
+            (kind for kind in named if inspect.isclass(kind) and issubclass(kind, Settings)), None
+        )
         if settings is not None and "settings_class" not in vars(cls):
             cls.settings_class = settings
 
-    def __init__(self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None
+    ) -> None:
         self.settings: S = cast(S, self.settings_class()) if settings is None else settings
         self.trained_on = trained_on or {}
         # `measure` calls it with the units of its cell that it has read; the rest is added when the cell is done.
@@ -201,12 +246,20 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def at_once(self, model: Model, length: int) -> int:
         """How much of a text of `length` is read: at most the training length under a control (`CutSettings`)."""
-        return min(length, self.trained_at(model)) if getattr(self.settings, "control", None) else length
+        return (
+            min(length, self.trained_at(model))
+            if getattr(self.settings, "control", None)
+            else length
+        )
 
     def identity(self, model: Model) -> Row:
         """What a cell's number depends on besides the model, the key of stored cells: by default the held-out data and all
         settings but the source. Leave out what only decides which cells there are."""
-        settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
+        settings = {
+            k: v
+            for k, v in dataclasses.asdict(self.settings).items()
+            if k not in ("source", "batch_tokens")
+        }
         return settings | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
     def points(self, model: Model) -> tuple[Place, ...]:
@@ -232,7 +285,8 @@ class Evaluator(ABC, Generic[S, Model]):
         for cell in cells.values():
             by_point.setdefault(cell[column], []).append(cell)
         return [
-            {column: point} | {name: value for name, value in mean_of_rows(values).items() if name != column}
+            {column: point}
+            | {name: value for name, value in mean_of_rows(values).items() if name != column}
             for point, values in sorted(by_point.items())
         ]
 
@@ -246,12 +300,16 @@ class Evaluator(ABC, Generic[S, Model]):
         ValueError where no result has that label, or there is no other."""
         scores: dict[str, list[ScoresByUnit]] = {}
         for result in results:
-            observed = (one for name, value in result.cells.items() for one in self.observed(name, value))
+            observed = (
+                one for name, value in result.cells.items() for one in self.observed(name, value)
+            )
             scores.setdefault(result.group or result.label, []).append(scores_by_unit(observed))
         reference = next((one.group or one.label for one in results if one.label == against), None)
         if reference is None or len(scores) < 2:
             names = ", ".join(scores)
-            raise ValueError(f"nothing to compare with {against!r}: measured are {names}, seeds of a set-up as one")
+            raise ValueError(
+                f"nothing to compare with {against!r}: measured are {names}, seeds of a set-up as one"
+            )
         return [
             {"model": name, "against": reference} | row
             for name in scores
@@ -273,7 +331,9 @@ class Evaluator(ABC, Generic[S, Model]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """Files in folder `out` besides JSON, CSV and PNG; none by default."""
 
-    def run(self, model: Model, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+    def run(
+        self, model: Model, finished: Mapping[str, CellValue] | None = None
+    ) -> Iterator[tuple[str, CellValue]]:
         """Yield (cell name, value) for every cell, in order; those in `finished`, which may grow meanwhile, are passed on."""
         for cell in self.cells(model):
             value = None if finished is None else finished.get(cell.name)
@@ -285,8 +345,15 @@ class Evaluator(ABC, Generic[S, Model]):
         for row in self.rows(dict(self.run(model))):
             for score in self.scores:
                 value = row.get(score.column)
-                if score.tabled and not score.exception and value is not None and math.isfinite(value):
-                    numbers[f"{self.name}/{score.column}@{self.axis.tick(row[self.axis.column])}"] = float(value)
+                if (
+                    score.tabled
+                    and not score.exception
+                    and value is not None
+                    and math.isfinite(value)
+                ):
+                    numbers[
+                        f"{self.name}/{score.column}@{self.axis.tick(row[self.axis.column])}"
+                    ] = float(value)
         return numbers
 
 
@@ -308,11 +375,17 @@ class Listing(Evaluator[S, Model]):
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         for result in results:
-            write_table(out / f"{self.name}.{file_safe(result.label)}.tsv", result.rows, delimiter="\t")
+            write_table(
+                out / f"{self.name}.{file_safe(result.label)}.tsv", result.rows, delimiter="\t"
+            )
 
 
 def print_table(
-    console: Console, title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]
+    console: Console,
+    title: str,
+    left: Sequence[str],
+    right: Sequence[str],
+    rows: Iterable[Sequence[str]],
 ) -> None:
     """Rows of a table with columns named `left` and, aligned to the right, `right`."""
     from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
@@ -331,7 +404,11 @@ def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
     evaluators: dict[str, type[Evaluator]] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         for kind in vars(importlib.import_module(module.name)).values():
-            local = inspect.isclass(kind) and issubclass(kind, Evaluator) and kind.__module__ == module.name
+            local = (
+                inspect.isclass(kind)
+                and issubclass(kind, Evaluator)
+                and kind.__module__ == module.name
+            )
             if not local or inspect.isabstract(kind):
                 continue
             evaluators[kind.name] = kind
@@ -339,28 +416,41 @@ def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
 
 
 def scheduled_evaluators(
-    during: Mapping[str, object], known: Mapping[str, type[Evaluator]], trained_on: Mapping[str, Any]
+    during: Mapping[str, object],
+    known: Mapping[str, type[Evaluator]],
+    trained_on: Mapping[str, Any],
 ) -> list[tuple[int, Evaluator]]:
     """(steps between its runs, evaluator) of each entry of a recipe's `evaluate.during`; ValueError for a wrong entry."""
     known = {name: kind for name, kind in known.items() if not issubclass(kind, Listing)}
     evaluators: list[tuple[int, Evaluator]] = []
     for name, entry in during.items():
         if name not in known:
-            raise ValueError(f"evaluate.during: no evaluator {name!r} for these models; {nearest(name, known)}")
+            raise ValueError(
+                f"evaluate.during: no evaluator {name!r} for these models; {nearest(name, known)}"
+            )
         settings: dict[str, Any] = {**entry} if isinstance(entry, Mapping) else {"every": entry}
         every = settings.pop("every", None)
         if type(every) is not int or every < 1:
-            raise ValueError(f"evaluate.during: {name}={entry!r}: expected a number of steps or settings with 'every'")
-        parsers = {field.name: field.metadata.get("parse") for field in dataclasses.fields(known[name].settings_class)}
+            raise ValueError(
+                f"evaluate.during: {name}={entry!r}: expected a number of steps or settings with 'every'"
+            )
+        parsers = {
+            field.name: field.metadata.get("parse")
+            for field in dataclasses.fields(known[name].settings_class)
+        }
         try:
             for key, value in settings.items():
                 if key not in parsers:
                     raise ValueError(f"{name} has no setting {key!r}; {nearest(key, parsers)}")
                 parse = parsers[key]
-                if parse is not None and isinstance(value, str | int | float):  # as on the command line
+                if parse is not None and isinstance(
+                    value, str | int | float
+                ):  # as on the command line
                     value = parse(str(value))
                 settings[key] = tuple(value) if isinstance(value, list) else value
-            evaluators.append((every, known[name](known[name].settings_class(**settings), trained_on)))
+            evaluators.append(
+                (every, known[name](known[name].settings_class(**settings), trained_on))
+            )
         except (TypeError, ValueError) as error:
             raise ValueError(f"evaluate.during: {name}={entry!r}: {error}") from error
     return evaluators

@@ -15,7 +15,16 @@ from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds, short_names
+from modalities.results import (
+    LENGTH,
+    Axis,
+    ModelResult,
+    Score,
+    SeedMean,
+    compact,
+    mean_of_seeds,
+    short_names,
+)
 from zoo.files import save_figure
 
 if TYPE_CHECKING:
@@ -25,20 +34,33 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, then Tol's muted scheme.
 with Path(__file__).with_name("styles.csv").open(encoding="utf-8") as _file:
     STYLES = {method: (color, marker) for method, color, marker in csv.reader(_file)}
-SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
+SPARE = (
+    ("#1F77B4", "o"),
+    ("#BCBD22", "s"),
+    ("#8C564B", "D"),
+    ("#E377C2", "^"),
+    ("#17BECF", "v"),
+    ("#7F7F7F", "p"),
+)
 DASHES = ("-", "--", ":", "-.")
 Style = dict[str, Any]  # arguments of matplotlib's plot
-WIDTH = 9.6  # inches of a figure: where a page shows it 800 pixels wide, `SMALLEST` points are 9 pixels
+WIDTH = (
+    9.6  # inches of a figure: where a page shows it 800 pixels wide, `SMALLEST` points are 9 pixels
+)
 SMALLEST = 8.0
 LINE: Style = {"linewidth": 1.6, "markersize": 5.5, "alpha": 0.9, "zorder": 3}
 RULE: Style = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
 
 
-def scores_figure(results: Sequence[ModelResult], path: Path, scores: Sequence[Score], along: Axis = LENGTH) -> None:
+def scores_figure(
+    results: Sequence[ModelResult], path: Path, scores: Sequence[Score], along: Axis = LENGTH
+) -> None:
     """A panel for each score that is drawn and that rows have, over the axis."""
     results = mean_of_seeds(results, along.column)
     columns = {name for result in results for row in result.rows for name in row}
-    drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
+    drawn = [
+        score for score in scores if score.drawn and not score.exception and score.column in columns
+    ]
     across = 2 if len(drawn) == 4 else min(3, len(drawn)) or 1
     figure, axes = panels(math.ceil(len(drawn) / across) or 1, across, width=4.6, height=3.5)
     for axis, score in zip(axes, drawn, strict=False):
@@ -66,7 +88,9 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
     """
     results = mean_of_seeds(results, LENGTH.column)
     across = min(4, len(results))
-    width = max(3.0 if across > 1 else 5.0, 1.2 + 0.55 * max(len(result.rows) for result in results))
+    width = max(
+        3.0 if across > 1 else 5.0, 1.2 + 0.55 * max(len(result.rows) for result in results)
+    )
     figure, axes = panels(math.ceil(len(results) / across), across, width=width, height=3.1)
     for axis in axes[len(results) :]:
         axis.set_visible(False)
@@ -86,7 +110,9 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
             axis.axvline(inside - 0.5, color="black", linewidth=1.2, linestyle=(0, (3, 2)))
         axis.title.set_fontsize(9)
     figure.colorbar(image, ax=axes[: len(results)], label="exact match", shrink=0.8)
-    figure.suptitle(title + "\nright of the dashed line: longer than in training" * beyond, fontsize=10)
+    figure.suptitle(
+        title + "\nright of the dashed line: longer than in training" * beyond, fontsize=10
+    )
     save_figure(figure, path)
 
 
@@ -99,11 +125,17 @@ def styles_of(results: Sequence[ModelResult]) -> list[Style]:
     for result in results:
         method = result.method
         base = method if method in STYLES else method.removesuffix("_ssmax")
-        round_, place = (0, 0) if base in STYLES else divmod(spare.setdefault(base, len(spare)), len(SPARE))
+        round_, place = (
+            (0, 0) if base in STYLES else divmod(spare.setdefault(base, len(spare)), len(SPARE))
+        )
         color, marker = STYLES.get(base) or SPARE[place]
         dashes = DASHES[(models[method] + round_) % len(DASHES)]
         models[method] += 1
-        style = {"color": color, "marker": marker, "markerfacecolor": color if base == method else "white"}
+        style = {
+            "color": color,
+            "marker": marker,
+            "markerfacecolor": color if base == method else "white",
+        }
         styles.append(LINE | style | {"linestyle": dashes, "label": result.label})
     return styles
 
@@ -136,7 +168,15 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
     if score.unit_interval:
         axis.set_ylim(-0.04, 1.04)
     elif not score.linear:
-        log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
+        log_if_wide(
+            axis,
+            [
+                row[score.column]
+                for r in results
+                for row in r.rows
+                if row.get(score.column) is not None
+            ],
+        )
     if score.level is not None:
         axis.axhline(score.level, **RULE)
     name = f"chance_{score.column}"
@@ -150,20 +190,30 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
 
 
 def _draw_band(
-    axis: Axes, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str, whiskers: bool
+    axis: Axes,
+    places: list[float],
+    result: ModelResult,
+    column: str,
+    shown: list[bool],
+    color: str,
+    whiskers: bool,
 ) -> None:
     """From the least to the greatest seed; whiskers of the standard error where no model has several."""
     name, space, condition = column.partition(" (")
     error = f"{name}_standard_error{space}{condition}"
     errors = [row.get(error) or 0.0 for row in compress(result.rows, shown)]
     if isinstance(result, SeedMean):
-        low, high = ([row[column] for row in compress(rows, shown)] for rows in (result.low, result.high))
+        low, high = (
+            [row[column] for row in compress(rows, shown)] for rows in (result.low, result.high)
+        )
         axis.fill_between(places, low, high, color=color, alpha=0.07, linewidth=0, zorder=2)
         for edge in (low, high):
             axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, zorder=2)
     elif whiskers and any(errors):
         values = [row[column] for row in compress(result.rows, shown)]
-        axis.errorbar(places, values, errors, fmt="none", ecolor=color, elinewidth=1.0, capsize=2.5, alpha=0.7)
+        axis.errorbar(
+            places, values, errors, fmt="none", ecolor=color, elinewidth=1.0, capsize=2.5, alpha=0.7
+        )
 
 
 def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
@@ -171,7 +221,11 @@ def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
     room = min(gaps) / sum(gaps) if gaps else 1.0
-    axis.set_xticks(ticks, [along.tick(tick) for tick in ticks], rotation=0 if room > 0.07 and len(ticks) < 10 else 60)
+    axis.set_xticks(
+        ticks,
+        [along.tick(tick) for tick in ticks],
+        rotation=0 if room > 0.07 and len(ticks) < 10 else 60,
+    )
     if room < 0.12:
         axis.tick_params(axis="x", labelsize=SMALLEST)
     axis.set_xticks([], minor=True)
@@ -206,28 +260,38 @@ def mark_training(axis: Axes, results: Sequence[ModelResult], along: Axis) -> No
         names = ", ".join(" to ".join(map(along.tick, places)) for places in ranges)
         where: Style = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
         middle = math.exp(sum(map(math.log, shown)) / len(shown))
-        axis.annotate(f"trained at {names}", (middle, 1.01), fontsize=SMALLEST, color="0.35", **where)
+        axis.annotate(
+            f"trained at {names}", (middle, 1.01), fontsize=SMALLEST, color="0.35", **where
+        )
 
 
 def name_panel(axis: Axes, text: str) -> None:
     axis.set_title(text, pad=17, fontsize=11)  # above the line that names the training length
 
 
-def finish(figure: Figure, axes: Sequence[Axes], results: Sequence[ModelResult], path: Path) -> None:
+def finish(
+    figure: Figure, axes: Sequence[Axes], results: Sequence[ModelResult], path: Path
+) -> None:
     """One legend for all panels, below them, in the order of the models; then save."""
     handles, labels = axes[0].get_legend_handles_labels()
     counts = [result.seeds if isinstance(result, SeedMean) else 1 for result in results]
     seeds, names = set(counts), {label: label for label in labels}
     for result, name, count in zip(results, short_names(results), counts, strict=True):
-        names[result.label] = name + ("" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed")
+        names[result.label] = name + (
+            "" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed"
+        )
     texts = [names[label] for label in labels]
     width, height = figure.get_size_inches()
     columns = max(1, min(len(texts), int(width / (0.7 + 0.075 * max(map(len, texts))))))
     figure.set_size_inches(width, height + 0.18 * math.ceil(len(texts) / columns))
-    style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, title_fontsize=8.5)
+    style: Style = dict(
+        fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, title_fontsize=8.5
+    )
     legend = figure.legend(handles, texts, loc="outside lower center", **style)
     if seeds != {1}:
-        legend.set_title(f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds, band from least to greatest")
+        legend.set_title(
+            f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds, band from least to greatest"
+        )
     elif any(axis.containers for axis in axes):
         legend.set_title("whiskers: standard error")
     save_figure(figure, path)

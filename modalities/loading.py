@@ -50,7 +50,9 @@ class Samples(Source, Protocol):
 class Stream(Source, Protocol):
     """Endless batches read in order, one independent sequence per (rank, worker)."""
 
-    def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Arrays, Events, Any]]:
+    def batches(
+        self, slot: int, slots: int, done: int, state: Any
+    ) -> Iterator[tuple[Arrays, Events, Any]]:
         """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches. state: that of the batch
         before, or None at the start; a stream that can seek may ignore it and give None."""
 
@@ -80,7 +82,9 @@ def fingerprint_of(parts: Iterable[bytes]) -> str:
 class _Loader(Generic[S]):
     """The share of a rank, the identity of its data, the report."""
 
-    def __init__(self, source: S, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0) -> None:
+    def __init__(
+        self, source: S, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0
+    ) -> None:
         if micro_batch < 1:
             raise ValueError(f"micro_batch {micro_batch} must be at least 1")
         if not 0 <= rank < world:
@@ -98,11 +102,15 @@ class _Loader(Generic[S]):
     def check_state(self, state: State) -> None:
         for key, value in self.identity().items():
             if state.get(key) != value:
-                raise ValueError(f"data state has {key}={state.get(key)!r}, the loader {value!r}: samples would differ")
+                raise ValueError(
+                    f"data state has {key}={state.get(key)!r}, the loader {value!r}: samples would differ"
+                )
 
     def fetch(self, data: Any, numbers: Iterator[list[int]] | None = None) -> DataLoader:
         """What `data` gives, tuples from worker processes, without torch's conversion of arrays."""
-        return DataLoader(data, None, sampler=numbers, num_workers=self.num_workers, collate_fn=tuple)
+        return DataLoader(
+            data, None, sampler=numbers, num_workers=self.num_workers, collate_fn=tuple
+        )
 
     def received(self, batch: Arrays, events: Events) -> Batch:
         if events:
@@ -138,7 +146,11 @@ class IndexedLoader(_Loader[Samples]):
 
     def _numbers(self, start: int) -> Iterator[list[int]]:
         step = self.micro_batch * self.world
-        for first in itertools.count(start, step) if self.source.size is None else range(start, self.source.size, step):
+        for first in (
+            itertools.count(start, step)
+            if self.source.size is None
+            else range(start, self.source.size, step)
+        ):
             yield list(range(first + self.rank, first + step, self.world))
 
     def state_dict(self) -> State:
@@ -182,7 +194,9 @@ class StreamLoader(_Loader[Stream]):
     def load_state_dict(self, state: State) -> None:
         self.check_state(state)
         if state.get("rank", self.rank) != self.rank:
-            raise ValueError(f"data state has rank={state['rank']}, this loader {self.rank}: samples would differ")
+            raise ValueError(
+                f"data state has rank={state['rank']}, this loader {self.rank}: samples would differ"
+            )
         self.batches, self.states = int(state["batches"]), copy.deepcopy(state.get("states", {}))
 
 
@@ -200,7 +214,9 @@ class _StreamBatches(IterableDataset):
         worker = ((info.id if info else 0) + self.batches) % self.workers
         done = -(-(self.batches - worker) // self.workers)  # of this worker's sequence
         slot, slots = self.rank * self.workers + worker, self.world * self.workers
-        for batch, events, state in self.source.batches(slot, slots, done, self.states.get(str(worker))):
+        for batch, events, state in self.source.batches(
+            slot, slots, done, self.states.get(str(worker))
+        ):
             yield worker, batch, events, state
 
 
@@ -215,7 +231,13 @@ class FirstBatches:
 
 
 def first_heldout(
-    build_loader: Callable[..., object], data: object, *, samples: int, rank: int, world: int, micro_batch: int
+    build_loader: Callable[..., object],
+    data: object,
+    *,
+    samples: int,
+    rank: int,
+    world: int,
+    micro_batch: int,
 ) -> FirstBatches:
     """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share."""
     micro = min(micro_batch, -(-samples // world))
@@ -253,7 +275,9 @@ class RowBatches(Dataset):
     def __getitem__(self, numbers: Sequence[int]) -> tuple[Arrays, Events]:
         inside = [number for number in numbers if self.size is None or number < self.size]
         read = getattr(self.rows, "__getitems__", None)
-        rows = (read(inside) if inside else []) if read else [self.rows[number] for number in inside]
+        rows = (
+            (read(inside) if inside else []) if read else [self.rows[number] for number in inside]
+        )
         batch = collate(rows + [self.rows.padding_row() for _ in range(len(numbers) - len(inside))])
         if get_worker_info() is None:
             return batch, []
@@ -265,24 +289,40 @@ class RowBatches(Dataset):
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The batch where its model is; to CUDA from pinned memory, which nothing waits for. Of rows "packed" says whether any has
     several documents, or one and padding: a loss would have to wait for the device to read it off the segments there."""
-    packed = {"packed": not bool(single_documents(batch["segments"]).all())} if "segments" in batch else {}
+    packed = (
+        {"packed": not bool(single_documents(batch["segments"]).all())}
+        if "segments" in batch
+        else {}
+    )
     if torch.device(device).type == "cuda":
         batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
-    return cast(Batch, {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()} | packed)
+    return cast(
+        Batch,
+        {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()} | packed,
+    )
 
 
 def collate(rows: list[Batch]) -> Batch:
     """Rows to a batch: each tensor stacked, (B, …). "weights" are 1 in rows that have none, if another row has them."""
     if any("weights" in row for row in rows):
-        rows = [row if "weights" in row else row | {"weights": torch.ones(len(row["tokens"]))} for row in rows]
+        rows = [
+            row if "weights" in row else row | {"weights": torch.ones(len(row["tokens"]))}
+            for row in rows
+        ]
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
 def hash64(*words: int | np.ndarray) -> np.ndarray:
     """64 pseudo-random bits (N,) of integers, some of them arrays (N,): splitmix64's finalizer after each word."""
-    state = np.zeros(1, np.uint64)  # arrays, because numpy warns when scalars overflow, as they do here by design
+    state = np.zeros(
+        1, np.uint64
+    )  # arrays, because numpy warns when scalars overflow, as they do here by design
     for word in words:
-        bits = word.astype(np.uint64) if isinstance(word, np.ndarray) else np.array([word % 2**64], np.uint64)
+        bits = (
+            word.astype(np.uint64)
+            if isinstance(word, np.ndarray)
+            else np.array([word % 2**64], np.uint64)
+        )
         state = (state ^ bits) + _GOLDEN
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -32,8 +32,12 @@ class Observed(NamedTuple):
 
 
 Comparison = tuple[np.ndarray, np.ndarray, float]
-Ratio = dict[str, tuple[float, float]]  # of a pooled unit: stratum → what it adds to numerator and denominator
-ScoresByUnit = dict[tuple[Place, str], dict[str, float | Ratio]]  # (place, column of the score) → unit → score
+Ratio = dict[
+    str, tuple[float, float]
+]  # of a pooled unit: stratum → what it adds to numerator and denominator
+ScoresByUnit = dict[
+    tuple[Place, str], dict[str, float | Ratio]
+]  # (place, column of the score) → unit → score
 
 
 def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
@@ -55,7 +59,9 @@ def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
     return table
 
 
-def paired_rows(model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], axis: str = "point") -> list[Row]:
+def paired_rows(
+    model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], axis: str = "point"
+) -> list[Row]:
     """The seeds of one model minus those of another: a row for each score and place that all have, places in column `axis`.
 
     d_u is the difference at unit u between means over a side's seeds, for the n units that all seeds of both have. Columns:
@@ -72,22 +78,41 @@ def paired_rows(model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], 
     sides, rows = [*model, *against], []
     shared = [key for key in sides[0] if all(key in side for side in sides)]
     columns = list(dict.fromkeys(column for _, column in shared))
-    for point, column in sorted(shared, key=lambda key: columns.index(key[1])):  # stable: places stay in order
+    for point, column in sorted(
+        shared, key=lambda key: columns.index(key[1])
+    ):  # stable: places stay in order
         tables = [side[point, column] for side in sides]
         units = [unit for unit in tables[0] if all(unit in table for table in tables)]
         if not units:
             continue
-        compare: Callable[..., Comparison] = _pooled if isinstance(tables[0][units[0]], dict) else _equal
-        scores, means, half = compare([[table[unit] for unit in units] for table in tables], len(model))
+        compare: Callable[..., Comparison] = (
+            _pooled if isinstance(tables[0][units[0]], dict) else _equal
+        )
+        scores, means, half = compare(
+            [[table[unit] for unit in units] for table in tables], len(model)
+        )
         gap = scores[: len(model)].mean(0) - scores[len(model) :].mean(0)
         both = means[: len(model)], means[len(model) :]
         values = [float(side.mean()) for side in both]
         middle = float(both[0].mean() - both[1].mean())
-        row: Row = {"score": column, axis: point, "units": len(units), "value": values[0], "against_value": values[1]}
-        row |= {"difference": middle, "low": middle - half, "high": middle + half, "lower_in": float((gap < 0).mean())}
+        row: Row = {
+            "score": column,
+            axis: point,
+            "units": len(units),
+            "value": values[0],
+            "against_value": values[1],
+        }
+        row |= {
+            "difference": middle,
+            "low": middle - half,
+            "high": middle + half,
+            "lower_in": float((gap < 0).mean()),
+        }
         for name, side in zip(("", "against_"), both, strict=True):
             row[f"{name}seeds"] = len(side)
-            row[f"{name}seed_deviation"] = statistics.stdev(side.tolist()) if len(side) > 1 else math.nan
+            row[f"{name}seed_deviation"] = (
+                statistics.stdev(side.tolist()) if len(side) > 1 else math.nan
+            )
         rows.append(row)
     return rows
 
@@ -104,7 +129,9 @@ def _equal(units: list[list[float]], first: int) -> Comparison:
 def _pooled(units: list[list[Ratio]], first: int) -> Comparison:
     """As `_equal`, of `Ratio`s."""
     names = list(dict.fromkeys(name for row in units for unit in row for name in unit))
-    pairs = np.array([[[unit.get(name, (0.0, 0.0)) for name in names] for unit in row] for row in units])
+    pairs = np.array(
+        [[[unit.get(name, (0.0, 0.0)) for name in names] for unit in row] for row in units]
+    )
     total, weight = pairs[..., 0], pairs[..., 1]  # (seeds of both, units, strata)
     held = weight.sum(1, keepdims=True)
     there = (held > 0).sum(2)  # strata that a side has
@@ -114,13 +141,19 @@ def _pooled(units: list[list[Ratio]], first: int) -> Comparison:
     inside = (weight > 0).any(0)
     sample = np.zeros(len(gap), int) if (inside.sum(1) > 1).any() else inside.argmax(1)
     groups = [gap[sample == one] for one in np.unique(sample)]
-    variances = [len(group) * float(group.var(ddof=1)) if len(group) > 1 else math.nan for group in groups]
+    variances = [
+        len(group) * float(group.var(ddof=1)) if len(group) > 1 else math.nan for group in groups
+    ]
     of_one = [v * len(group) for v, group in zip(variances, groups, strict=True) if len(group) > 1]
     half = math.nan
     if of_one and max(of_one) > 0:
         error = math.sqrt(sum(float(np.mean(of_one)) if math.isnan(v) else v for v in variances))
         half = t_quantile(0.95, len(gap) - len(groups)) * error
-    return _divided(total, weight).sum(2) / (weight > 0).sum(2), ratio.sum(2)[:, 0] / there[:, 0], half
+    return (
+        _divided(total, weight).sum(2) / (weight > 0).sum(2),
+        ratio.sum(2)[:, 0] / there[:, 0],
+        half,
+    )
 
 
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -154,16 +187,27 @@ def paired_tables(rows: Sequence[Row], name: str, units: str, axis: Axis) -> Ite
     for score in dict.fromkeys(row["score"] for row in rows):
         over = f"95% interval over n {units}; lower: in what share of them"
         table = result_table(f"{name}: {score} minus that of {rows[0]['against']}, {over}")
-        table.add_column("model", overflow="fold", min_width=14)  # a terminal of 80 has room for all columns
+        table.add_column(
+            "model", overflow="fold", min_width=14
+        )  # a terminal of 80 has room for all columns
         for column in [axis.column, "difference", "95% interval", "lower", "n"] + ["seeds"] * seeds:
-            table.add_column(column, justify="right", no_wrap=column != axis.column, overflow="fold")
+            table.add_column(
+                column, justify="right", no_wrap=column != axis.column, overflow="fold"
+            )
         for row in (row for row in rows if row["score"] == score):
             interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
-            shown = [axis.tick(row[axis.column]), f"{row['difference']:+.4f}", interval, f"{row['lower_in']:.0%}"]
+            shown = [
+                axis.tick(row[axis.column]),
+                f"{row['difference']:+.4f}",
+                interval,
+                f"{row['lower_in']:.0%}",
+            ]
             shown += [str(row["units"])] + [f"{row['seeds']}, {row['against_seeds']}"] * seeds
             table.add_row(row["model"], *shown)
         yield table
 
 
 def result_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    return Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )

@@ -22,7 +22,9 @@ from zoo.model import ZooModel
 from zoo.positions import Positions
 
 FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
-LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure
+LEAST_RANGE = (
+    0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure
+)
 CURVE_LENGTH = 1024  # tokens of the curves of `prior_curves`
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
@@ -45,7 +47,9 @@ def layer_priors(model: ZooModel) -> list[Attention]:
     """The attention of each layer of a model; ValueError where all K = 0, or a K depends on the model's input."""
     attentions = [cast(Attention, layer.attention) for layer in cast(nn.ModuleList, model.layers)]
     if all(attention.prior.is_zero for attention in attentions):
-        raise ValueError("this model's log-prior is 0: its method acts on queries, keys or embeddings, or it has none")
+        raise ValueError(
+            "this model's log-prior is 0: its method acts on queries, keys or embeddings, or it has none"
+        )
     if any(attention.prior.depends_on_content for attention in attentions):
         raise ValueError("this model's log-prior depends on its input, so it has no fixed curve")
     return attentions
@@ -93,14 +97,33 @@ def prior_curves(model: ZooModel) -> dict[str, Any]:
         dy, dx = torch.arange(rows)[:, None] - rows // 2, torch.arange(columns) - columns // 2
         at, group = torch.hypot(dy.double(), dx.double()).flatten().unique(return_inverse=True)
         patches = [centre_log_prior(prior, positions)[0].flatten(1) for prior in priors]
-        curves = [torch.stack([p[:, group == n].mean(-1) for n in range(len(at))], dim=-1) for p in patches]
+        curves = [
+            torch.stack([p[:, group == n].mean(-1) for n in range(len(at))], dim=-1)
+            for p in patches
+        ]
         trained, unit = height // (2 * height // rows), "patches"
     else:
-        at = torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64).sub(1).round().unique().long()
-        curves = [log_prior_curve(prior, CURVE_LENGTH)[:, at.clamp(max=CURVE_LENGTH - 1)] for prior in priors]
+        at = (
+            torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64)
+            .sub(1)
+            .round()
+            .unique()
+            .long()
+        )
+        curves = [
+            log_prior_curve(prior, CURVE_LENGTH)[:, at.clamp(max=CURVE_LENGTH - 1)]
+            for prior in priors
+        ]
         trained, unit = model.config.train_context, "tokens"
-    layers = [[[round(max(v, FLOOR), 3) for v in head] for head in curve.tolist()] for curve in curves]
-    return {"at": [round(v, 3) for v in at.tolist()], "layers": layers, "unit": unit, "trained": trained}
+    layers = [
+        [[round(max(v, FLOOR), 3) for v in head] for head in curve.tolist()] for curve in curves
+    ]
+    return {
+        "at": [round(v, 3) for v in at.tolist()],
+        "layers": layers,
+        "unit": unit,
+        "trained": trained,
+    }
 
 
 def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:
@@ -133,11 +156,25 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if trained < length:
             axis.axvline(trained, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-            axis.annotate(f"trained at {trained}", (trained, FLOOR), rotation=90, ha="right", fontsize=SMALLEST)
+            axis.annotate(
+                f"trained at {trained}",
+                (trained, FLOOR),
+                rotation=90,
+                ha="right",
+                fontsize=SMALLEST,
+            )
     for axis in axes[len(priors) :]:
         axis.set_visible(False)
-    handles += axes[0].plot([], [], color=RETRIEVAL, linewidth=2.6, label="thick: looks away from the query")
-    figure.legend(handles=handles, loc="outside lower center", fontsize=8.5, frameon=False, ncols=min(5, len(handles)))
+    handles += axes[0].plot(
+        [], [], color=RETRIEVAL, linewidth=2.6, label="thick: looks away from the query"
+    )
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        fontsize=8.5,
+        frameon=False,
+        ncols=min(5, len(handles)),
+    )
     figure.suptitle(f"{title}: log-prior of every head against distance", fontsize=11)
     save_figure(figure, path)
 
@@ -172,12 +209,18 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
             if y > least_height - 1 or x > least_width - 1:
                 corner = (x - least_width + 0.5, y - least_height + 0.5)
                 extent = (2 * least_width - 1, 2 * least_height - 1)
-                axis.add_patch(Rectangle(corner, *extent, fill=False, color="white", linestyle="--"))
+                axis.add_patch(
+                    Rectangle(corner, *extent, fill=False, color="white", linestyle="--")
+                )
             for side in axis.spines.values():
-                side.set(color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6)
+                side.set(
+                    color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6
+                )
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("log-prior − its maximum (nats)")
     grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
-    figure.suptitle(f"{title}\nlog-prior of every head from the centre (ticks)\n{grids}", fontsize=8)
+    figure.suptitle(
+        f"{title}\nlog-prior of every head from the centre (ticks)\n{grids}", fontsize=8
+    )
     save_figure(figure, path)
 
 
@@ -187,10 +230,16 @@ main = partial(call, app)
 
 @app.command()
 def plot_prior(
-    name: Annotated[str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")],
+    name: Annotated[
+        str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")
+    ],
     out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
-    length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
-    size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="text: tokens; default 8 times the training length")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(help="vision: side of the image in pixels; default as trained")
+    ] = None,
     import_: Import = [],  # noqa: B006
 ) -> None:
     """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""

@@ -13,13 +13,17 @@ from typing import Any
 
 from zoo.files import replacing
 
-Row = dict[str, Any]  # a row of a table by column: numbers, lists of numbers, text, whatever JSON carries
+Row = dict[
+    str, Any
+]  # a row of a table by column: numbers, lists of numbers, text, whatever JSON carries
 CellValue = Row
 
 
 def compact(number: float) -> str:
     """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
-    unit, size = next(((unit, size) for unit, size in (("M", 2**20), ("k", 2**10)) if number >= size), ("", 1))
+    unit, size = next(
+        ((unit, size) for unit, size in (("M", 2**20), ("k", 2**10)) if number >= size), ("", 1)
+    )
     return f"{number / size:.{3 if number / size < 999.5 else 4}g}{unit}"  # up to 1,023 without an exponent
 
 
@@ -62,9 +66,13 @@ class ModelResult:
     method: str = ""  # "ggd_ssmax": gives the model its colour
     weights: str = ""
     seconds: float = 0.0
-    group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
+    group: str = (
+        ""  # models of one group are seeds of one set-up: tables and figures show their mean
+    )
     source: str | None = None  # of held-out data; None for evaluators that have none
-    trained_range: tuple[int, ...] = ()  # least and greatest place of training where it was at several; else empty
+    trained_range: tuple[
+        int, ...
+    ] = ()  # least and greatest place of training where it was at several; else empty
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,11 @@ class SeedMean(ModelResult):
 def short_names(results: Sequence[ModelResult]) -> list[str]:
     """The methods, which are short, where all are known and tell the results apart; else the labels."""
     methods = [result.method for result in results]
-    return methods if all(methods) and len(set(methods)) == len(methods) else [result.label for result in results]
+    return (
+        methods
+        if all(methods) and len(set(methods)) == len(methods)
+        else [result.label for result in results]
+    )
 
 
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
@@ -92,8 +104,13 @@ def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult
     """
     groups: dict[tuple[str, str], list[ModelResult]] = {}
     for n, result in enumerate(results):
-        groups.setdefault(("group", result.group) if result.group else ("single", str(n)), []).append(result)
-    return [members[0] if len(members) == 1 else _seed_mean(members, axis) for members in groups.values()]
+        groups.setdefault(
+            ("group", result.group) if result.group else ("single", str(n)), []
+        ).append(result)
+    return [
+        members[0] if len(members) == 1 else _seed_mean(members, axis)
+        for members in groups.values()
+    ]
 
 
 def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
@@ -109,7 +126,9 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
         for point in points:
             seeds = [rows_by_point[point] for rows_by_point in by_point]
             names = dict.fromkeys(name for seed in seeds for name in seed)
-            row = {name: _reduce([seed[name] for seed in seeds if name in seed], how) for name in names}
+            row = {
+                name: _reduce([seed[name] for seed in seeds if name in seed], how) for name in names
+            }
             rows.append(row | {axis: point})
         return rows
 
@@ -124,18 +143,24 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
         trained_range=first.trained_range,
         low=reduced(lambda values: _extreme(min, values)),
         high=reduced(lambda values: _extreme(max, values)),
-        deviation=reduced(lambda x: statistics.stdev(x) if len(x) > 1 and all(map(math.isfinite, x)) else math.nan),
+        deviation=reduced(
+            lambda x: statistics.stdev(x) if len(x) > 1 and all(map(math.isfinite, x)) else math.nan
+        ),
         seeds=len(members),
     )
 
 
 def _mean(values: list[float]) -> float:
     # fmean refuses the sum of an infinity and its negative
-    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
+    return (
+        statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
+    )
 
 
 def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else choose(values)  # min and max depend on where a NaN is
+    return (
+        math.nan if any(map(math.isnan, values)) else choose(values)
+    )  # min and max depend on where a NaN is
 
 
 def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
@@ -155,10 +180,17 @@ def mean_of_rows(rows: Sequence[Row]) -> Row:
 def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
     """Rows under a header of all their columns, in order of first appearance; list values are left out. Text that a
     spreadsheet would take for a formula has an apostrophe before it, and no text has line breaks."""
-    columns = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list))
+    columns = dict.fromkeys(
+        name for row in rows for name, value in row.items() if not isinstance(value, list)
+    )
     with replacing(path) as file:
         table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        table.writerows([map(_harmless, columns), *([_harmless(row.get(name)) for name in columns] for row in rows)])
+        table.writerows(
+            [
+                map(_harmless, columns),
+                *([_harmless(row.get(name)) for name in columns] for row in rows),
+            ]
+        )
 
 
 _FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: in full width

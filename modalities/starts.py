@@ -27,7 +27,12 @@ def start_weights(model: nn.Module, start: str, *, depth: int) -> None:
     """
     if start == "torch":
         return
-    of_priors = {id(layer) for prior in model.modules() if isinstance(prior, Prior) for layer in prior.modules()}
+    of_priors = {
+        id(layer)
+        for prior in model.modules()
+        if isinstance(prior, Prior)
+        for layer in prior.modules()
+    }
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and id(layer) not in of_priors:
             std = deviation(start, layer.in_features)

@@ -47,7 +47,9 @@ class Adaptation:
     rank: int = option(8, "of LoRA")
     source: str = option("sotu-excerpt", "where texts come from, as in a text recipe")
     facts_fraction: float = option(0.0, "share of rows that state facts and ask for them")
-    context: int | None = option(None, "tokens a row; default: the model's own", parse=lambda t: counts(t)[0])
+    context: int | None = option(
+        None, "tokens a row; default: the model's own", parse=lambda t: counts(t)[0]
+    )
     steps: int = option(500, "of the optimiser; 0 for a prior without training")
     batch: int = option(32, "rows a step")
     lr: float = option(5e-4, "of the weights")
@@ -55,14 +57,26 @@ class Adaptation:
     seed: int = option(0, "of the priors, the rows and their order")
 
     def __post_init__(self) -> None:
-        bounds = {"context": 2, "steps": 0, "batch": 1, "rank": 1, "lr": 0, "prior_lr_scale": 0, "seed": 0}
+        bounds = {
+            "context": 2,
+            "steps": 0,
+            "batch": 1,
+            "rank": 1,
+            "lr": 0,
+            "prior_lr_scale": 0,
+            "seed": 0,
+        }
         for name, least in bounds.items():
             if (value := getattr(self, name)) is not None and not least <= value < math.inf:
-                raise CommandError(f"--{name.replace('_', '-')} {value}: expected a number of at least {least}")
+                raise CommandError(
+                    f"--{name.replace('_', '-')} {value}: expected a number of at least {least}"
+                )
         check_choice("train", self.train, ("prior", "lora", "all"))
         check_choice("rope", self.rope, ("keep", "drop"))
         if self.train == "lora" and not self.steps:
-            raise CommandError("--steps 0: LoRA starts without effect; expected --train prior, or at least 1 step")
+            raise CommandError(
+                "--steps 0: LoRA starts without effect; expected --train prior, or at least 1 step"
+            )
 
 
 def adapt_command(
@@ -70,14 +84,24 @@ def adapt_command(
     *,
     out: Annotated[Path, typer.Option(help="folder of the adapter or model")],
     position: Annotated[
-        str, typer.Option(help="a prior or a sum of priors; nope for none; default: ggd_goat, or what MODEL has")
+        str,
+        typer.Option(
+            help="a prior or a sum of priors; nope for none; default: ggd_goat, or what MODEL has"
+        ),
     ] = "",
-    set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="an option of the prior")] = [],  # noqa: B006
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="an option of the prior")
+    ] = [],  # noqa: B006
     ssmax: Annotated[bool, typer.Option("--ssmax", help="scale logits by s·ln n")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="from the last checkpoint in --out")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="from the last checkpoint in --out")
+    ] = False,
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what would be trained, with time and memory, and train nothing")
+        bool,
+        typer.Option(
+            "--dry-run", help="print what would be trained, with time and memory, and train nothing"
+        ),
     ] = False,
     **options: Any,
 ) -> None:
@@ -100,26 +124,41 @@ def adapt_command(
     rows, heldout = None, None
     if run.steps:
         rows = adapting.adaptation_rows(
-            spec, run.source, context, run.steps * run.batch, seed=run.seed, facts_fraction=run.facts_fraction
+            spec,
+            run.source,
+            context,
+            run.steps * run.batch,
+            seed=run.seed,
+            facts_fraction=run.facts_fraction,
         )
         heldout = adapting.adaptation_rows(spec, run.source, context)
-    losses = {"as it came": adapting.heldout_loss(model, heldout)} if heldout and not dry_run else {}
+    losses = (
+        {"as it came": adapting.heldout_loss(model, heldout)} if heldout and not dry_run else {}
+    )
     if run.train != "all" and RECORD not in model.__dict__:
         raise CommandError(f"{name} is a whole adapted model, not a base: expected --train all")
     if run.train == "lora":
         add_lora(model, run.rank)
     if not has_priors(model):
-        shared: Options = {"keep_rope": run.rope == "keep", "ssmax": ssmax, "train_context": run.context}
+        shared: Options = {
+            "keep_rope": run.rope == "keep",
+            "ssmax": ssmax,
+            "train_context": run.context,
+        }
         zoo.adapt(model, position or "ggd_goat", options=parse_overrides(set_), **shared)
     elif position or set_ or ssmax or run.rope == "drop":
-        raise CommandError(f"{name} has a prior already: --position, --set, --ssmax and --rope drop do not apply")
+        raise CommandError(
+            f"{name} has a prior already: --position, --set, --ssmax and --rope drop do not apply"
+        )
     priors = prior_parameters(model)
     for parameter_name, parameter in model.named_parameters():
         if run.train != "all" and parameter_name not in priors and ".lora_" not in parameter_name:
             parameter.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
     if run.steps and not trained:
-        raise CommandError(f"--train {run.train}: {position} has no parameters, nothing would be trained")
+        raise CommandError(
+            f"--train {run.train}: {position} has no parameters, nothing would be trained"
+        )
     facts = {
         "model": f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters",
         "prior": f"{getattr(model.config, RECORD)['position']}, its own positions: {run.rope}",
@@ -129,12 +168,18 @@ def adapt_command(
         numbers, tokens = sum(p.numel() for p in trained), run.steps * run.batch * context
         shape = f"{run.batch} rows of {context:,} tokens, {size} a pass"
         facts["trained"] = f"{numbers:,} numbers, {run.steps:,} steps of {shape}"
-        facts["data"] = f"{tokens:,} tokens, {tokens / rows.rows.epoch_tokens:.2f} times those of {run.source}"
+        facts["data"] = (
+            f"{tokens:,} tokens, {tokens / rows.rows.epoch_tokens:.2f} times those of {run.source}"
+        )
     console = Console()
     if dry_run and rows is not None:
         seconds, peak = adapting.expected_cost(model, context, size)
-        gib = (peak + sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)) / 2**30
-        facts["expected"] = f"{clock(run.steps * run.batch / size * seconds)} (estimated), {gib:.1f} GiB plus libraries"
+        gib = (
+            peak + sum(p.nbytes for p in model.parameters()) + 3 * sum(p.nbytes for p in trained)
+        ) / 2**30
+        facts["expected"] = (
+            f"{clock(run.steps * run.batch / size * seconds)} (estimated), {gib:.1f} GiB plus libraries"
+        )
     console.print(facts_table(f"{name}: {'dry run' if dry_run else 'plan'}", facts))
     if dry_run:
         return
@@ -145,12 +190,18 @@ def adapt_command(
         def tell(step: int, steps: int, loss: float, done: int) -> None:
             rate = done * run.batch * context / (time.perf_counter() - started)
             left = clock((steps - step) * run.batch * context / rate)
-            console.print(f"step {step:,}/{steps:,}  loss {loss:.4f}  {short(rate)} tokens/s  left {left}")
+            console.print(
+                f"step {step:,}/{steps:,}  loss {loss:.4f}  {short(rate)} tokens/s  left {left}"
+            )
 
         rates = {"lr": run.lr, "prior_lr_scale": run.prior_lr_scale}
-        adapting.train_on(model, rows, out, batch=run.batch, **rates, seed=run.seed, resume=resume, tell=tell)
+        adapting.train_on(
+            model, rows, out, batch=run.batch, **rates, seed=run.seed, resume=resume, tell=tell
+        )
         losses["trained"] = adapting.heldout_loss(model, heldout)
-    figures = {f"held-out loss, {stage}": f"{loss:.4f} nats a token" for stage, loss in losses.items()}
+    figures = {
+        f"held-out loss, {stage}": f"{loss:.4f} nats a token" for stage, loss in losses.items()
+    }
     if run.train == "all":
         model.__dict__.pop(RECORD, None)  # a whole model
         tokenizer.save_pretrained(out)
@@ -160,7 +211,9 @@ def adapt_command(
         training = {key: facts[key] for key in ("trained", "data") if key in facts} | figures
         model.__dict__[RECORD]["training"] = {"tokens": run.steps * run.batch * context} | training
     zoo.save_adapted(model, out)
-    console.print(facts_table("done", figures | {"model": f"{out}; zoo.load_adapted({str(out)!r})"}))
+    console.print(
+        facts_table("done", figures | {"model": f"{out}; zoo.load_adapted({str(out)!r})"})
+    )
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo adapt") -> int:

@@ -26,9 +26,15 @@ COMMANDS = {
     "evaluate": ("Measure models and compare them", "recipes.evaluate"),
     "generate": ("Continue a text or a sequence of bases", "recipes.generate"),
     "predict": ("Name what images show", "recipes.predict"),
-    "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),
+    "adapt": (
+        "Give a causal language model of transformers a prior, and train it on",
+        "recipes.adapt",
+    ),
     "verify": ("Verify a run's checkpoints and weights by their digests", "recipes.verify"),
-    "hub": ("Write a model as the folder of a hub repository, with its card, and push it", "recipes.hub"),
+    "hub": (
+        "Write a model as the folder of a hub repository, with its card, and push it",
+        "recipes.hub",
+    ),
     "gallery": ("Write one page of the models: tables, curves, priors by head", "recipes.gallery"),
     "plot-prior": (
         "Draw every head's log-prior, against distance or around an image's centre",
@@ -37,7 +43,9 @@ COMMANDS = {
     "lm-eval": ("Measure a text model on the tasks of lm-evaluation-harness", "recipes.lm_eval"),
     "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),
 }
-OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
+OWN_OPTIONS = {
+    "ignore_unknown_options": True
+}  # all words go to the command, which has options of its own
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -58,13 +66,17 @@ app.registered_commands += zoo_app.registered_commands
 def _command(name: str, module_name: str) -> Callable[[list[str]], int]:
     def command(words: list[str] = typer.Argument([])) -> int:
         module = import_module(module_name)
-        return getattr(module, "run", module.main)(words, prog=f"priorzoo {name}")  # `run`: main as a whole process
+        return getattr(module, "run", module.main)(
+            words, prog=f"priorzoo {name}"
+        )  # `run`: main as a whole process
 
     return command
 
 
 for _name, (_purpose, _module) in COMMANDS.items():
-    app.command(_name, help=_purpose, add_help_option=False, context_settings=OWN_OPTIONS)(_command(_name, _module))
+    app.command(_name, help=_purpose, add_help_option=False, context_settings=OWN_OPTIONS)(
+        _command(_name, _module)
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

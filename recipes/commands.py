@@ -34,7 +34,9 @@ def replace_setting(recipe: object, key: str, value: object, place: str) -> None
     """Set `section.name` of a recipe; ConfigError where the value does not fit the field."""
     section, name = key.split(".")
     try:
-        section_with_value = dataclasses.replace(getattr(recipe, section), **{name: value})  # data checks itself
+        section_with_value = dataclasses.replace(
+            getattr(recipe, section), **{name: value}
+        )  # data checks itself
         check_fields(section_with_value, f"{section}.")
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{place}: {error}") from None
@@ -42,15 +44,24 @@ def replace_setting(recipe: object, key: str, value: object, place: str) -> None
 
 
 def call(
-    function: Callable[..., int | None], argv: Sequence[str] | None = None, *, prog: str, any_option: bool = False
+    function: Callable[..., int | None],
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str,
+    any_option: bool = False,
 ) -> int:
     """`zoo.cli.call` of a typer function. any_option: ignore options that the function does not have."""
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     text = inspect.getdoc(function) or (sys.modules[function.__module__].__doc__ or "")
-    settings, text = {"ignore_unknown_options": any_option}, text.replace("\n\n    ", "\n\n\b\n    ")
-    app.command(help=text, context_settings=settings)(function)  # \b: blocks of commands keep their lines
+    settings, text = (
+        {"ignore_unknown_options": any_option},
+        text.replace("\n\n    ", "\n\n\b\n    "),
+    )
+    app.command(help=text, context_settings=settings)(
+        function
+    )  # \b: blocks of commands keep their lines
     return call_app(app, argv, prog=prog)
 
 
@@ -76,7 +87,9 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def with_options(function: Callable[..., int | None], settings: Mapping[str, type]) -> Callable[..., int | None]:
+def with_options(
+    function: Callable[..., int | None], settings: Mapping[str, type]
+) -> Callable[..., int | None]:
     """`function(…, **options)` with an option for every field of the settings classes, which are named for the help.
 
     Options that a command line leaves out are not in `options`. Fields of one name are read by the first class that has it.
@@ -89,17 +102,27 @@ def with_options(function: Callable[..., int | None], settings: Mapping[str, typ
             fields.setdefault(field.name, (field, hints[field.name]))
             owners.setdefault(field.name, []).append(name)
     options = {
-        name: _parameter(field, hint, f"{', '.join(owners[name])}: " * (len(owners[name]) < len(settings)))
+        name: _parameter(
+            field, hint, f"{', '.join(owners[name])}: " * (len(owners[name]) < len(settings))
+        )
         for name, (field, hint) in fields.items()
     }
 
     def command(**values: object) -> int | None:
         return function(**{k: v for k, v in values.items() if k not in options or v is not None})
 
-    fixed = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    fixed = [
+        p
+        for p in inspect.signature(function, eval_str=True).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
     command.__signature__ = inspect.Signature([*fixed, *options.values()])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in [*fixed, *options.values()]}
-    command.__doc__, command.__module__, command.__name__ = function.__doc__, function.__module__, function.__name__
+    command.__doc__, command.__module__, command.__name__ = (
+        function.__doc__,
+        function.__module__,
+        function.__name__,
+    )
     return command
 
 
@@ -114,12 +137,19 @@ def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> i
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
 
-        info, hint = typer.Option(option_name(field.name), help=text, parser=parsed, metavar="VALUE"), object
+        info, hint = (
+            typer.Option(option_name(field.name), help=text, parser=parsed, metavar="VALUE"),
+            object,
+        )
     else:
         info = typer.Option(option_name(field.name), help=text)
-        hint = next((kind for kind in typing.get_args(hint) if kind is not type(None)), hint)  # `int` of `int | None`
+        hint = next(
+            (kind for kind in typing.get_args(hint) if kind is not type(None)), hint
+        )  # `int` of `int | None`
     annotation = Annotated[typing.Optional[hint], info]  # type: ignore[valid-type]  # noqa: UP045
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 # ------------------------------------------------------------------------------------------------ terminals
@@ -170,7 +200,15 @@ def facts_table(title: str, rows: Mapping[str, str]) -> Table:
 
 def short(number: float) -> str:
     """1234567 -> 1.23M."""
-    for scale, letter in [(1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]:
+    for scale, letter in [
+        (1e21, "Z"),
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+        (1e3, "k"),
+    ]:
         if abs(number) >= scale:
             return f"{number / scale:.3g}{letter}"
     return f"{number:.3g}"

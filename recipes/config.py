@@ -52,8 +52,12 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.95)  # of Adam; Muon's momentum is DeepSpeed's 0.95
     eps: float = bounded(1e-8, 0, 1)
     weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see engine.parameter_groups
-    prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
-    muon_lr_scale: float = 5.0  # learning rate of the matrices that muon trains, as a multiple of lr
+    prior_lr_scale: float = (
+        1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
+    )
+    muon_lr_scale: float = (
+        5.0  # learning rate of the matrices that muon trains, as a multiple of lr
+    )
     schedule: str = "cosine"
     warmup: int = bounded(50, 0, 2**40)  # steps
     floor: float = bounded(0.1, 0, 1)  # of lr, reached at the last step
@@ -65,12 +69,20 @@ class Train:
 
     steps: int = bounded(800, 1, 2**40)
     batch: int = bounded(32, 1, MOST_SAMPLES)
-    micro_batch: int | None = bounded(None, 1, MOST_SAMPLES)  # samples per rank and forward; derived where it is None
-    accumulation: int | None = bounded(None, 1, MOST_SAMPLES)  # forwards per step; derived where it is None
+    micro_batch: int | None = bounded(
+        None, 1, MOST_SAMPLES
+    )  # samples per rank and forward; derived where it is None
+    accumulation: int | None = bounded(
+        None, 1, MOST_SAMPLES
+    )  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA; fp16 has a dynamic loss scale
     compile: bool = False  # the model by torch.compile, through DeepSpeed's engine; the first step takes minutes
-    sequence_parallel: int = bounded(1, 1, 2**12)  # ranks that share each line of tokens, by DeepSpeed-Ulysses
-    zero_stage: int = 0  # in bf16 and fp16 0 becomes 1, which shares the optimiser's float32 copies out
+    sequence_parallel: int = bounded(
+        1, 1, 2**12
+    )  # ranks that share each line of tokens, by DeepSpeed-Ulysses
+    zero_stage: int = (
+        0  # in bf16 and fp16 0 becomes 1, which shares the optimiser's float32 copies out
+    )
     clip: float = bounded(1.0, 0, math.inf)  # gradient norm; 0 switches clipping off
     # Decay of a moving average of the weights, which is then evaluated and exported; 0: none.
     ema: float = bounded(0.0, 0, 1)
@@ -206,7 +218,9 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
         return [method for method in methods if family.fits(method)]
 
     def __iter__(self) -> Iterator[str]:
-        families = (family.name(method) for family in self._families for method in self.methods_of(family))
+        families = (
+            family.name(method) for family in self._families for method in self.methods_of(family)
+        )
         return iter(dict.fromkeys([*self._functions, *families]))
 
     def __len__(self) -> int:
@@ -214,15 +228,24 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
 
     def described(self) -> Iterator[tuple[str, str, list[str]]]:
         """(name, first line of the docstring, methods) of each recipe, and of each family with `<method>` in its name."""
-        families = [(family.name("<method>"), family.build, self.methods_of(family)) for family in self._families]
-        for name, function, methods in [*((name, f, []) for name, f in self._functions.items()), *families]:
+        families = [
+            (family.name("<method>"), family.build, self.methods_of(family))
+            for family in self._families
+        ]
+        for name, function, methods in [
+            *((name, f, []) for name, f in self._functions.items()),
+            *families,
+        ]:
             while isinstance(function, partial):
                 function = function.func
             yield name, (inspect.getdoc(function) or "").partition("\n")[0], methods
 
 
 def _recipes_of(modality: str) -> Recipes:
-    module = getattr(modality_module(modality), "RECIPES_MODULE", None) or find_modality(modality).recipes
+    module = (
+        getattr(modality_module(modality), "RECIPES_MODULE", None)
+        or find_modality(modality).recipes
+    )
     return importlib.import_module(module).RECIPES if module else Recipes(modality)
 
 
@@ -251,7 +274,9 @@ def find_recipe(name: str) -> Recipe:
             if function := recipes.get(short):
                 find_modality(modality)  # ImportError where its packages are missing
                 return function()
-            raise ConfigError(f"no recipe {name!r}; {nearest(name, [f'{modality}.{other}' for other in recipes])}")
+            raise ConfigError(
+                f"no recipe {name!r}; {nearest(name, [f'{modality}.{other}' for other in recipes])}"
+            )
         except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
     raise ConfigError(f"no recipe {name!r}; {nearest(name, list_recipes())}")
@@ -274,7 +299,8 @@ def open_recipe(name: str) -> Recipe:
     functions: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
         key: value
         for key, value in inspect.getmembers(module, inspect.isfunction)
-        if value.__module__ == module.__name__ and value.__annotations__.get("return") in (Recipe, "Recipe")
+        if value.__module__ == module.__name__
+        and value.__annotations__.get("return") in (Recipe, "Recipe")
     }
     if not function and len(functions) == 1:
         function = next(iter(functions))
@@ -285,7 +311,9 @@ def open_recipe(name: str) -> Recipe:
         )
     recipe = functions[function]()
     if not isinstance(recipe, Recipe):
-        raise ConfigError(f"the recipe in {name} returns {type(recipe).__name__}, expected a recipes.config.Recipe")
+        raise ConfigError(
+            f"the recipe in {name} returns {type(recipe).__name__}, expected a recipes.config.Recipe"
+        )
     return recipe
 
 
@@ -299,8 +327,14 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
     which is otherwise as the recipe or the registered model has it.
     """
     recipe, overridden_keys = copy.deepcopy(recipe), set()
-    sections = {name: value for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)}
-    known = [f"{name}.{field.name}" for name, value in sections.items() for field in dataclasses.fields(value)]
+    sections = {
+        name: value for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)
+    }
+    known = [
+        f"{name}.{field.name}"
+        for name, value in sections.items()
+        for field in dataclasses.fields(value)
+    ]
     known.remove("model.options")
     # whole options before entries of them
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].count(".") > 2):
@@ -312,20 +346,28 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
         if section == "model" and name.startswith("options."):
             path = name.split(".")[1:]
             if not all(path):
-                raise ConfigError(f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of one with keys")
-            if len(path) > 1 and path[0] not in recipe.model.options:  # begin with the registered value
+                raise ConfigError(
+                    f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of one with keys"
+                )
+            if (
+                len(path) > 1 and path[0] not in recipe.model.options
+            ):  # begin with the registered value
                 try:
                     config = model_entry(recipe.model.name).config
                 except (ImportError, ValueError) as error:
                     raise ConfigError(f"--set {setting!r}: {error}") from None
                 if path[0] not in config:
                     near = nearest(path[0], config)
-                    raise ConfigError(f"--set {setting!r}: {recipe.model.name} has no option {path[0]!r}; {near}")
+                    raise ConfigError(
+                        f"--set {setting!r}: {recipe.model.name} has no option {path[0]!r}; {near}"
+                    )
                 recipe.model.options[path[0]] = copy.deepcopy(config[path[0]])
             set_nested(recipe.model.options, path, parse_value(text), setting)
         else:
             if key not in known:
-                near = nearest(key, [choice for choice in known if choice.endswith(f".{name}")] or known)
+                near = nearest(
+                    key, [choice for choice in known if choice.endswith(f".{name}")] or known
+                )
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
                 raise ConfigError(f"--set {setting!r}: no setting {key!r}; {near}{hint}")
             value = parse_field(text, typing.get_type_hints(type(getattr(recipe, section)))[name])
@@ -340,7 +382,9 @@ def set_nested(tree: Json, path: Sequence[str], value: object, setting: str) -> 
     for n, part in enumerate(path[:-1]):
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
-            raise ConfigError(f"--set {setting!r}: {'.'.join(path[: n + 1])} is {place!r}, which has no entries")
+            raise ConfigError(
+                f"--set {setting!r}: {'.'.join(path[: n + 1])} is {place!r}, which has no entries"
+            )
     place[path[-1]] = value
 
 
@@ -362,7 +406,9 @@ def parse_field(text: str, hint: object) -> object:
     if hint is str:
         return text
     if typing.get_origin(hint) is tuple:
-        return tuple(parse_field(part, kinds[0]) for part in text.strip("()[] ").split(",") if part.strip())
+        return tuple(
+            parse_field(part, kinds[0]) for part in text.strip("()[] ").split(",") if part.strip()
+        )
     try:
         value = float(text) if hint is float else parse_value(text)
     except ValueError:
@@ -382,7 +428,9 @@ def resolve_batch(
     shared: ranks that share the tokens of their samples; they count as one.
     """
     if world % shared:
-        raise ConfigError(f"train.sequence_parallel={shared}: expected a divisor of the number of ranks, {world}")
+        raise ConfigError(
+            f"train.sequence_parallel={shared}: expected a divisor of the number of ranks, {world}"
+        )
     world //= shared
     micro, steps = micro_batch, accumulation
     if micro is None:
@@ -427,7 +475,9 @@ def check_values(recipe: Recipe) -> None:
     if train.ema == 1:
         raise ConfigError("train.ema=1: expected a decay below 1, or 0 for none")
     if train.ema and train.zero_stage == 3:
-        raise ConfigError(f"train.ema={train.ema}: expected 0 at zero_stage 3, which cuts the weights up")
+        raise ConfigError(
+            f"train.ema={train.ema}: expected 0 at zero_stage 3, which cuts the weights up"
+        )
 
 
 def resolve(
@@ -448,9 +498,13 @@ def resolve(
 
         file_keys = apply_user_config(recipe, user_config, chosen_keys)
         chosen_keys |= file_keys
-        if "train.micro_batch" in file_keys and "train.batch" not in chosen_keys:  # as DeepSpeed derives it
+        if (
+            "train.micro_batch" in file_keys and "train.batch" not in chosen_keys
+        ):  # as DeepSpeed derives it
             ranks = world // recipe.train.sequence_parallel
-            recipe.train.batch = (recipe.train.micro_batch or 1) * (recipe.train.accumulation or 1) * max(ranks, 1)
+            recipe.train.batch = (
+                (recipe.train.micro_batch or 1) * (recipe.train.accumulation or 1) * max(ranks, 1)
+            )
     _settle_positions(recipe)
     check_values(recipe)
     train = recipe.train
@@ -458,7 +512,9 @@ def resolve(
         train.precision = "bf16" if device == "cuda" else "fp32"
     if train.precision != "fp32" and train.zero_stage == 0:
         if "train.zero_stage" in chosen_keys:
-            raise ConfigError(f"train.zero_stage=0 is not served in {train.precision}; expected 1, 2 or 3")
+            raise ConfigError(
+                f"train.zero_stage=0 is not served in {train.precision}; expected 1, 2 or 3"
+            )
         train.zero_stage = 1
     if recipe.optim.name == "muon" and train.zero_stage and train.clip:
         where = f"with optim.name='muon' at zero_stage={train.zero_stage}, where DeepSpeed would clip Muon's updates"
@@ -470,7 +526,9 @@ def resolve(
         "train_batch_size": train.batch,
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_accumulation_steps": train.accumulation,
-        **({"sequence_parallel_size": shared} if shared > 1 else {}),  # DeepSpeed checks the batch's sizes by it
+        **(
+            {"sequence_parallel_size": shared} if shared > 1 else {}
+        ),  # DeepSpeed checks the batch's sizes by it
         "gradient_clipping": train.clip,
         "bf16": {"enabled": train.precision == "bf16"},
         "fp16": {"enabled": train.precision == "fp16"},
@@ -496,17 +554,25 @@ def _settle_positions(recipe: Recipe) -> None:
 
     def numbers(value: object) -> object:
         if not hasattr(value, "tolist"):
-            raise ConfigError(f"model.options.position_options: {value!r} is not JSON: expected numbers or tensors")
+            raise ConfigError(
+                f"model.options.position_options: {value!r} is not JSON: expected numbers or tensors"
+            )
         return value.tolist()
 
     options = recipe.model.options
     if "position_options" in options:
-        options["position_options"] = json.loads(json.dumps(options["position_options"], default=numbers))
+        options["position_options"] = json.loads(
+            json.dumps(options["position_options"], default=numbers)
+        )
 
 
 def merge(base: Json, extra: Json) -> Json:
     """`base` with the entries of `extra`, dictionaries inside merged alike."""
     merged = dict(base)
     for key, value in extra.items():
-        merged[key] = merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
+        merged[key] = (
+            merge(base[key], value)
+            if isinstance(base.get(key), dict) and isinstance(value, dict)
+            else value
+        )
     return merged

@@ -50,8 +50,18 @@ PARAMETERS = {
     },
 }
 FIXED: dict[str, dict[str, object]] = {
-    "optimizer": {"adam_w_mode": True, "torch_adam": True, "bias_correction": True, "amsgrad": False},
-    "scheduler": {"warmup_min_lr": 0, "warmup_min_ratio": 0, "warmup_type": "linear", "last_batch_iteration": -1},
+    "optimizer": {
+        "adam_w_mode": True,
+        "torch_adam": True,
+        "bias_correction": True,
+        "amsgrad": False,
+    },
+    "scheduler": {
+        "warmup_min_lr": 0,
+        "warmup_min_ratio": 0,
+        "warmup_type": "linear",
+        "last_batch_iteration": -1,
+    },
 }
 INSTEAD = {
     "optimizer": "or remove the section and set optim.name (adamw, radam or muon), optim.lr, …",
@@ -62,7 +72,9 @@ REFUSED = {
     "data_parallel_size": "follows from the ranks and train.sequence_parallel",
     "compile": "is DeepCompile's section, not tried with priors and not served: train.compile=true compiles by torch.compile",
 }
-Claim = tuple[str, str, object]  # a key of the file, the recipe's setting that it gives a value, the value
+Claim = tuple[
+    str, str, object
+]  # a key of the file, the recipe's setting that it gives a value, the value
 
 
 def load_deepspeed_json(path: str) -> Json:
@@ -86,8 +98,14 @@ def apply_user_config(recipe: Recipe, user_config: Json, overridden_keys: set[st
             raise ConfigError(f"{FLAG}: {name}={user_config[name]!r}: expected an object")
     _remove_auto(user_config)
     claims: dict[str, tuple[str, object]] = {}
-    for key, setting, value in [*_section_claims(user_config), *_shared_claims(recipe, user_config)]:
-        old, (other, other_value) = attrgetter(setting)(recipe), claims.setdefault(setting, (key, value))
+    for key, setting, value in [
+        *_section_claims(user_config),
+        *_shared_claims(recipe, user_config),
+    ]:
+        old, (other, other_value) = (
+            attrgetter(setting)(recipe),
+            claims.setdefault(setting, (key, value)),
+        )
         if other_value != value:
             raise ConfigError(f"{FLAG}: {other}={other_value} and {key}={value} disagree; keep one")
         if setting in overridden_keys and old != value:
@@ -108,7 +126,12 @@ def _remove_auto(tree: Json) -> None:
 def _section_claims(user_config: Json) -> Iterator[Claim]:
     """Claims of `optimizer` and `scheduler`, which leave the file; ConfigError for what has no counterpart in a recipe."""
     for name in [name for name in TYPES if name in user_config]:
-        section, types, known, fixed = user_config.pop(name), TYPES[name], PARAMETERS[name], FIXED[name]
+        section, types, known, fixed = (
+            user_config.pop(name),
+            TYPES[name],
+            PARAMETERS[name],
+            FIXED[name],
+        )
         parameters = section.get("params", {})
         if not isinstance(parameters, dict):
             raise ConfigError(f"{FLAG}: {name}.params={parameters!r}: expected an object")
@@ -116,7 +139,9 @@ def _section_claims(user_config: Json) -> Iterator[Claim]:
         settings = {kind.lower(): settings for kind, settings in types.items()}.get(word.lower())
         if settings is None:
             near = nearest(word, types)
-            raise ConfigError(f"{FLAG}: {name}.type={word!r} has no counterpart in the recipe; {near}; {INSTEAD[name]}")
+            raise ConfigError(
+                f"{FLAG}: {name}.type={word!r} has no counterpart in the recipe; {near}; {INSTEAD[name]}"
+            )
         yield from ((f"{name}.type", setting, value) for setting, value in settings.items())
         for key, value in parameters.items():
             path = f"{name}.params.{key}"
@@ -124,9 +149,13 @@ def _section_claims(user_config: Json) -> Iterator[Claim]:
                 yield path, known[key], tuple(value) if isinstance(value, list) else value
             elif key not in fixed:
                 near = nearest(key, known)
-                raise ConfigError(f"{FLAG}: {path} has no counterpart in the recipe; {near}; {INSTEAD[name]}")
+                raise ConfigError(
+                    f"{FLAG}: {path} has no counterpart in the recipe; {near}; {INSTEAD[name]}"
+                )
             elif value != fixed[key]:
-                raise ConfigError(f"{FLAG}: {path}={value!r}: expected {fixed[key]!r}, the recipe's, {INSTEAD[name]}")
+                raise ConfigError(
+                    f"{FLAG}: {path}={value!r}: expected {fixed[key]!r}, the recipe's, {INSTEAD[name]}"
+                )
 
 
 def _shared_claims(recipe: Recipe, user_config: Json) -> Iterator[Claim]:
@@ -137,7 +166,9 @@ def _shared_claims(recipe: Recipe, user_config: Json) -> Iterator[Claim]:
         if name in values:
             yield key, setting, values[name]
     sections = {name: user_config.get(name, {}) for name in ("bf16", "fp16")}
-    enabled = {name: section["enabled"] for name, section in sections.items() if "enabled" in section}
+    enabled = {
+        name: section["enabled"] for name, section in sections.items() if "enabled" in section
+    }
     for name, is_enabled in enabled.items():  # both enabled disagree
         if is_enabled:
             yield f"{name}.enabled", "train.precision", name
@@ -157,8 +188,12 @@ def check_with_deepspeed(config: Json) -> None:
             return 1
 
     # The batch equation of all ranks is `recipes.config.resolve_batch`'s; one rank alone does not read how many share tokens.
-    noting = _Noting({key: value for key, value in config.items() if key != "sequence_parallel_size"})
-    noting["train_batch_size"] = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    noting = _Noting(
+        {key: value for key, value in config.items() if key != "sequence_parallel_size"}
+    )
+    noting["train_batch_size"] = (
+        config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    )
     level = logger.level
     logger.setLevel("ERROR")
     try:
@@ -166,15 +201,21 @@ def check_with_deepspeed(config: Json) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{FLAG}: {noting.reads[-1]}: {place}={first['input']!r}: {first['msg']}") from None
-    except Exception as error:  # assertions and whatever a value of another type meets in DeepSpeed's code
+        raise ConfigError(
+            f"{FLAG}: {noting.reads[-1]}: {place}={first['input']!r}: {first['msg']}"
+        ) from None
+    except (
+        Exception
+    ) as error:  # assertions and whatever a value of another type meets in DeepSpeed's code
         raise ConfigError(f"{FLAG}: {noting.reads[-1]}: DeepSpeed refuses it: {error}") from None
     finally:
         logger.setLevel(level)
     for key in noting:
         if key not in noting.reads:
             near = nearest(key, noting.reads)
-            raise ConfigError(f"{FLAG}: {key} is no key of DeepSpeed's, which would ignore it; {near}")
+            raise ConfigError(
+                f"{FLAG}: {key} is no key of DeepSpeed's, which would ignore it; {near}"
+            )
 
 
 class _Noting(dict[str, object]):

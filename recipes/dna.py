@@ -90,7 +90,9 @@ def human(name: str, model: Model, optim: Optim, **train: Any) -> Recipe:
         name=f"dna.{name}",
         modality="dna",
         model=model,
-        data=DnaDataConfig(source=f"{folder}/genome.fa", split=f"{folder}/split.bed", context=1024, num_workers=4),
+        data=DnaDataConfig(
+            source=f"{folder}/genome.fa", split=f"{folder}/split.bed", context=1024, num_workers=4
+        ),
         optim=optim,
         train=Train(**train, precision="bf16", zero_stage=1, save_every=2000, log_every=50),
         evaluate=Evaluate(every=1000, samples=1024),
@@ -128,7 +130,9 @@ def human_125m() -> Recipe:
     one strand. Hardware: 8 × 80 GB GPUs. Not run yet.
     """
     optim = Optim(lr=3e-4, warmup=1000)
-    return human("human_125m", Model("dna_goat_125m"), optim, steps=75_000, batch=512, micro_batch=32)
+    return human(
+        "human_125m", Model("dna_goat_125m"), optim, steps=75_000, batch=512, micro_batch=32
+    )
 
 
 RECIPES.add_family("human_tiny", human_tiny, model_size="copy_tiny")

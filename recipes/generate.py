@@ -25,19 +25,27 @@ from zoo.cli import Import
 
 def generate_command(
     name: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="one that has weights")],
-    prompt: Annotated[str, typer.Argument(help='"-" reads it from standard input, without its last line break')] = "",
+    prompt: Annotated[
+        str, typer.Argument(help='"-" reads it from standard input, without its last line break')
+    ] = "",
     *,
     max_new_tokens: Annotated[int, typer.Option(help="at most so many")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="sample among the k likeliest")] = None,
-    top_p: Annotated[float | None, typer.Option(help="among the likeliest that reach this probability")] = 0.95,
+    top_p: Annotated[
+        float | None, typer.Option(help="among the likeliest that reach this probability")
+    ] = 0.95,
     seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
 ) -> int:
     target = find_trained(name, device, import_)
     if not isinstance(target.model, Writer):
-        able = " and ".join(modality.name for modality in installed_modalities() if issubclass(modality.model, Writer))
+        able = " and ".join(
+            modality.name
+            for modality in installed_modalities()
+            if issubclass(modality.model, Writer)
+        )
         raise CommandError(f"{target.label} continues no text; models of {able} do")
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")

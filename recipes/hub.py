@@ -33,18 +33,32 @@ from zoo.errors import nearest, printable, require
 from zoo.files import new_folder, write_json, write_text
 from zoo.model import ZooModel
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of matrices; vectors and priors stay float32
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}  # of matrices; vectors and priors stay float32
 Row = Mapping[str, Any]  # of the manifest, or of a table
 
 
 def hub_command(
-    model: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="a name with weights, a run, a saved model")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|RUN_DIR", help="a name with weights, a run, a saved model"),
+    ],
     *,
     out: Annotated[Path, typer.Option(help="the folder to make; must not exist")],
-    license_: Annotated[str, typer.Option("--license", help="SPDX name; default: of shipped weights theirs")] = "",
-    dtype: Annotated[str, typer.Option(help=f"of matrices: {', '.join(DTYPES)}; default: as they are stored")] = "",
-    push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="upload the folder to this repository")] = "",
-    private: Annotated[bool, typer.Option("--private", help="make the repository a private one")] = False,
+    license_: Annotated[
+        str, typer.Option("--license", help="SPDX name; default: of shipped weights theirs")
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help=f"of matrices: {', '.join(DTYPES)}; default: as they are stored")
+    ] = "",
+    push: Annotated[
+        str, typer.Option(metavar="OWNER/NAME", help="upload the folder to this repository")
+    ] = "",
+    private: Annotated[
+        bool, typer.Option("--private", help="make the repository a private one")
+    ] = False,
     import_: Import = [],  # noqa: B006
 ) -> None:
     import_named(import_)
@@ -68,10 +82,19 @@ def hub_command(
         card = _folder_card(source, loaded, recipe)
     else:
         card, dtype = _published_card(model, weights_entry(model)), dtype or "bfloat16"
-    card.title, card.license = push.partition("/")[2] * source.is_dir() or card.title, license_ or card.license
-    needed = "".join(f"# first import {Path(name).name}, which defines parts of the model\n" for name in import_)
+    card.title, card.license = (
+        push.partition("/")[2] * source.is_dir() or card.title,
+        license_ or card.license,
+    )
+    needed = "".join(
+        f"# first import {Path(name).name}, which defines parts of the model\n" for name in import_
+    )
     imports = f"import zoo  # pip install 'priorzoo[{loaded.modality},hub]'\nfrom huggingface_hub import snapshot_download\n\n"
-    card.usage = needed + imports + f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
+    card.usage = (
+        needed
+        + imports
+        + f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
+    )
     with new_folder(out, "config.json") as folder:
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
         write_text(folder / "README.md", card.markdown())
@@ -123,7 +146,10 @@ class Card:
             axis, *scores = row
             place, task = f"{axis} {row[axis]}", self.modality.task
             name = f"held-out data, {place}"
-            results += [EvalResult(task, "held-out", name, score, row[score], dataset_config=place) for score in scores]
+            results += [
+                EvalResult(task, "held-out", name, score, row[score], dataset_config=place)
+                for score in scores
+            ]
         dataset = dataset_name(self.source)
         return ModelCardData(
             license=self.license.lower() or None,
@@ -139,7 +165,11 @@ class Card:
 
 def _plain(value: object) -> str:
     """A value in one line of Markdown, without HTML, links and columns of its own."""
-    return html.escape(printable(" ".join(str(value).split())), quote=False).replace("|", r"\|").replace("](", r"]\(")
+    return (
+        html.escape(printable(" ".join(str(value).split())), quote=False)
+        .replace("|", r"\|")
+        .replace("](", r"]\(")
+    )
 
 
 def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:
@@ -155,7 +185,15 @@ def _published_card(name: str, entry: Row) -> Card:
     recipe = find_recipe(entry["recipe"])
     tags, rows = [str(model_entry(name).config["position"])], entry.get("measured", ())
     facts = {key: value for key, value in entry.items() if key not in ("measured", "file", "bytes")}
-    return Card(name, find_modality(recipe.modality), recipe.data.source, tags, facts, rows, entry["license"])
+    return Card(
+        name,
+        find_modality(recipe.modality),
+        recipe.data.source,
+        tags,
+        facts,
+        rows,
+        entry["license"],
+    )
 
 
 def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
@@ -175,7 +213,12 @@ def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
 def dataset_name(source: str) -> str:
     """The hub's name of a source; empty for files."""
     name = re.split("[:?]", source.removeprefix("hf:"))[0]
-    return name if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and (source.startswith("hf:") or "/" not in name) else ""
+    return (
+        name
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+        and (source.startswith("hf:") or "/" not in name)
+        else ""
+    )
 
 
 main = partial(call, hub_command, prog="priorzoo hub")

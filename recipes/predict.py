@@ -27,7 +27,9 @@ def predict_command(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="files")],
     *,
     top: Annotated[int, typer.Option(min=1, help="so many classes of each")] = 5,
-    size: Annotated[int | None, typer.Option(min=1, help="side in pixels; default: as trained")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="side in pixels; default: as trained")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
 ) -> None:
@@ -36,7 +38,9 @@ def predict_command(
     target = find_trained(name, device, import_)
     model, console = target.model, Console()
     if not isinstance(model, Classifier):
-        raise CommandError(f"{target.label} has no classes: models of {target.modality} name nothing")
+        raise CommandError(
+            f"{target.label} has no classes: models of {target.modality} name nothing"
+        )
     read = f"{size} pixels" if size else "the training size (larger: --size)"
     table = Table(title=f"{target.label}, read at {read}", title_justify="left")
     table.add_column("image", overflow="fold")

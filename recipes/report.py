@@ -47,7 +47,9 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
     """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files; a listing writes its rows itself."""
     axis = evaluator.axis
     for result in results:
-        fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "cells"}
+        fields = {
+            f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "cells"
+        }
         if isinstance(evaluator, Listing):
             fields.pop("rows")
         content = {"label": fields.pop("label"), axis.trained: fields.pop("trained_at"), **fields}
@@ -55,8 +57,14 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
         facts["settings"] = dataclasses.asdict(evaluator.settings)
         write_json(out / evaluator.name / f"{file_safe(result.label)}.json", facts | content)
     if not isinstance(evaluator, Listing):
-        models = ({"model": r.label, "method": r.method, axis.trained: r.trained_at} for r in results)
-        rows = [model | row for model, result in zip(models, results, strict=True) for row in result.rows]
+        models = (
+            {"model": r.label, "method": r.method, axis.trained: r.trained_at} for r in results
+        )
+        rows = [
+            model | row
+            for model, result in zip(models, results, strict=True)
+            for row in result.rows
+        ]
         write_table(out / f"{evaluator.name}.csv", rows)
     evaluator.draw(results, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
@@ -93,11 +101,16 @@ def _print_numbers(evaluator: Evaluator, results: list[ModelResult], points: lis
             score
             for score in evaluator.scores
             if score.tabled
-            and any(row.get(score.column) if score.exception else score.column in row for row in result.rows)
+            and any(
+                row.get(score.column) if score.exception else score.column in row
+                for row in result.rows
+            )
         ]
         for k, score in enumerate(scores):
             shown = [_value(result, evaluator.axis.column, point, score) for point in points]
-            table.add_row(name if k == 0 else "", score.column, *shown, end_section=k + 1 == len(scores))
+            table.add_row(
+                name if k == 0 else "", score.column, *shown, end_section=k + 1 == len(scores)
+            )
     console.print(table)
 
 
@@ -106,9 +119,15 @@ def print_paired(evaluator: Evaluator, rows: Sequence[Row]) -> None:
         console.print(table)
 
 
-def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[Place], score: Score) -> None:
+def _print_names(
+    evaluator: Evaluator, results: list[ModelResult], points: list[Place], score: Score
+) -> None:
     """A row for each name on the axis, a column for each model."""
-    results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
+    results = [
+        result
+        for result in results
+        if any(row.get(score.column) is not None for row in result.rows)
+    ]
     names = short_names(results)
     for part in slices(len(results), max(1, (console.width - 26) // 14)):
         table = result_table(f"{evaluator.name}: {score.column}")
@@ -116,7 +135,9 @@ def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[
         for name in names[part]:
             table.add_column(name, justify="right", overflow="fold", min_width=7)
         for point in points:
-            shown = (_value(result, evaluator.axis.column, point, score) for result in results[part])
+            shown = (
+                _value(result, evaluator.axis.column, point, score) for result in results[part]
+            )
             table.add_row(str(point), *shown)
         console.print(table)
 

@@ -64,7 +64,10 @@ if TYPE_CHECKING:
     from recipes.engine import Ranks
 
 LOSS_CURVE, COMPLETE = "plots/loss.png", "complete.json"
-NAME, REMNANT = re.compile(r"step_\d{8,}"), re.compile(r"step_\d{8,}(\.partial|\.universal|\.universal\.partial)")
+NAME, REMNANT = (
+    re.compile(r"step_\d{8,}"),
+    re.compile(r"step_\d{8,}(\.partial|\.universal|\.universal\.partial)"),
+)
 DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
 
 
@@ -81,18 +84,25 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Those with their final names, by step; `damage` tells whether they are still as they were written."""
-        folders = (p for p in self.checkpoint_root.glob("step_*") if NAME.fullmatch(p.name) and p.is_dir())
+        folders = (
+            p for p in self.checkpoint_root.glob("step_*") if NAME.fullmatch(p.name) and p.is_dir()
+        )
         return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
 
     def describe(self, plan: Plan) -> None:
         """Write what runs, and where: recipe.json first, which makes a folder a run. A finished run keeps its own."""
-        packages = (sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo"))
+        packages = (
+            sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo")
+        )
         git, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             place, silence = Path(__file__).parent, subprocess.DEVNULL
-            commit = subprocess.check_output(git, cwd=place, stderr=silence, text=True, timeout=10).strip()
+            commit = subprocess.check_output(
+                git, cwd=place, stderr=silence, text=True, timeout=10
+            ).strip()
         environment = {
-            "versions": {"python": platform.python_version()} | {p.__name__: p.__version__ for p in packages if p},
+            "versions": {"python": platform.python_version()}
+            | {p.__name__: p.__version__ for p in packages if p},
             "commit": commit or "unknown",
             "command": sys.argv,
             "platform": platform.platform(),
@@ -101,7 +111,9 @@ class RunFolder:
             "cuda": torch.version.cuda,
             "started": utc_now(),
         }
-        for name, facts in zip(DESCRIPTION, (plan.to_dict(), plan.deepspeed, environment), strict=True):
+        for name, facts in zip(
+            DESCRIPTION, (plan.to_dict(), plan.deepspeed, environment), strict=True
+        ):
             write_json(self.path / name, facts)
 
     def log(self, record: Mapping[str, object]) -> None:
@@ -114,7 +126,9 @@ class RunFolder:
     def read_metrics(self) -> tuple[list[Json], int]:
         """(readable records, number of unreadable lines, of a crash or disk errors)."""
         records = []
-        lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else []  # and not of a pipe
+        lines = (
+            self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else []
+        )  # and not of a pipe
         for line in lines:
             try:
                 record = json.loads(line)
@@ -128,7 +142,9 @@ class RunFolder:
         """Remove what a killed process left, converted checkpoints, and records after `step`. Needs the lock."""
         records, unreadable = self.read_metrics()
         if unreadable:
-            warn(f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out")
+            warn(
+                f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out"
+            )
         write_text(self.metrics_path, "".join(_line(r) for r in records if r["step"] <= step))
         for path in self.checkpoint_root.glob("step_*"):  # any other folder belongs to the user
             if REMNANT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
@@ -145,7 +161,9 @@ class RunFolder:
             if path.is_symlink():  # the user moved it elsewhere
                 path.unlink()
             else:
-                partial = path.with_name(path.name + ".partial")  # a half-removed one is never taken for whole
+                partial = path.with_name(
+                    path.name + ".partial"
+                )  # a half-removed one is never taken for whole
                 path.rename(partial)
                 shutil.rmtree(partial)
 
@@ -164,10 +182,14 @@ class RunFolder:
         rate = next((name for record in records for name in record if name.endswith("_per_s")), "")
         figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), layout="constrained")
         figure.suptitle(self.path.name, fontsize=10)
-        for axis, names in zip(axes.flat, (["loss", "heldout_loss"], ["grad_norm"], ["lr"], [rate]), strict=True):
+        for axis, names in zip(
+            axes.flat, (["loss", "heldout_loss"], ["grad_norm"], ["lr"], [rate]), strict=True
+        ):
             for name, style in zip(names, ("-", "o-"), strict=False):
                 points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
-                axis.plot([step for step, _ in points], [value for _, value in points], style, label=name)
+                axis.plot(
+                    [step for step, _ in points], [value for _, value in points], style, label=name
+                )
             axis.set(title=names[0].replace("_", " "), xlabel="step")
             axis.grid(alpha=0.3)
         axes[0, 0].legend()
@@ -187,7 +209,10 @@ class RunFolder:
                 warn(f"{damaged}; reading an older one")
             elif (folder / "config.json").exists():
                 return folder
-        raise ConfigError(damaged or f"{self.path}: neither a complete checkpoint nor model/; is this a run folder?")
+        raise ConfigError(
+            damaged
+            or f"{self.path}: neither a complete checkpoint nor model/; is this a run folder?"
+        )
 
 
 def _line(record: Mapping[str, object]) -> str:
@@ -211,9 +236,13 @@ class RunLock:
     def __init__(self, folder: Path):
         path = folder / "run.lock"
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise ConfigError(f"{path} is a link or no regular file, and is not followed: remove it")
+            raise ConfigError(
+                f"{path} is a link or no regular file, and is not followed: remove it"
+            )
         make_folder(folder)
-        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        self._file: int | None = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+        )
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -222,10 +251,16 @@ class RunLock:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 facts = read_object(path)
                 holder = f"process {facts['pid']} on {facts['host']}, started {facts['started']}"
-            raise ConfigError(f"{folder} is in use: {holder}, trains in it; wait for it or stop it") from None
+            raise ConfigError(
+                f"{folder} is in use: {holder}, trains in it; wait for it or stop it"
+            ) from None
         except OSError as error:
-            warn(f"note: {folder} is on a file system without locks ({error}): start no other process in it")
-        os.register_at_fork(after_in_child=self.release)  # a data worker must not keep the lock alive
+            warn(
+                f"note: {folder} is on a file system without locks ({error}): start no other process in it"
+            )
+        os.register_at_fork(
+            after_in_child=self.release
+        )  # a data worker must not keep the lock alive
         facts = {"host": socket.gethostname(), "pid": os.getpid(), "started": utc_now()}
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, (json.dumps(facts) + "\n").encode(), 0)
@@ -238,7 +273,12 @@ class RunLock:
 
 @contextlib.contextmanager
 def own_run(
-    plan: Plan, ranks: Ranks, *, run_dir: str | None = None, resume: str | None = None, words: Sequence[str] = ()
+    plan: Plan,
+    ranks: Ranks,
+    *,
+    run_dir: str | None = None,
+    resume: str | None = None,
+    words: Sequence[str] = (),
 ) -> Iterator[tuple[RunFolder, Path | None]]:
     """(run folder, checkpoint to continue from, or None), the same on every rank; rank 0 holds the folder's lock.
 
@@ -251,7 +291,9 @@ def own_run(
     if ranks.lead:
         try:
             if resume not in (None, "auto"):  # an empty word is an unset variable of a shell
-                raise ConfigError(f"--resume {resume!r}: expected 'auto'; the run's folder is --run-dir")
+                raise ConfigError(
+                    f"--resume {resume!r}: expected 'auto'; the run's folder is --run-dir"
+                )
             newest_run = newest_run_dir(plan.recipe.name) if resume else None
             folder = Path(run_dir) if run_dir else newest_run or new_run_dir(plan.recipe.name)
             lock = RunLock(folder)
@@ -277,7 +319,9 @@ def own_run(
     finally:
         if lock is not None:
             lock.release()
-            if run_dir is None and not (folder / "recipe.json").exists():  # a new folder, of a run that could not begin
+            if (
+                run_dir is None and not (folder / "recipe.json").exists()
+            ):  # a new folder, of a run that could not begin
                 with contextlib.suppress(OSError):
                     (folder / "run.lock").unlink()
                     folder.rmdir()
@@ -285,14 +329,24 @@ def own_run(
 
 def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
     """The newest undamaged checkpoint of a locked run; None to start anew."""
-    if resume is None and any((run.path / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
-        raise ConfigError(f"{run.path} already holds a run: --resume auto continues it, another --run-dir starts anew")
-    if not (run.path / "recipe.json").exists() and (others := sorted(run.path.glob("*/recipe.json"))):
-        raise ConfigError(f"{run.path} holds other runs, such as {others[0].parent}; give it a --run-dir of its own")
+    if resume is None and any(
+        (run.path / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")
+    ):
+        raise ConfigError(
+            f"{run.path} already holds a run: --resume auto continues it, another --run-dir starts anew"
+        )
+    if not (run.path / "recipe.json").exists() and (
+        others := sorted(run.path.glob("*/recipe.json"))
+    ):
+        raise ConfigError(
+            f"{run.path} holds other runs, such as {others[0].parent}; give it a --run-dir of its own"
+        )
     final = (run.path / "model").resolve()  # of a link, what it points to is replaced
     empty = not final.exists() or (final.is_dir() and not any(final.iterdir()))
     if not empty and not (final / "config.json").is_file():
-        raise ConfigError(f"{run.path / 'model'} is no saved model: the final weights could not be written there")
+        raise ConfigError(
+            f"{run.path / 'model'} is no saved model: the final weights could not be written there"
+        )
     complete = run.checkpoints()
     if not complete:
         return None
@@ -303,7 +357,9 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
             damaged[path] = f"{path} is damaged: {reason}"
             continue
         if int(path.name.removeprefix("step_")) > (steps := plan.recipe.train.steps):
-            raise ConfigError(f"train.steps={steps}: {path} has more; expected at least as many, or another --run-dir")
+            raise ConfigError(
+                f"train.steps={steps}: {path} has more; expected at least as many, or another --run-dir"
+            )
         for newer, message in damaged.items():
             warn(f"{message}; it is set aside as {quarantine(newer).name}")
         return path
@@ -317,17 +373,27 @@ def check_same(plan: Plan, folder: Path) -> None:
     except ConfigError as error:
         raise ConfigError(f"cannot resume {folder}: {error}") from None
     new = json.loads(json.dumps(without_nan(plan.to_dict())))  # as recipe.json has it
-    for section in ("model", "data"):  # a setting that the version of the run did not have was at its default
+    for section in (
+        "model",
+        "data",
+    ):  # a setting that the version of the run did not have was at its default
         defaults = vars(type(getattr(plan.recipe, section)))
         if isinstance(old.get(section), dict):
             old[section] = {key: defaults.get(key) for key in new[section]} | old[section]
     keys = ["name", "modality", "train.batch", "train.seed", "optim.name"]
-    keys += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
+    keys += [
+        f"{section}.{key}"
+        for section in ("model", "data")
+        for key in new[section]
+        if key != "num_workers"
+    ]
     for key in keys:
         before, now = (functools.reduce(_entry, key.split("."), tree) for tree in (old, new))
         if before != now:
             differ = f"its {key} is {before!r:.300}, this recipe has {now!r:.300}"
-            raise ConfigError(f"cannot resume {folder}: {differ}; set it back, or start anew with another --run-dir")
+            raise ConfigError(
+                f"cannot resume {folder}: {differ}; set it back, or start anew with another --run-dir"
+            )
 
 
 def _entry(tree: object, name: str) -> object:
@@ -360,7 +426,11 @@ def checkpoint_facts(folder: Path) -> Json | None:
     if not all(type(facts.get(name)) is kind for name, kind in FACTS.items()):
         return None
     early_version = digest is None and facts.keys() == FACTS.keys()  # before 0.6: no digests
-    return facts if early_version or (_digest(facts) == digest and isinstance(facts.get("files"), dict)) else None
+    return (
+        facts
+        if early_version or (_digest(facts) == digest and isinstance(facts.get("files"), dict))
+        else None
+    )
 
 
 def damage(folder: Path) -> str | None:
@@ -391,12 +461,16 @@ def data_only(folder: Path) -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
+    torch.serialization.add_safe_globals(
+        [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    )
     try:
         with patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):
             yield
     except pickle.UnpicklingError as error:
-        refused = re.search(r"GLOBAL (\S+)|Unsupported \S+ \S+", str(error))  # without torch's advice to allow it
+        refused = re.search(
+            r"GLOBAL (\S+)|Unsupported \S+ \S+", str(error)
+        )  # without torch's advice to allow it
         raise ConfigError(
             f"{folder} holds more than tensors and plain values ({refused[0] if refused else type(error).__name__}); "
             "nothing in it was executed"
@@ -416,19 +490,28 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     train = plan.recipe.train
     anew = f"start a new run from its weights with --set model.init_from={folder / 'model'}"
     if facts["precision"] != train.precision or bool(facts["zero_stage"]) != bool(train.zero_stage):
-        written = f"train.precision={facts['precision']} --set train.zero_stage={facts['zero_stage']}"
+        written = (
+            f"train.precision={facts['precision']} --set train.zero_stage={facts['zero_stage']}"
+        )
         raise ConfigError(
             f"{folder}: its optimiser's state is of another precision or kind of stage. Resume with --set {written}, or {anew}"
         )
-    if train.zero_stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, train.zero_stage):
+    if train.zero_stage == 0 or (facts["world"], facts["zero_stage"]) == (
+        ranks.world,
+        train.zero_stage,
+    ):
         return folder, False
     differs = (
         f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has {ranks.world} "
         f"at stage {train.zero_stage}"
     )
     if plan.recipe.optim.name == "muon":
-        raise ConfigError(f"{differs}, and DeepSpeed converts no state of Muon. Resume with the same ranks, or {anew}")
-    target = folder.with_name(folder.name + ".universal") / folder.name  # DeepSpeed also writes a pointer beside it
+        raise ConfigError(
+            f"{differs}, and DeepSpeed converts no state of Muon. Resume with the same ranks, or {anew}"
+        )
+    target = (
+        folder.with_name(folder.name + ".universal") / folder.name
+    )  # DeepSpeed also writes a pointer beside it
     if ranks.lead:
         try:
             convert(folder, target)
@@ -437,7 +520,9 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
             shutil.rmtree(target.parent, ignore_errors=True)
     ranks.barrier()
     if not target.exists():
-        raise ConfigError(f"{differs}. Converting it failed. Resume with the same ranks and stage, or {anew}")
+        raise ConfigError(
+            f"{differs}. Converting it failed. Resume with the same ranks and stage, or {anew}"
+        )
     return target, True
 
 
@@ -447,10 +532,19 @@ def convert(folder: Path, target: Path) -> None:
 
     shutil.rmtree(target.parent, ignore_errors=True)
     target.mkdir(parents=True)
-    options = {"input_folder": str(folder), "output_folder": str(target), "inject_missing_state": True, "strict": True}
+    options = {
+        "input_folder": str(folder),
+        "output_folder": str(target),
+        "inject_missing_state": True,
+        "strict": True,
+    }
     workers = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False}
     silence = io.StringIO()
-    with data_only(folder), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+    with (
+        data_only(folder),
+        contextlib.redirect_stdout(silence),
+        contextlib.redirect_stderr(silence),
+    ):
         ds_to_universal.main(Namespace(**options, **workers))
 
 
@@ -461,7 +555,9 @@ def new_run_dir(recipe_name: str) -> Path:
     """Make runs/<recipe>/<number>-<time>, also where several runs start at once."""
     parent = Path("runs", recipe_name)
     parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1 + max((_number(folder) for folder in parent.iterdir()), default=0)):
+    for number in itertools.count(
+        1 + max((_number(folder) for folder in parent.iterdir()), default=0)
+    ):
         folder = parent / f"{number:04d}-{time.strftime('%Y%m%d-%H%M%S')}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
@@ -471,9 +567,15 @@ def new_run_dir(recipe_name: str) -> Path:
 
 def newest_run_dir(recipe_name: str, *, finished: bool = False) -> Path | None:
     """The run of this recipe with the greatest number that has a complete checkpoint, or with `finished` final weights."""
-    folders = sorted(Path("runs", recipe_name).glob("*"), key=lambda folder: (_number(folder), folder.name))
+    folders = sorted(
+        Path("runs", recipe_name).glob("*"), key=lambda folder: (_number(folder), folder.name)
+    )
     for folder in reversed(folders):
-        if (folder / "model" / "config.json").exists() if finished else RunFolder(folder).checkpoints():
+        if (
+            (folder / "model" / "config.json").exists()
+            if finished
+            else RunFolder(folder).checkpoints()
+        ):
             return folder
     return None
 
@@ -501,10 +603,14 @@ def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooMo
 def load_run(run_dir: str | Path) -> tuple[ZooModel, Json]:
     """(model with its newest weights, resolved recipe as a dict) of a run folder, or of one that `priorzoo hub` made of it."""
     if not (Path(run_dir) / "recipe.json").exists():
-        raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by priorzoo train")
+        raise ConfigError(
+            f"{run_dir}: no recipe.json; expected a run folder written by priorzoo train"
+        )
     recipe = stored_recipe(run_dir)
     read = find_modality(recipe["modality"]).model.from_pretrained
-    return read(run_dir) if (Path(run_dir) / "config.json").is_file() else newest_model(run_dir, read), recipe
+    return read(run_dir) if (Path(run_dir) / "config.json").is_file() else newest_model(
+        run_dir, read
+    ), recipe
 
 
 def stored_recipe(run_dir: str | Path) -> Json:
@@ -533,16 +639,24 @@ def load_weights(model: ZooModel, source: str) -> None:
     read = type(model).from_pretrained
     try:
         if path.is_dir():
-            state = (read(path) if (path / "config.json").exists() else newest_model(path, read)).state_dict()
+            state = (
+                read(path) if (path / "config.json").exists() else newest_model(path, read)
+            ).state_dict()
         elif "." in source and "/" not in source:
             state = read_tensors(verified_file(source))
         else:
-            raise ValueError("expected a folder, newest:RECIPE, or a name such as text_ggd_ssmax_tiny.facts")
+            raise ValueError(
+                "expected a folder, newest:RECIPE, or a name such as text_ggd_ssmax_tiny.facts"
+            )
         initial = model.state_dict()
         for name in model.replaceable_parameters():
             if name in state and state[name].shape != initial[name].shape:
                 state[name] = initial[name]
         model.load_state_dict(state)
     except (RuntimeError, ValueError) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"its weights do not fit this model: {error}"
+        reason = (
+            str(error)
+            if isinstance(error, ValueError)
+            else f"its weights do not fit this model: {error}"
+        )
         raise ConfigError(f"model.init_from={source}: {reason}") from error

@@ -24,11 +24,20 @@ from recipes.commands import CommandError
 from recipes.config import ConfigError, find_recipe, list_recipes, merge, parse_value, set_nested
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
-from zoo.catalog import create_model, import_named, modality_module, model_entry, saved_modality, weights_entry
+from zoo.catalog import (
+    create_model,
+    import_named,
+    modality_module,
+    model_entry,
+    saved_modality,
+    weights_entry,
+)
 from zoo.errors import did_you_mean, nearest
 
 Baseline = tuple[Modality, Callable[[int], nn.Module]]
-Overrides = dict[str, Any]  # by field of the model's configuration: JSON values, or dictionaries of such
+Overrides = dict[
+    str, Any
+]  # by field of the model's configuration: JSON values, or dictionaries of such
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,11 @@ class Target:
     @property
     def setup(self) -> str:
         """What runs and shipped weights both record, as text: recipe, steps and the model's configuration."""
-        return json.dumps([*self.recipe, dataclasses.asdict(self.model.config)], sort_keys=True) if self.recipe else ""
+        return (
+            json.dumps([*self.recipe, dataclasses.asdict(self.model.config)], sort_keys=True)
+            if self.recipe
+            else ""
+        )
 
 
 def modality_of(word: str, *, registered: bool = False) -> str | None:
@@ -88,7 +101,11 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
     """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix."""
     prefix, colon, name = word.partition(":")
     installed = installed_modalities("OUTSIDE_PREFIXES", prefix) if colon else []
-    hooks = {modality.name: modality.outside[prefix] for modality in installed if prefix in modality.outside}
+    hooks = {
+        modality.name: modality.outside[prefix]
+        for modality in installed
+        if prefix in modality.outside
+    }
     if not hooks:
         return None
     named, colon, rest = name.partition(":")
@@ -117,7 +134,11 @@ def installed_modalities(listing: str = "", pattern: str = "*") -> list[Modality
 
 def split_names(argument: str) -> list[str]:
     """The models that a comma-separated argument names; a folder's name may have commas, and settings behind "@" do."""
-    return [argument] if os.path.isdir(argument) else [part for part in re.split(r",(?![\w.]+=)", argument) if part]
+    return (
+        [argument]
+        if os.path.isdir(argument)
+        else [part for part in re.split(r",(?![\w.]+=)", argument) if part]
+    )
 
 
 def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str) -> list[Target]:
@@ -137,21 +158,32 @@ def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str
         for key in map(target_name, matches):
             if key not in targets:
                 targets[key] = _load(key, overrides, device, dtype)
-    modalities = {t.modality for t in targets.values()} | {modality.name for modality, _ in baselines.values()}
+    modalities = {t.modality for t in targets.values()} | {
+        modality.name for modality, _ in baselines.values()
+    }
     if not modalities:
         listing = ", ".join(list_models(pretrained=True))
         raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {listing}")
     if len(modalities) > 1:
-        raise CommandError(f"one call measures models of one modality, these are {' and '.join(sorted(modalities))}")
+        raise CommandError(
+            f"one call measures models of one modality, these are {' and '.join(sorted(modalities))}"
+        )
     first = next(iter(targets.values()), None)
-    for name, (modality, make) in baselines.items():  # at the lengths and on the data of the first model
+    for name, (
+        modality,
+        make,
+    ) in baselines.items():  # at the lengths and on the data of the first model
         model = make(first.model.config.train_context if first else 256)
         seed, data = (getattr(model.config, "seed", None),) * 2, first.data if first else {}
-        targets[name] = Target(name, modality.name, model, True, without_seed(name), seed=seed, data=data)
+        targets[name] = Target(
+            name, modality.name, model, True, without_seed(name), seed=seed, data=data
+        )
     files = Counter(file_safe(target.label) for target in targets.values())
     for name, target in targets.items():
         label = target.label
-        if files[file_safe(label)] > 1:  # files of one name: the digest of the model's place sets them apart
+        if (
+            files[file_safe(label)] > 1
+        ):  # files of one name: the digest of the model's place sets them apart
             label += f" {hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:6]}"
         targets[name] = replace(target, name=name, label=label)
     return list(targets.values())
@@ -164,7 +196,9 @@ def find_device(name: str) -> str:
     available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     available += [f"cuda:{n}" for n in range(torch.cuda.device_count())]
     if name not in available:
-        raise ValueError(f"device {name!r} is not available; expected auto or one of {', '.join(available)}")
+        raise ValueError(
+            f"device {name!r} is not available; expected auto or one of {', '.join(available)}"
+        )
     return name
 
 
@@ -174,11 +208,15 @@ def find_trained(name: str, device: str, imports: list[str]) -> Target:
     import_named(imports)
     targets = find_targets([name], {}, device, "float32")
     if len(targets) > 1:
-        raise CommandError(f"{name!r} names {len(targets)} models: {', '.join(t.label for t in targets)}; name one")
+        raise CommandError(
+            f"{name!r} names {len(targets)} models: {', '.join(t.label for t in targets)}; name one"
+        )
     [target] = targets
     if not target.trained:
         tags = list_models(f"{name}.*", pretrained=True)
-        known = ", ".join(tags) or "none of this architecture; `priorzoo list --pretrained` prints all"
+        known = (
+            ", ".join(tags) or "none of this architecture; `priorzoo list --pretrained` prints all"
+        )
         raise CommandError(f"{name} is untrained; with weights: {known}")
     return target
 
@@ -203,7 +241,9 @@ def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
         modality, hook, inner = outside
         if overrides and not name.startswith("hf:"):
             option = _leaves(overrides)[0][0]
-            raise CommandError(f"--set {option} does not apply to {name}: it is measured as it was saved")
+            raise CommandError(
+                f"--set {option} does not apply to {name}: it is measured as it was saved"
+            )
         for key, value in _leaves(overrides):  # of its configuration: settings behind a name
             inner += f"{',' if re.search('@.*=', inner) else '@'}{key}={json.dumps(value)}"
         torch.manual_seed(0)  # so that a random model is the same one each time
@@ -215,7 +255,9 @@ def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
     if overrides:
         model = model if outside else override(model, overrides)
         label += " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
-    target = replace(target, label=label, model=model.to(device=device, dtype=getattr(torch, dtype)).eval())
+    target = replace(
+        target, label=label, model=model.to(device=device, dtype=getattr(torch, dtype)).eval()
+    )
     return target if target.shipped else replace(target, family=target.family + target.setup)
 
 
@@ -224,7 +266,9 @@ def _folder(name: str) -> Target:
     path = Path(name).resolve()
     if not (path / "recipe.json").exists() and (path / "config.json").exists():
         model, unknown = load_model(path), (None, None)
-        return Target(path.name, model.modality, model, True, str(path), unknown, unknown, shipped=False)
+        return Target(
+            path.name, model.modality, model, True, str(path), unknown, unknown, shipped=False
+        )
     model, recipe = load_run(name)
     train, data = recipe.get("train", {}), recipe.get("data", {})
     without = {key: {**part} if isinstance(part, dict) else part for key, part in recipe.items()}
@@ -250,7 +294,11 @@ def _registered(name: str) -> Target:
     try:
         model_entry(name)
     except ValueError as error:
-        hint = "it is a recipe: train it, and name the run's folder" if name in list_recipes() else error
+        hint = (
+            "it is a recipe: train it, and name the run's folder"
+            if name in list_recipes()
+            else error
+        )
         raise CommandError(f"no folder {name!r} here; {hint}") from error
     trained = "." in name
     card = weights_entry(name) if trained else {}
@@ -280,7 +328,9 @@ def seed_groups(targets: list[Target]) -> dict[str, str]:
     families: dict[str, list[Target]] = {}
     for target in targets:
         joined = runs.get(target.setup, set()) if target.shipped else set()
-        families.setdefault(next(iter(joined)) if len(joined) == 1 else target.family, []).append(target)
+        families.setdefault(next(iter(joined)) if len(joined) == 1 else target.family, []).append(
+            target
+        )
     groups: dict[str, str] = {}
     for members in families.values():
         if len(members) > 1 and len({member.seed for member in members}) == len(members):
@@ -295,12 +345,16 @@ def override(model: Any, overrides: Overrides) -> Any:
     changes = {}
     for key, value in overrides.items():
         if key not in known:
-            raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
+            raise CommandError(
+                f"--set {key}: the model's configuration has no such field; {nearest(key, known)}"
+            )
         before = getattr(config, key)
         inside = {part for leaf, _ in _leaves({key: value}) for part in leaf.split(".")[1:]}
         if numbers := sorted({"values", "file", "kind"} & inside):
             raise CommandError(f"--set {key}: {numbers[0]} are numbers that the weights hold")
-        changes[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        changes[key] = (
+            merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        )
     variant, fresh = type(model)(replace(config, **changes)), type(model)(config)
     weights, initial = dict(model.named_parameters()), fresh.state_dict()
     # Buffers follow from the configuration, but for what training wrote, such as a memory.
@@ -309,8 +363,12 @@ def override(model: Any, overrides: Overrides) -> Any:
             weights[name] = value
     new = variant.state_dict()
     names = (new.keys() & weights.keys()) | dict(variant.named_parameters()).keys()
-    if {name: new[name].shape for name in names} != {name: value.shape for name, value in weights.items()}:
-        raise CommandError(f"--set {overrides}: this changes the model's parameters, so its weights no longer fit")
+    if {name: new[name].shape for name in names} != {
+        name: value.shape for name, value in weights.items()
+    }:
+        raise CommandError(
+            f"--set {overrides}: this changes the model's parameters, so its weights no longer fit"
+        )
     variant.load_state_dict(weights, strict=False)
     variant.class_names = model.class_names
     return variant
@@ -322,7 +380,9 @@ def parse_overrides(settings: list[str]) -> Overrides:
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator or not key:
-            raise CommandError(f"--set {setting!r}: expected key=value, such as position_options.scaling=yarn")
+            raise CommandError(
+                f"--set {setting!r}: expected key=value, such as position_options.scaling=yarn"
+            )
         set_nested(overrides, key.split("."), parse_value(text), setting)
     return overrides
 
@@ -330,5 +390,9 @@ def parse_overrides(settings: list[str]) -> Overrides:
 def _leaves(tree: Overrides, prefix: str = "") -> list[tuple[str, object]]:
     leaves: list[tuple[str, object]] = []
     for key, value in tree.items():
-        leaves += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+        leaves += (
+            _leaves(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else [(prefix + key, value)]
+        )
     return leaves

@@ -36,13 +36,17 @@ def tiny(method: str) -> Recipe:
     facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
     # With half-lives of one token, as published, `fox` learned no answer.
     parts, lives = method.removesuffix("_ssmax").split("+"), {"half_lives": [4, 256]}
-    options = {"position_options": {"fox": lives} if len(parts) > 1 else lives} if "fox" in parts else {}
+    options = (
+        {"position_options": {"fox": lives} if len(parts) > 1 else lives} if "fox" in parts else {}
+    )
     return Recipe(
         name=f"text.{method}_tiny",
         modality="text",
         model=Model(f"text_{method}_tiny", options=options),
         data=TextDataConfig("sotu-excerpt", tokenizer="bpe-1k", context=256, **facts),
-        optim=Optim("muon", lr=4e-3, prior_lr_scale=PRIOR_RATES.get(method, 5.0), warmup=100, floor=0.02),
+        optim=Optim(
+            "muon", lr=4e-3, prior_lr_scale=PRIOR_RATES.get(method, 5.0), warmup=100, floor=0.02
+        ),
         train=Train(steps=4500, batch=8, clip=0.0, save_every=500),
         evaluate=Evaluate(every=500, samples=256),
     )
@@ -58,8 +62,16 @@ def tiny_extend(method: str) -> Recipe:
     recipe.name, recipe.model.init_from = f"text.{method}_tiny_extend", f"newest:text.{method}_tiny"
     recipe.model.options = {"position_options": pinned_context(position, recipe.data.context)}
     recipe.data = replace(recipe.data, context=4 * recipe.data.context, seed=1)
-    recipe.optim.lr, recipe.optim.schedule, recipe.optim.warmup = 0.1 * recipe.optim.lr, "constant", 16
-    recipe.train.steps, recipe.train.batch, recipe.train.save_every = 200, max(1, recipe.train.batch // 4), 0
+    recipe.optim.lr, recipe.optim.schedule, recipe.optim.warmup = (
+        0.1 * recipe.optim.lr,
+        "constant",
+        16,
+    )
+    recipe.train.steps, recipe.train.batch, recipe.train.save_every = (
+        200,
+        max(1, recipe.train.batch // 4),
+        0,
+    )
     recipe.evaluate = Evaluate(every=100, samples=64)
     return recipe
 
@@ -89,9 +101,19 @@ def lm(method: str) -> Recipe:
         name=f"text.{method}_lm",
         modality="text",
         model=Model(f"text_{method}_lm", options=tiny(method).model.options),
-        data=TextDataConfig("english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")),
+        data=TextDataConfig(
+            "english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")
+        ),
         optim=Optim("muon", lr=2e-3, prior_lr_scale=5.0, warmup=200, floor=0.05),
-        train=Train(steps=2500, batch=16, micro_batch=4, clip=0.0, precision="bf16", save_every=250, log_every=25),
+        train=Train(
+            steps=2500,
+            batch=16,
+            micro_batch=4,
+            clip=0.0,
+            precision="bf16",
+            save_every=250,
+            log_every=25,
+        ),
         evaluate=Evaluate(every=500, samples=128),
     )
 
@@ -121,7 +143,9 @@ def goat_c4(method: str) -> Recipe:
         name=f"text.goat_c4_{method}_125m",
         modality="text",
         model=Model(f"text_{method}_125m", options={"weight_init": "normal", **lanes}),
-        data=TextDataConfig(f"{c4}:train", heldout_source=f"{c4}:validation", context=2048, **PACKED),
+        data=TextDataConfig(
+            f"{c4}:train", heldout_source=f"{c4}:validation", context=2048, **PACKED
+        ),
         optim=Optim(lr=1e-4, warmup=2000, floor=0.3),
         train=Train(steps=61_035, batch=32, **GPU | {"save_every": 2000}),
         evaluate=Evaluate(every=1000, samples=512),
@@ -161,7 +185,10 @@ def bam(method: str, size: str) -> Recipe:
     options = {"weight_init": "torch"} | of_size | BAM_METHODS.get(plain, BESIDE)
     if plain != method:
         options |= {"ssmax_start": 1.0} | ({"scale_prior": False} if plain == "alibi" else {})
-    fineweb, tokenizer = "hf:HuggingFaceFW/fineweb:sample-10BT:train", "data/mistral-v0.3/tokenizer.json"
+    fineweb, tokenizer = (
+        "hf:HuggingFaceFW/fineweb:sample-10BT:train",
+        "data/mistral-v0.3/tokenizer.json",
+    )
     return Recipe(
         name=f"text.bam_{method}_{size}",
         modality="text",
@@ -184,11 +211,20 @@ def bam_extend(method: str, size: str) -> Recipe:
     extended.model.init_from = f"newest:text.bam_{method}_{size}"
     pinned = pinned_context(method.removesuffix("_ssmax"), extended.data.context)
     if pinned:
-        extended.model.options["position_options"] = extended.model.options.get("position_options", {}) | pinned
-    extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
+        extended.model.options["position_options"] = (
+            extended.model.options.get("position_options", {}) | pinned
+        )
+    extended.data = replace(
+        extended.data, context=1024, seed=1
+    )  # other rows than the first training saw first
     extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, schedule="constant", warmup=16)
     train = extended.train
-    train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, (train.micro_batch or 1) // 2), 64
+    train.steps, train.batch, train.micro_batch, train.save_every = (
+        256,
+        576,
+        max(1, (train.micro_batch or 1) // 2),
+        64,
+    )
     extended.evaluate = Evaluate(every=64, samples=576)
     return extended
 
@@ -214,7 +250,9 @@ def cable(method: str, size: str) -> Recipe:
         name=f"text.cable_{method}_{size}",
         modality="text",
         model=Model(f"text_{method}_{size}", options=BESIDE | released),
-        data=TextDataConfig("hf:HuggingFaceFW/fineweb-edu:sample-10BT:train", context=1024, **PACKED),
+        data=TextDataConfig(
+            "hf:HuggingFaceFW/fineweb-edu:sample-10BT:train", context=1024, **PACKED
+        ),
         optim=Optim(lr=6e-4, warmup=715),
         train=Train(steps=19_073, batch=512, micro_batch=16, **GPU),
         evaluate=Evaluate(every=500, samples=512),
@@ -225,9 +263,13 @@ RECIPES.add_family("125m", goat_c4, prefix="goat_c4_", listed=("goat", "ggd_goat
 for _size in BAM:
     _listed = [method + ssmax for ssmax in ("", "_ssmax") for method in (*BAM_METHODS, "ggd_goat")]
     RECIPES.add_family(_size, partial(bam, size=_size), prefix="bam_", listed=_listed)
-    RECIPES.add_family(_size, partial(bam_extend, size=_size), prefix="bam_extend_", listed=_listed, without=ENDING)
+    RECIPES.add_family(
+        _size, partial(bam_extend, size=_size), prefix="bam_extend_", listed=_listed, without=ENDING
+    )
 for _size in ("44m", "124m", "354m"):
-    RECIPES.add_family(_size, partial(cable, size=_size), prefix="cable_", listed=(*CABLE_METHODS, "ggd_goat"))
+    RECIPES.add_family(
+        _size, partial(cable, size=_size), prefix="cable_", listed=(*CABLE_METHODS, "ggd_goat")
+    )
 RECIPES.add_family("tiny", tiny)
 RECIPES.add_family("tiny_extend", tiny_extend, model_size="tiny", without=ENDING)
 RECIPES.add_family("lm", lm)

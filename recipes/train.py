@@ -28,7 +28,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
+if (
+    __name__ == "__main__"
+):  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     # Spinning threads slow each other where cores are shared. The variable is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -40,7 +42,16 @@ from rich.padding import Padding
 from modalities.contract import find_modality
 from modalities.cost import Readout, keep_freed_tensors
 from modalities.loading import State, to_device
-from recipes.commands import ConfigError, Console, call, clock, facts_table, handled_signals, lasting_output, short
+from recipes.commands import (
+    ConfigError,
+    Console,
+    call,
+    clock,
+    facts_table,
+    handled_signals,
+    lasting_output,
+    short,
+)
 from recipes.config import Json, Plan, apply_overrides, installed_recipes, open_recipe, resolve
 from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
 from recipes.runs import RunFolder, load_weights, loadable, own_run
@@ -90,7 +101,11 @@ class Trainer:
         recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
         torch.manual_seed(settings.seed)
         stored, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
-        loader_options = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch or 1}
+        loader_options = {
+            "rank": ranks.group,
+            "world": ranks.groups,
+            "micro_batch": settings.micro_batch or 1,
+        }
         model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
         check_sequence(model, settings.sequence_parallel)
         if checkpoint is None and recipe.model.init_from:
@@ -99,17 +114,30 @@ class Trainer:
         if recipe.evaluate.during:
             from modalities.evaluation import scheduled_evaluators
 
-            self.evaluators = scheduled_evaluators(recipe.evaluate.during, modality.evaluators, asdict(recipe.data))
+            self.evaluators = scheduled_evaluators(
+                recipe.evaluate.during, modality.evaluators, asdict(recipe.data)
+            )
             for _, evaluator in self.evaluators:
                 evaluator.cells(model)  # ValueError for what cannot be measured
-        self.loader = modality.loader(with_worker(recipe.data, ranks.device.type, ranks.cores), **loader_options)
+        self.loader = modality.loader(
+            with_worker(recipe.data, ranks.device.type, ranks.cores), **loader_options
+        )
         self.heldout = None
         if recipe.evaluate.every:
-            self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **loader_options)
-        self.engine, self.checkpoint = Engine(model, self.plan, ranks, universal=universal), checkpoint
+            self.heldout = modality.heldout(
+                recipe.data, samples=recipe.evaluate.samples, **loader_options
+            )
+        self.engine, self.checkpoint = (
+            Engine(model, self.plan, ranks, universal=universal),
+            checkpoint,
+        )
         if checkpoint and stored:
             state = self.engine.load(checkpoint, stored)
-            self.steps_done, self.targets_seen, self.saved_step = state["step"], state["seen"], state["step"]
+            self.steps_done, self.targets_seen, self.saved_step = (
+                state["step"],
+                state["seen"],
+                state["step"],
+            )
             self.loader.load_state_dict(rank_state(state["data"], ranks))
         self.batches = iter(self.loader)
         if ranks.lead:
@@ -125,11 +153,17 @@ class Trainer:
         self.engine.train()
         while self.steps_done < settings.steps:
             stops = self.step()
-            self.report((self.heldout_loss() if self.heldout and self.is_due(every) else {}) | self.run_evaluators())
+            self.report(
+                (self.heldout_loss() if self.heldout and self.is_due(every) else {})
+                | self.run_evaluators()
+            )
             if stops or self.is_due(settings.save_every):
                 self.save()
             if stops and self.steps_done < settings.steps:
-                number, place = next(iter(self.signals), signal.SIGTERM), self.run.checkpoint(self.steps_done)
+                number, place = (
+                    next(iter(self.signals), signal.SIGTERM),
+                    self.run.checkpoint(self.steps_done),
+                )
                 self.print(
                     f"stopped by signal {number} after step {self.steps_done}, saved as {place}. "
                     f"Continue with: {self.run.continuation()}"
@@ -144,7 +178,9 @@ class Trainer:
 
     def is_due(self, every: int) -> bool:
         """Whether what happens every so many steps (0: never), and after the last one, happens now."""
-        return self.steps_done == self.settings.steps or (every > 0 and self.steps_done % every == 0)
+        return self.steps_done == self.settings.steps or (
+            every > 0 and self.steps_done % every == 0
+        )
 
     def step(self) -> bool:
         """Take one step of the optimiser, and record the step before it, whose numbers have come; whether to stop.
@@ -156,7 +192,11 @@ class Trainer:
         stops = self.finish(before) if before else False
         # One rank alone sees its signals at once; several agree on them by numbers of the device.
         interrupted = bool(self.signals) if self.ranks.world == 1 else stops
-        pauses = [self.recipe.evaluate.every, self.settings.save_every, *(every for every, _ in self.evaluators)]
+        pauses = [
+            self.recipe.evaluate.every,
+            self.settings.save_every,
+            *(every for every, _ in self.evaluators),
+        ]
         if interrupted or any(map(self.is_due, pauses)):
             stops, self.unread = self.finish(self.unread), None
         return stops
@@ -197,7 +237,11 @@ class Trainer:
             values["grad_norm"] = norm
         self.record(values | {f"{unit}_per_s": rate, "seconds": round(spent, 3)}, step.number)
         if step.number % self.settings.log_every == 0 or step.number == self.settings.steps:
-            left = spent / (self.steps_done - self.first_step) * (self.settings.steps - self.steps_done)
+            left = (
+                spent
+                / (self.steps_done - self.first_step)
+                * (self.settings.steps - self.steps_done)
+            )
             gradient = f"grad {norm:.3g}  " if "grad_norm" in values else ""
             self.print(
                 f"step {step.number}/{self.settings.steps}  loss {loss:.4f}  lr {step.lr:.2e}  {gradient}"
@@ -229,7 +273,10 @@ class Trainer:
                 count = modality.weight(batch)[0]
                 loss, metrics = modality.loss(engine, to_device(batch, device))
                 if count:
-                    totals += torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double() * count
+                    totals += (
+                        torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double()
+                        * count
+                    )
                 weight += count
         engine.train()
         # Every rank of a group has the weight of all its samples, and a share of their losses.
@@ -271,7 +318,9 @@ class Trainer:
         if figures:
             self.figures |= figures
             self.record(figures, self.steps_done)
-            numbers = ", ".join(f"{display_name(name)} {value:.4f}" for name, value in figures.items())
+            numbers = ", ".join(
+                f"{display_name(name)} {value:.4f}" for name, value in figures.items()
+            )
             self.print(f"step {self.steps_done}: {numbers}")
 
     def print(self, text: str) -> None:
@@ -297,7 +346,9 @@ class Trainer:
         rows = {
             "steps": f"{self.steps_done:,}",
             self.modality.unit: f"{self.targets_seen:,}",
-            "training loss": f"{self.loss:.4f}" if self.loss is not None else "(nothing left to train)",
+            "training loss": f"{self.loss:.4f}"
+            if self.loss is not None
+            else "(nothing left to train)",
             **{display_name(name): f"{value:.4f}" for name, value in self.figures.items()},
             "time": clock(time.perf_counter() - self.begun),
             "weights": str(self.run.path / "model"),
@@ -316,7 +367,9 @@ def display_name(name: str) -> str:
 def rank_state(states: Sequence[State], ranks: Ranks) -> State:
     """This rank's data state: the common one, or its own where the source streams."""
     if len(states) not in (1, ranks.groups):
-        raise ConfigError(f"streamed data was saved for {len(states)} readers: resume with as many, not {ranks.groups}")
+        raise ConfigError(
+            f"streamed data was saved for {len(states)} readers: resume with as many, not {ranks.groups}"
+        )
     return states[0] if len(states) == 1 else states[ranks.group]
 
 
@@ -327,7 +380,9 @@ def stop_signals() -> Iterator[list[int]]:
 
     def handle(number: int, _: object) -> None:
         received.append(number)
-        if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
+        if (
+            len(received) > 3
+        ):  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
             raise KeyboardInterrupt
 
     with handled_signals(handle):
@@ -335,25 +390,46 @@ def stop_signals() -> Iterator[list[int]]:
 
 
 JSON = typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="merged in")
-NEWEST = typer.Option(metavar="auto", help="continue from the newest complete checkpoint of --run-dir, if any")
+NEWEST = typer.Option(
+    metavar="auto", help="continue from the newest complete checkpoint of --run-dir, if any"
+)
 
 
 def train_command(
     name: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="such as text.ggd_ssmax_tiny, see --list; or FILE.py[:function]")
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="such as text.ggd_ssmax_tiny, see --list; or FILE.py[:function]"
+        ),
     ] = "",
     *,
-    list_: Annotated[bool, typer.Option("--list", help="say what every recipe is, and stop")] = False,
-    set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")] = [],  # noqa: B006
+    list_: Annotated[
+        bool, typer.Option("--list", help="say what every recipe is, and stop")
+    ] = False,
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")
+    ] = [],  # noqa: B006
     import_: Import = [],  # noqa: B006
     deepspeed_config: Annotated[str | None, JSON] = None,
-    run_dir: Annotated[str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<number>-<time>")] = None,
+    run_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<number>-<time>")
+    ] = None,
     resume: Annotated[str | None, NEWEST] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run; touch no data and no disk")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="with --dry-run: every setting, as JSON")] = False,
-    world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
-    calibrate: Annotated[int, typer.Option(metavar="STEPS", min=0, help="a dry run with so many real steps timed")] = 0,
-    verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log, and show an error's trace")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what would run; touch no data and no disk")
+    ] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="with --dry-run: every setting, as JSON")
+    ] = False,
+    world: Annotated[
+        int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")
+    ] = None,
+    calibrate: Annotated[
+        int, typer.Option(metavar="STEPS", min=0, help="a dry run with so many real steps timed")
+    ] = 0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="let DeepSpeed log, and show an error's trace")
+    ] = False,
 ) -> int:
     import_named(import_)
     if list_:
@@ -375,7 +451,10 @@ def train_command(
     if dry_run and not calibrate:
         from recipes.estimate import print_plan
 
-        world, device = world or int(os.environ.get("WORLD_SIZE", 1)), "cuda" if wants_cuda() else "cpu"
+        world, device = (
+            world or int(os.environ.get("WORLD_SIZE", 1)),
+            "cuda" if wants_cuda() else "cpu",
+        )
         print_plan(resolve(recipe, world, device, user_config, overridden_keys), as_json=json_)
         return 0
     require("deepspeed", "training", "train")
@@ -415,7 +494,9 @@ def train_command(
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> int:
     words = sys.argv[1:] if argv is None else argv
     launchers = ("--local_rank=", "--local-rank=")  # ranks come from the environment
-    return call(train_command, [word for word in words if not word.startswith(launchers)], prog=prog)
+    return call(
+        train_command, [word for word in words if not word.startswith(launchers)], prog=prog
+    )
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:

@@ -38,12 +38,18 @@ EVERY = 15.0  # seconds between two lines of a run
 
 
 def train_seeds_command(
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE…", help="as `priorzoo train` takes them")],
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE…", help="as `priorzoo train` takes them")
+    ],
     *,
     seeds: Annotated[str, typer.Option(help="comma-separated")] = "0,1,2",
-    out: Annotated[Path, typer.Option(help="where run folders and results go")] = Path("runs/seeds"),
+    out: Annotated[Path, typer.Option(help="where run folders and results go")] = Path(
+        "runs/seeds"
+    ),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 1,
-    set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="of every run")] = [],  # noqa: B006
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="of every run")
+    ] = [],  # noqa: B006
     evaluate: Annotated[str, typer.Option(help="then measure all: 'EVAL [options]'")] = "",
     import_: Import = [],  # noqa: B006
 ) -> int:
@@ -51,7 +57,9 @@ def train_seeds_command(
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as error:
-        raise CommandError(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2") from error
+        raise CommandError(
+            f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2"
+        ) from error
     imports = [word for name in import_ for word in ("--import", name)]
     require("deepspeed", "training", "train")
     runs: dict[Path, list[str]] = {}  # folder → what `priorzoo train` is called with
@@ -60,10 +68,16 @@ def train_seeds_command(
         settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
         # What cannot run is an error before anything runs.
         modality = apply_overrides(open_recipe(recipe), settings)[0].modality
-        if names := list(itertools.takewhile(lambda word: not word.startswith("-"), shlex.split(evaluate))):
+        if names := list(
+            itertools.takewhile(lambda word: not word.startswith("-"), shlex.split(evaluate))
+        ):
             evaluation.find_evaluators(names[-1], modality)
         folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
-        runs[folder] = [recipe, *(word for setting in settings for word in ("--set", setting)), *imports]
+        runs[folder] = [
+            recipe,
+            *(word for setting in settings for word in ("--set", setting)),
+            *imports,
+        ]
     print(f"{len(runs)} runs, folders in {out}", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     codes, processes, stops = [], list[subprocess.Popen[str]](), list[int]()
@@ -76,13 +90,20 @@ def train_seeds_command(
             if result.exception():
                 pool.shutdown(cancel_futures=True)
             codes.append(code := result.result())
-            print(f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log", flush=True)
+            print(
+                f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log",
+                flush=True,
+            )
     if stops or any(codes) or not evaluate.strip():
         return 128 + stops[0] if stops else int(any(codes))
-    return evaluation.main([*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports])
+    return evaluation.main(
+        [*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports]
+    )
 
 
-def _stop(processes: Sequence[subprocess.Popen[str]], stops: list[int], number: int, _: object) -> None:
+def _stop(
+    processes: Sequence[subprocess.Popen[str]], stops: list[int], number: int, _: object
+) -> None:
     """Starts no further run, and passes the signal on: runs save a checkpoint. They get a terminal's Ctrl-C by themselves."""
     stops.append(number)
     if number != signal.SIGINT or not sys.stdin.isatty():
@@ -90,7 +111,9 @@ def _stop(processes: Sequence[subprocess.Popen[str]], stops: list[int], number: 
             process.send_signal(number)
 
 
-def _train(processes: list[subprocess.Popen[str]], stops: Sequence[int], folder: Path, words: list[str]) -> int:
+def _train(
+    processes: list[subprocess.Popen[str]], stops: Sequence[int], folder: Path, words: list[str]
+) -> int:
     """Train in one thread, with a log next to the folder; returns the exit code. A signal may precede `processes.append`."""
     if stops:
         return 128 + stops[0]
@@ -100,7 +123,9 @@ def _train(processes: list[subprocess.Popen[str]], stops: Sequence[int], folder:
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     with (
         Path(f"{folder}.log").open("a") as log,
-        subprocess.Popen(command, env=environment, stdout=pipe, stderr=both, text=True, errors="replace") as process,
+        subprocess.Popen(
+            command, env=environment, stdout=pipe, stderr=both, text=True, errors="replace"
+        ) as process,
     ):
         processes.append(process)
         if stops:

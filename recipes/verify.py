@@ -22,7 +22,10 @@ from zoo.model import MANIFEST, saved_model_damage
 
 
 def verify_command(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR…", help="run folders, checkpoints, saved models")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR…", help="run folders, checkpoints, saved models"),
+    ],
 ) -> int:
     damaged = False
     for folder in folders:
@@ -41,7 +44,11 @@ def _states(folder: Path) -> Iterator[tuple[Path, str]]:
     if (folder / COMPLETE).is_file() or (folder / "config.json").is_file():
         is_model = (folder / "config.json").is_file()
         reason = (saved_model_damage if is_model else damage)(folder)
-        has_digests = (folder / MANIFEST).is_file() if is_model else "files" in (checkpoint_facts(folder) or FACTS)
+        has_digests = (
+            (folder / MANIFEST).is_file()
+            if is_model
+            else "files" in (checkpoint_facts(folder) or FACTS)
+        )
         yield folder, f"damaged: {reason}" if reason else "whole" if has_digests else "no digests"
     elif (folder / "recipe.json").is_file():
         run = RunFolder(folder)
@@ -49,12 +56,19 @@ def _states(folder: Path) -> Iterator[tuple[Path, str]]:
             if not NAME.fullmatch(path.name):
                 yield path, "not used"
             else:
-                yield from _states(path) if (path / COMPLETE).is_file() else [(path, f"damaged: {damage(path)}")]
+                yield from (
+                    _states(path)
+                    if (path / COMPLETE).is_file()
+                    else [(path, f"damaged: {damage(path)}")]
+                )
         if (folder / "model").is_dir():
             yield from _states(folder / "model")
         records, unreadable = run.read_metrics()
         lines = f"{len(records):,} records" if run.metrics_path.is_file() else "damaged: missing"
-        yield run.metrics_path, f"damaged: {unreadable} unreadable of {lines}" if unreadable else lines
+        yield (
+            run.metrics_path,
+            f"damaged: {unreadable} unreadable of {lines}" if unreadable else lines,
+        )
 
 
 main = partial(call, verify_command, prog="priorzoo verify")

@@ -21,7 +21,13 @@ from zoo.files import data_folder
 RECIPES = Recipes("vision")
 
 IMAGENET_IMAGES = 1_281_167
-TINY: Options = {"lr": 2e-3, "weight_decay": 0.05, "prior_lr_scale": 10.0, "warmup": 50, "floor": 0.01}
+TINY: Options = {
+    "lr": 2e-3,
+    "weight_decay": 0.05,
+    "prior_lr_scale": 10.0,
+    "warmup": 50,
+    "floor": 0.01,
+}
 
 
 def tiny(method: str) -> Recipe:
@@ -38,7 +44,11 @@ def tiny(method: str) -> Recipe:
 
 
 # Shapes of training batches where they are not all 96 × 96; these have 150 patches in the mean, 96 × 96 has 144.
-SCENE_SHAPES = {"scenes": (), "scenes_shapes": ("64x64", "96x96", "128x128", "64x144", "144x64"), "links": ()}
+SCENE_SHAPES = {
+    "scenes": (),
+    "scenes_shapes": ("64x64", "96x96", "128x128", "64x144", "144x64"),
+    "links": (),
+}
 
 
 def scene(task: str, method: str) -> Recipe:
@@ -89,17 +99,37 @@ def photographs(method: str) -> Recipe:
     )
 
 
-def imagenet(name: str, model: Model, *, batch: int, warmup: int, lr: float, train: Options, **data: Any) -> Recipe:
+def imagenet(
+    name: str, model: Model, *, batch: int, warmup: int, lr: float, train: Options, **data: Any
+) -> Recipe:
     """An ImageNet-1k run of 150 epochs by AdamW, `warmup` in epochs, with a common crop and flip."""
-    settings: Options = {"precision": "bf16", "zero_stage": 1, "save_every": 5000, "log_every": 50} | train
+    settings: Options = {
+        "precision": "bf16",
+        "zero_stage": 1,
+        "save_every": 5000,
+        "log_every": 50,
+    } | train
     source = f"folder:{data_folder() / 'imagenet'}"
-    crop: Options = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "label_smoothing": 0.1}
+    crop: Options = {
+        "augment": "imagenet",
+        "crop_scale": (0.08, 1.0),
+        "hflip": 0.5,
+        "label_smoothing": 0.1,
+    }
     return Recipe(
         name=f"vision.{name}",
         modality="vision",
         model=model,
-        data=VisionDataConfig(source, image_size=224, num_classes=1000, num_workers=8, **crop, **data),
-        optim=Optim(lr=lr, betas=(0.9, 0.999), weight_decay=0.05, warmup=warmup * IMAGENET_IMAGES // batch, floor=0.0),
+        data=VisionDataConfig(
+            source, image_size=224, num_classes=1000, num_workers=8, **crop, **data
+        ),
+        optim=Optim(
+            lr=lr,
+            betas=(0.9, 0.999),
+            weight_decay=0.05,
+            warmup=warmup * IMAGENET_IMAGES // batch,
+            floor=0.0,
+        ),
         train=Train(steps=150 * IMAGENET_IMAGES // batch, batch=batch, **settings),
         evaluate=Evaluate(every=IMAGENET_IMAGES // batch + 1, samples=50_000),
     )
@@ -130,7 +160,12 @@ def goat_imagenet(method: str) -> Recipe:
     position, options = GOAT_IMAGENET[method]
     released = {"drop_path_rate": 0.1, "attention_bias": True, "weight_init": "normal"}
     model = Model(f"vision_{position}_small_patch16", options=released | options)
-    augmentation = {"rand_augment": "rand-m9-n2", "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25}
+    augmentation = {
+        "rand_augment": "rand-m9-n2",
+        "mixup": 0.8,
+        "cutmix": 1.0,
+        "random_erasing": 0.25,
+    }
     loop = {"clip": 0.0, "precision": "fp16"}
     name = f"goat_imagenet_{method}_vits16"
     return imagenet(name, model, batch=1024, warmup=20, lr=1e-3, train=loop, **augmentation)
@@ -149,7 +184,9 @@ def ggd2d_imagenet_vitb16() -> Recipe:
     model = Model("vision_ggd2d_base_patch16", options={"drop_path_rate": 0.1, "init_values": 1e-4})
     augmentation = {"rand_augment": "rand-m15-n2-mstd0.5", "mixup": 0.8, "cutmix": 1.0}
     loop = {"ema": 0.9999}
-    return imagenet("ggd2d_imagenet_vitb16", model, batch=2048, warmup=5, lr=2e-3, train=loop, **augmentation)
+    return imagenet(
+        "ggd2d_imagenet_vitb16", model, batch=2048, warmup=5, lr=2e-3, train=loop, **augmentation
+    )
 
 
 for _method in GOAT_IMAGENET:

@@ -15,7 +15,9 @@ if _DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read once, when triton is imported
 else:
     os.environ.pop("TRITON_INTERPRET", None)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests are shared out among the cores; workers inherit what is set here
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tests are shared out among the cores; workers inherit what is set here
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

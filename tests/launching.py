@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what training in this process sets
+RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)  # what training in this process sets
 
 
 class Done(NamedTuple):
@@ -50,12 +56,22 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in settings.items() if name not in RANKS}
 
 
-def command(words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **more: str) -> str:
+def command(
+    words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **more: str
+) -> str:
     """Run a command, which must succeed, in `folder`; returns its standard output. `more`: environment variables."""
-    done = subprocess.run(words, env=environment(**more), cwd=folder, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        words, env=environment(**more), cwd=folder, capture_output=True, text=True, timeout=timeout
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 def deepspeed_launcher(ranks: int = 2) -> list[str]:
-    return [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(ranks), "--master_port", free_port()]
+    return [
+        str(Path(sys.executable).with_name("deepspeed")),
+        "--num_gpus",
+        str(ranks),
+        "--master_port",
+        free_port(),
+    ]

@@ -15,7 +15,10 @@ def pairs(*axes: Sequence[T]) -> list[tuple[T, ...]]:
     Three axes of 8, 4 and 2 values take 32 cases where their product has 64.
     """
     candidates = list(product(*(range(len(axis)) for axis in axes)))
-    covered = {case: {(i, case[i], j, case[j]) for i, j in combinations(range(len(axes)), 2)} for case in candidates}
+    covered = {
+        case: {(i, case[i], j, case[j]) for i, j in combinations(range(len(axes)), 2)}
+        for case in candidates
+    }
     missing = set().union(*covered.values())
     cases = []
     while missing:

@@ -13,13 +13,26 @@ from typing import Any, Self
 
 from tests.launching import ROOT, free_port
 
-PRELOAD = ["deepspeed", "matplotlib.pyplot", "modalities.text.hf", "recipes.train", "torch._inductor.compile_fx"]
-PRELOAD += ["peft", "priorzoo.__main__", "recipes.evaluate", "timm.data"]  # without registrations that guides show
+PRELOAD = [
+    "deepspeed",
+    "matplotlib.pyplot",
+    "modalities.text.hf",
+    "recipes.train",
+    "torch._inductor.compile_fx",
+]
+PRELOAD += [
+    "peft",
+    "priorzoo.__main__",
+    "recipes.evaluate",
+    "timm.data",
+]  # without registrations that guides show
 PATIENCE = 60  # seconds that a call may take
 SERVER = multiprocessing.get_context("forkserver")
 
 
-def forked(function: Callable[..., object], *arguments: Any, folder: Path, timeout: int = 240) -> str:
+def forked(
+    function: Callable[..., object], *arguments: Any, folder: Path, timeout: int = 240
+) -> str:
     """Call a function of a module in a new process in `folder`, offline; returns what it printed if it failed."""
     SERVER.set_forkserver_preload(PRELOAD)
     log = folder.with_name(folder.name + ".log")
@@ -32,13 +45,20 @@ def forked(function: Callable[..., object], *arguments: Any, folder: Path, timeo
     return f"exit code {process.exitcode}: {log.read_text()[-5000:]}"
 
 
-def _call(function: Callable[..., object], arguments: tuple[Any, ...], folder: Path, log: Path) -> None:
+def _call(
+    function: Callable[..., object], arguments: tuple[Any, ...], folder: Path, log: Path
+) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.chdir(folder)
     sys.path.insert(0, "")
-    os.environ |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
     import huggingface_hub.constants
 
     huggingface_hub.constants.HF_HUB_OFFLINE = True
@@ -82,7 +102,13 @@ class Ranks:
 
 def _serve(end: Connection, address: dict[str, str], rank: str) -> None:
     """Join the process group, then answer calls until the process is killed."""
-    os.environ |= {**address, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    os.environ |= {
+        **address,
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
     import torch
 
     from recipes.engine import start

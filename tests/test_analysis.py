@@ -46,9 +46,13 @@ def built(
     k, v = (torch.randn(2, groups, length, WIDTH, **options) for _ in range(2))
     scale = torch.rand(1, 3, count, **options) + 0.5 if ssmax else None
     x = inputs(length)
-    call = AttentionCall(q, k, v, prior(q_pos, keys, causal=causal, x=x), causal, scale, segments, window)
+    call = AttentionCall(
+        q, k, v, prior(q_pos, keys, causal=causal, x=x), causal, scale, segments, window
+    )
 
-    content = torch.einsum("bhtd,bhsd->bhts", q, k.repeat_interleave(3 // groups, 1)) / math.sqrt(WIDTH)
+    content = torch.einsum("bhtd,bhsd->bhts", q, k.repeat_interleave(3 // groups, 1)) / math.sqrt(
+        WIDTH
+    )
     log_prior = prior.log_prior(q_pos, keys, causal=causal, x=x).expand_as(content)
     if scale is not None:
         content, log_prior = content * scale[..., None], log_prior * scale[..., None]
@@ -77,7 +81,10 @@ def by_definition(s: Tensor, k: Tensor, sinks: Tensor) -> dict[str, Tensor]:
         "mass": torch.stack([p[..., start:stop].sum(-1) for start, stop in SPANS], dim=-1),
         "distance": (p * (torch.arange(s.shape[3]) - query).abs()).sum(-1),
         "weights": p,
-    } | {name: value.where(seen.gather(-1, sinks), math.nan)[..., 0] for name, value in of_sink.items()}
+    } | {
+        name: value.where(seen.gather(-1, sinks), math.nan)[..., 0]
+        for name, value in of_sink.items()
+    }
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -114,7 +121,9 @@ def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
     for n, (one, call) in enumerate(zip(analyse(model, data, full=True), calls, strict=True)):
         assert one.layer == n and one.weights is not None
         values = call.v.repeat_interleave(call.q.shape[1] // call.v.shape[1], 1).double()
-        torch.testing.assert_close((one.weights @ values).float(), ReferenceKernel().run(call), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            (one.weights @ values).float(), ReferenceKernel().run(call), atol=2e-5, rtol=1e-4
+        )
     assert len(calls) == len(model.layers)
 
 

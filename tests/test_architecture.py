@@ -16,18 +16,37 @@ import pytest
 from zoo.catalog import SHIPPED
 
 ROOT = Path(__file__).parent.parent
-LAYERS = ["zoo", "modalities", "recipes", "tools", "tests"]  # each may import itself and what is left of it
-FILES = {str(path.relative_to(ROOT)): path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))}
-MODULES = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in FILES}
+LAYERS = [
+    "zoo",
+    "modalities",
+    "recipes",
+    "tools",
+    "tests",
+]  # each may import itself and what is left of it
+FILES = {
+    str(path.relative_to(ROOT)): path
+    for layer in LAYERS
+    for path in sorted((ROOT / layer).rglob("*.py"))
+}
+MODULES = {
+    name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in FILES
+}
 # Files whose names begin so know nothing of modules whose names begin so.
 KERNELS = [f"zoo/attention/{name}" for name in ("reference", "sdpa", "toeplitz", "flash", "triton")]
 STRANGERS = [("zoo/attention/", "zoo/decoding.py"), ("zoo/priors/", "zoo/attention/")]
-STRANGERS += [(f"modalities/{one}/", f"modalities/{other}/") for one in SHIPPED for other in SHIPPED if one != other]
+STRANGERS += [
+    (f"modalities/{one}/", f"modalities/{other}/")
+    for one in SHIPPED
+    for other in SHIPPED
+    if one != other
+]
 STRANGERS += [(one, other) for one in KERNELS for other in KERNELS if one != other]
 # What files of the core import when they are loaded: the fused kernels, adapters and the command line need more.
 CORE = {"torch", "numpy", "safetensors", "zoo", *sys.stdlib_module_names}
 MORE = {"zoo/cli.py": "typer rich"}
-MORE |= {f"zoo/adapters/{name}.py": "transformers" for name in ("hf", "released")} | {"zoo/adapters/timm.py": "timm"}
+MORE |= {f"zoo/adapters/{name}.py": "transformers" for name in ("hf", "released")} | {
+    "zoo/adapters/timm.py": "timm"
+}
 HEAVY = {"triton", "rich", "typer", "modalities", "matplotlib", "transformers", "timm"}
 
 
@@ -56,9 +75,14 @@ def why_not(file: str, module: str, at_load: bool) -> str:
     layer, target = file.partition("/")[0], module.partition(".")[0]
     if target in LAYERS and LAYERS.index(target) > LAYERS.index(layer):
         return f"{layer} is below {target}"
-    if any(file.startswith(one) and MODULES.get(module, "").startswith(other) for one, other in STRANGERS):
+    if any(
+        file.startswith(one) and MODULES.get(module, "").startswith(other)
+        for one, other in STRANGERS
+    ):
         return "they know nothing of each other"
-    allowed = CORE | set(MORE.get(file, "triton" if file.startswith("zoo/attention/triton/") else "").split())
+    allowed = CORE | set(
+        MORE.get(file, "triton" if file.startswith("zoo/attention/triton/") else "").split()
+    )
     return "the core is light" if layer == "zoo" and at_load and target not in allowed else ""
 
 
@@ -89,7 +113,10 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 
 FORBIDDEN = r"import_module\(\s*f\"|\bmodality\s*(?:==|!=)|(?:==|!=)\s*[\w.]*\bmodality\b|\bhasattr\(\s*\w*model\b"
-MAY = {"zoo/catalog.py", "zoo/model.py"}  # they filter names by modality, and refuse a folder of another
+MAY = {
+    "zoo/catalog.py",
+    "zoo/model.py",
+}  # they filter names by modality, and refuse a folder of another
 
 
 def test_a_modality_is_asked_and_never_named() -> None:

@@ -30,13 +30,17 @@ def test_sinks() -> None:
         mass = [layer.weights[..., 0][layer.seen >= SEEN] for layer in layers]
         signal = [layer.content_range[layer.seen >= SEEN] for layer in layers]
         assert row["sink_mass"] == pytest.approx(np.mean([float(m.mean()) for m in mass]), rel=1e-6)
-        assert row["content_range"] == pytest.approx(np.mean([float(s.mean()) for s in signal]), rel=1e-6)
+        assert row["content_range"] == pytest.approx(
+            np.mean([float(s.mean()) for s in signal]), rel=1e-6
+        )
         masses, signals = torch.cat(mass), torch.cat(signal)
         bins = zip(EDGES[1:], EDGES[2:], row["sink_mass_by_range"][1:], strict=False)
         drawn = [(low, high, value) for low, high, value in bins if not math.isnan(value)]
         assert len(drawn) >= 2
         for low, high, value in drawn:
-            assert value == pytest.approx(float(masses[(signals > low) & (signals <= high)].mean()), rel=1e-6)
+            assert value == pytest.approx(
+                float(masses[(signals > low) & (signals <= high)].mean()), rel=1e-6
+            )
 
 
 @pytest.mark.slow
@@ -44,18 +48,27 @@ def test_heads() -> None:
     """Rows are means of each head, with its parameters; BAM, fig. 5: a head of θβ < 0 looks at the key, local ones do not."""
     evaluator, model = Heads(AttentionSettings(samples=4, length=1024)), weights()
     rows = evaluator.rows(dict(evaluator.run(model)))
-    assert [row["head"] for row in rows] == [f"{n}.{h}" for n in range(len(model.layers)) for h in range(4)]
+    assert [row["head"] for row in rows] == [
+        f"{n}.{h}" for n in range(len(model.layers)) for h in range(4)
+    ]
     texts = [evaluator.text(model, 1024, index) for index in range(4)]
     assert all(asked == [len(ids) - 1] and spans for ids, asked, spans in texts)
-    layers = [analyse(model, torch.as_tensor(ids)[None], rows=asked, full=True)[1] for ids, asked, _ in texts]
+    layers = [
+        analyse(model, torch.as_tensor(ids)[None], rows=asked, full=True)[1]
+        for ids, asked, _ in texts
+    ]
     for h, row in enumerate(rows[4:8]):
-        assert row["entropy"] == pytest.approx(np.mean([float(one.entropy[0, h].mean()) for one in layers]), rel=1e-6)
+        assert row["entropy"] == pytest.approx(
+            np.mean([float(one.entropy[0, h].mean()) for one in layers]), rel=1e-6
+        )
         masses = [
             sum(float(layer.weights[0, h, 0, a:b].sum()) for a, b in spans)
             for layer, (_, _, spans) in zip(layers, texts, strict=True)
         ]
         assert row["answer_mass"] == pytest.approx(np.mean(masses), rel=1e-6, abs=1e-12)
-        assert row["theta_beta"] == pytest.approx(model.layers[1].attention.prior.theta_beta[h].item())
+        assert row["theta_beta"] == pytest.approx(
+            model.layers[1].attention.prior.theta_beta[h].item()
+        )
     near = [row["answer_mass"] for row in rows if row["theta_beta"] > 0.5]
     assert max(row["answer_mass"] for row in rows if row["retrieval"]) > 0.5
     assert max(near) < 0.05 and len(near) >= 4
@@ -73,7 +86,10 @@ def test_the_command_writes_table_and_figure(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "length", "message"),
-    [(Heads, 5, "heads: length 5 is too short for template 'own'"), (Sinks, 10**7, "no held-out document")],
+    [
+        (Heads, 5, "heads: length 5 is too short for template 'own'"),
+        (Sinks, 10**7, "no held-out document"),
+    ],
 )
 def test_errors(kind, length, message) -> None:
     with pytest.raises(ValueError, match=message):

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.slow
 
 def section(title: str) -> list[tuple[str, str]]:
     """(language, content) of the code blocks under a heading."""
-    (body,) = (part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title))
+    (body,) = (
+        part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(title)
+    )
     return re.findall(r"```(\w+)\n(.*?)```", body, flags=re.DOTALL)
 
 
@@ -60,8 +62,15 @@ def test_every_example(tmp_path: Path) -> None:
         file.write("\n\n" + recipe.partition("\n")[2])
 
     chosen = ("-k", "gaussian or every_prior_has_a_row or blockwise", "-rA")
-    passed = [line for line in run("-m", "pytest", "-n0", *TESTS, *chosen).splitlines() if line.startswith("PASSED")]
-    assert sum("blockwise" in line for line in passed) >= 30 and sum("blockwise" not in line for line in passed) >= 6
+    passed = [
+        line
+        for line in run("-m", "pytest", "-n0", *TESTS, *chosen).splitlines()
+        if line.startswith("PASSED")
+    ]
+    assert (
+        sum("blockwise" in line for line in passed) >= 30
+        and sum("blockwise" not in line for line in passed) >= 6
+    )
 
     def with_settings(words: list[str], *pairs: str) -> list[str]:
         pairs = ("train.steps=2", "train.batch=2", "evaluate.every=0", *pairs)

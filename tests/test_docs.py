@@ -32,7 +32,9 @@ SHORTER = {  # of the guides, for the test
 
 @pytest.mark.slow
 def test_the_readme_s_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priors.PRIORS, "data", dict(priors.PRIORS.data))  # its registration ends with the test
+    monkeypatch.setattr(
+        priors.PRIORS, "data", dict(priors.PRIORS.data)
+    )  # its registration ends with the test
     for example in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
         exec(compile(example, "README.md", "exec"), {})
 
@@ -48,7 +50,9 @@ def test_readme_begins_with_commands_that_need_nothing() -> None:
 
 
 def test_links_and_folders_exist() -> None:
-    links = [(page, link) for page in OUTSIDE for link in re.findall(r"\]\(([^)#:]+)\)", PAGES[page])]
+    links = [
+        (page, link) for page in OUTSIDE for link in re.findall(r"\]\(([^)#:]+)\)", PAGES[page])
+    ]
     assert len(links) > 5
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
     folders = re.findall(r"`(\w+)/`: ", README)
@@ -61,7 +65,10 @@ def test_blocks_of_python_import_what_they_use(tmp_path: Path) -> None:
         for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)):
             if "at its end" not in block.partition("\n")[0]:
                 (tmp_path / f"{page.stem}_{number}.py").write_text(block)
-    command([sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "."], folder=tmp_path)
+    command(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "."],
+        folder=tmp_path,
+    )
 
 
 def commands() -> list[str]:
@@ -77,16 +84,26 @@ def commands() -> list[str]:
 
 def test_commands_name_files_recipes_and_models_that_exist() -> None:
     assert len(commands()) > 30
-    wrong, recipes, models = [], set(list_recipes()), [*list_models(), *list_models(pretrained=True)]
+    wrong, recipes, models = (
+        [],
+        set(list_recipes()),
+        [*list_models(), *list_models(pretrained=True)],
+    )
     for line in commands():
-        if "…" in line or "tools/" in line or "--import" in line:  # a file of the user's registers names
+        if (
+            "…" in line or "tools/" in line or "--import" in line
+        ):  # a file of the user's registers names
             continue
         for word in shlex.split(line):
             if word.endswith(".py") and "/" in word:
-                known = (ROOT / word).is_file() or f"\n# {word}\n" in CONTRIBUTING  # an example's own file
+                known = (
+                    ROOT / word
+                ).is_file() or f"\n# {word}\n" in CONTRIBUTING  # an example's own file
             elif re.fullmatch(r"(text|vision|dna)\.\w+", word):
                 known = word in recipes
-            elif re.match(r"(text|vision|dna)_", word) and "gaussian" not in word and "/" not in word:
+            elif (
+                re.match(r"(text|vision|dna)_", word) and "gaussian" not in word and "/" not in word
+            ):
                 known = bool(fnmatch.filter(models, word))
             else:
                 continue
@@ -104,7 +121,9 @@ SPREAD = r"±|\[[\d.]+, [\d.]+\]|\b(\d[\d,]*) of [\d,]+\b|has no spread|not meas
 def paper_rows(paper: str) -> list[list[str]]:
     """The four cells of each row of a paper's table."""
     table = PAPERS.partition(f"\n## {paper}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
-    return [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")][2:]
+    return [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")][
+        2:
+    ]
 
 
 def lacks(paper: str, row: list[str]) -> list[str]:
@@ -119,14 +138,25 @@ def lacks(paper: str, row: list[str]) -> list[str]:
 
 
 def test_every_row_of_the_papers_has_numbers_and_a_spread() -> None:
-    assert not {row[0]: wrong for paper in PLACES for row in paper_rows(paper) if (wrong := lacks(paper, row))}
+    assert not {
+        row[0]: wrong
+        for paper in PLACES
+        for row in paper_rows(paper)
+        if (wrong := lacks(paper, row))
+    }
     good = next(row for row in paper_rows("BAM") if row[0].startswith("Figure 3 / 2"))
-    for n, cell, name in ((0, "Figure 3: passkey", "place"), (1, "better", "published"), (3, "0.97", "measured")):
+    for n, cell, name in (
+        (0, "Figure 3: passkey", "place"),
+        (1, "better", "published"),
+        (3, "0.97", "measured"),
+    ):
         assert lacks("BAM", [*good[:n], cell, *good[n + 1 :]]) == [name]
 
 
 def test_every_table_and_figure_of_the_papers_has_a_row() -> None:
-    goat, bam = ([row[0].partition(":")[0] for row in paper_rows(paper)] for paper in ("GOAT", "BAM"))
+    goat, bam = (
+        [row[0].partition(":")[0] for row in paper_rows(paper)] for paper in ("GOAT", "BAM")
+    )
     assert [sum(item.startswith(kind) for item in goat) for kind in ("Figure", "Table")] == [12, 2]
     for kind, older, newer in (("Figure", 13, 18), ("Table", 1, 8)):
         items = [item.partition(" (p")[0].partition(" / ") for item in bam if kind in item]
@@ -136,29 +166,53 @@ def test_every_table_and_figure_of_the_papers_has_a_row() -> None:
 
 
 def test_every_evaluator_has_a_row() -> None:
-    rows = re.findall(r"(?m)^\| (`\w+`.*?) \|", PAGES[ROOT / "docs/COMMANDS.md"].partition("### Evaluators")[2])
+    rows = re.findall(
+        r"(?m)^\| (`\w+`.*?) \|", PAGES[ROOT / "docs/COMMANDS.md"].partition("### Evaluators")[2]
+    )
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert named == {name for modality in ("text", "vision", "dna") for name in find_modality(modality).evaluators}
+    assert named == {
+        name
+        for modality in ("text", "vision", "dna")
+        for name in find_modality(modality).evaluators
+    }
 
 
 @pytest.mark.slow
-def test_options_of_commands_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_commands_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(train, "run", train.main)
     helps: dict[str, str] = {}
     wrong = []
     for line in commands():
-        name, _, rest = re.sub(r"^.*--module priorzoo\.", "priorzoo ", line).removeprefix("priorzoo ").partition(" ")
-        if line.startswith("python ") or name in ("lm-eval", "COMMAND") or "…" in line or " repeat " in line:
+        name, _, rest = (
+            re.sub(r"^.*--module priorzoo\.", "priorzoo ", line)
+            .removeprefix("priorzoo ")
+            .partition(" ")
+        )
+        if (
+            line.startswith("python ")
+            or name in ("lm-eval", "COMMAND")
+            or "…" in line
+            or " repeat " in line
+        ):
             continue  # `repeat`: an example's own evaluator
         words = [(name, word) for word in shlex.split(rest)]
-        words += [("evaluate", word) for _, quoted in words if " " in quoted for word in quoted.split()]
+        words += [
+            ("evaluate", word) for _, quoted in words if " " in quoted for word in quoted.split()
+        ]
         for called, option in words:
             if not re.fullmatch(r"--[a-z][\w-]*", option):
                 continue
             if called not in helps:
                 assert main([called, "--help"]) == 0, line
-                assert called != "evaluate" or main([called, "--list"]) == 0  # options of evaluators
-                helps[called] = " ".join(capsys.readouterr().out.replace(",", " ").replace("│", " ").split()) + " "
+                assert (
+                    called != "evaluate" or main([called, "--list"]) == 0
+                )  # options of evaluators
+                helps[called] = (
+                    " ".join(capsys.readouterr().out.replace(",", " ").replace("│", " ").split())
+                    + " "
+                )
             wrong += [] if f" {option} " in helps[called] else [f"{line}: {option}"]
     assert not wrong and len(helps) > 8
 
@@ -191,6 +245,10 @@ def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
         if name := re.match(r"# (\w+\.py)\n", code):
             (tmp_path / name[1]).write_text(code)
     for kind, code in blocks:
-        lines = [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()] if kind == "bash" else None
+        lines = (
+            [shlex.split(line) for line in code.replace("\\\n", " ").splitlines()]
+            if kind == "bash"
+            else None
+        )
         failure = forked(run_commands if lines else run_code, lines or code, folder=tmp_path)
         assert not failure, failure

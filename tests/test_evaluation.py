@@ -69,7 +69,9 @@ def test_rows_are_means_along_the_axis():
 
 
 def seed(label, group="g", trained_at=16, **columns):
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    rows = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
     return ModelResult(label, trained_at, rows, method="ggd", group=group, seconds=1.0)
 
 
@@ -78,11 +80,22 @@ def test_means_of_seeds():
     two = seed("b", size=[2, 3], top1=[1.0, 0.7], parts=[[0.0, 1.0], [1.0, 1.0]], note=["z", "y"])
     alone = seed("c", group="", size=[1], top1=[0.1])
     mean, other = mean_of_seeds([one, alone, two], "size")
-    assert isinstance(mean, SeedMean) and other is alone and (mean.label, mean.seeds, mean.seconds) == ("g", 2, 2.0)
-    assert mean.rows == [{"size": 2, "top1": 0.75, "parts": [0.5, 1.0], "note": None}]  # what both have
+    assert (
+        isinstance(mean, SeedMean)
+        and other is alone
+        and (mean.label, mean.seeds, mean.seconds) == ("g", 2, 2.0)
+    )
+    assert mean.rows == [
+        {"size": 2, "top1": 0.75, "parts": [0.5, 1.0], "note": None}
+    ]  # what both have
     assert (mean.low[0]["top1"], mean.high[0]["top1"]) == (0.5, 1.0)
     assert mean.deviation[0]["top1"] == pytest.approx(math.sqrt(0.125))
-    refuses(r"\ba, b\b", mean_of_seeds, [seed("a", size=[1]), seed("b", trained_at=32, size=[1])], "size")
+    refuses(
+        r"\ba, b\b",
+        mean_of_seeds,
+        [seed("a", size=[1]), seed("b", trained_at=32, size=[1])],
+        "size",
+    )
 
 
 def test_means_of_missing_numbers():
@@ -90,17 +103,32 @@ def test_means_of_missing_numbers():
         mean = mean_of_seeds([seed("a", size=[1], x=[1.0]), seed("b", size=[1], x=[x])], "size")[0]
         columns = [rows[0]["x"] for rows in (mean.rows, mean.high, mean.low, mean.deviation)]
         np.testing.assert_equal(columns, [x, x, math.nan if math.isnan(x) else 1.0, math.nan])
-    old, new = seed("a", size=[1], x=[1.0]), seed("b", size=[1], x=[3.0], y=[5.0])  # an older version had no y
+    old, new = (
+        seed("a", size=[1], x=[1.0]),
+        seed("b", size=[1], x=[3.0], y=[5.0]),
+    )  # an older version had no y
     mean = mean_of_seeds([old, new], "size")[0]
     assert (mean.rows[0]["x"], mean.rows[0]["y"], mean.low[0]["y"]) == (2.0, 5.0, 5.0)
     assert math.isnan(mean.deviation[0]["y"])
 
 
 def test_students_t_and_the_standard_error():
-    table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 12: 2.1788, 30: 2.0423, 99: 1.9842, 5000: 1.9604}
+    table = {
+        1: 12.7062,
+        2: 4.3027,
+        3: 3.1824,
+        4: 2.7764,
+        9: 2.2622,
+        12: 2.1788,
+        30: 2.0423,
+        99: 1.9842,
+        5000: 1.9604,
+    }
     assert {n: round(t_quantile(0.95, n), 4) for n in table} == table
     assert t_quantile(0.5, 1) == pytest.approx(1.0)  # a quarter of a Cauchy distribution is above 1
-    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(standard_error(np.array([1.0])))
+    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(
+        standard_error(np.array([1.0]))
+    )
 
 
 def test_paired_differences():
@@ -118,10 +146,19 @@ def test_paired_differences():
     assert row["lower_in"] == 0.0 and (row["seeds"], row["against_seeds"]) == (2, 1)
     assert row["seed_deviation"] == pytest.approx(np.std([7 / 3, 11 / 3], ddof=1))
     assert math.isnan(row["against_seed_deviation"])
-    assert equal["difference"] == 0 and math.isnan(equal["low"])  # nothing varies, nothing is known of other units
+    assert equal["difference"] == 0 and math.isnan(
+        equal["low"]
+    )  # nothing varies, nothing is known of other units
     assert paired_rows(ours, [{(16, "x"): {"z": 1.0}}]) == []
-    parts = [Observed(1, "a", "x", 3.0, 1.0), Observed(1, "a", "x", 1.0, 3.0), Observed(1, "b", "x", 0.0, 0.0)]
-    assert scores_by_unit([*parts, Observed(2, "a", "x", 5.0)]) == {(1, "x"): {"a": 1.0}, (2, "x"): {"a": 5.0}}
+    parts = [
+        Observed(1, "a", "x", 3.0, 1.0),
+        Observed(1, "a", "x", 1.0, 3.0),
+        Observed(1, "b", "x", 0.0, 0.0),
+    ]
+    assert scores_by_unit([*parts, Observed(2, "a", "x", 5.0)]) == {
+        (1, "x"): {"a": 1.0},
+        (2, "x"): {"a": 5.0},
+    }
 
 
 def test_pooled_units_weigh_as_much_as_they_hold():
@@ -130,15 +167,24 @@ def test_pooled_units_weigh_as_much_as_they_hold():
     def side(*bits):
         weights, strata = (1.0, 9.0, 2.0, 2.0), "AABB"
         seen = zip("abcd", bits, weights, strata, strict=True)
-        return scores_by_unit(Observed("p", unit, "x", total, weight, name) for unit, total, weight, name in seen)
+        return scores_by_unit(
+            Observed("p", unit, "x", total, weight, name) for unit, total, weight, name in seen
+        )
 
     ours, theirs = side(2.0, 1.0, 1.0, 3.0), side(1.0, 4.0, 2.0, 2.0)
     (row,) = paired_rows([ours], [theirs])
-    assert (row["units"], row["value"], row["against_value"]) == (4, pytest.approx(0.65), pytest.approx(0.75))
+    assert (row["units"], row["value"], row["against_value"]) == (
+        4,
+        pytest.approx(0.65),
+        pytest.approx(0.75),
+    )
     assert row["difference"] == pytest.approx(-0.1)  # units weighed equally: +0.22
     # Residuals over the mean weight, ours less theirs: A ((1.7 − 0.5) / 5, its negative), B ((−1 − 0) / 2, its negative).
     half = 4.3027 * math.sqrt(0.24**2 + 0.5**2) / 2
-    assert (row["low"], row["high"]) == (pytest.approx(-0.1 - half, abs=1e-4), pytest.approx(-0.1 + half, abs=1e-4))
+    assert (row["low"], row["high"]) == (
+        pytest.approx(-0.1 - half, abs=1e-4),
+        pytest.approx(-0.1 + half, abs=1e-4),
+    )
     assert row["lower_in"] == 0.5
     (same,) = paired_rows([ours, ours], [ours])
     assert same["difference"] == 0 and math.isnan(same["low"]) and same["seed_deviation"] == 0
@@ -159,7 +205,15 @@ def test_groups_are_compared_with_a_label():
 
     results = [result("a", 1, "a"), result("b", 0), result("a-s1", 2, "a")]
     (row,) = Paired().paired(results, "b")
-    assert (row["model"], row["against"], row["hue"], row["units"], row["seeds"]) == ("a", "b", 10, 3, 2)
+    assert (row["model"], row["against"], row["hue"], row["units"], row["seeds"]) == (
+        "a",
+        "b",
+        10,
+        3,
+        2,
+    )
     assert row["difference"] == pytest.approx(1.5)
-    assert Paired().paired(results, "a-s1")[0]["difference"] == pytest.approx(-1.5)  # its seeds are one model
+    assert Paired().paired(results, "a-s1")[0]["difference"] == pytest.approx(
+        -1.5
+    )  # its seeds are one model
     refuses("'c'", Paired().paired, results, "c")

@@ -33,7 +33,9 @@ def test_tables(tmp_path):
     write_table(tmp_path / "t.csv", rows)
     with pytest.raises(UnicodeEncodeError):
         write_table(tmp_path / "t.csv", [{"a": "\ud800"}])
-    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n" and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n" and len(
+        list(tmp_path.iterdir())
+    ) == 1
     write_table(tmp_path / "t.tsv", rows, delimiter="\t")
     assert (tmp_path / "t.tsv").read_text() == "a\tb\n1\t\n2\tx\n"
     assert file_safe("text.ggd tiny (run/é)") == "text.ggd_tiny__run_é_"
@@ -42,9 +44,17 @@ def test_tables(tmp_path):
 def test_tables_have_no_formulas_and_no_line_breaks(tmp_path):
     hostile = ["=1+1", "-2+3", "@SUM(A1)", " =1", "\t=x", "\uff1d1+1"]
     harmless = ["-2.5", "+1e3", "-", "text.a-b"]
-    write_table(tmp_path / "t.csv", [{"=x": label} for label in (*hostile, *harmless, "a\r\n=b\u2028c", "\ufeff=1")])
+    write_table(
+        tmp_path / "t.csv",
+        [{"=x": label} for label in (*hostile, *harmless, "a\r\n=b\u2028c", "\ufeff=1")],
+    )
     head, *cells, _ = (tmp_path / "t.csv").read_text().split("\n")
-    assert head == "'=x" and cells == [*(f"'{label}" for label in hostile), *harmless, "a =b c", "'=1"]
+    assert head == "'=x" and cells == [
+        *(f"'{label}" for label in hostile),
+        *harmless,
+        "a =b c",
+        "'=1",
+    ]
 
 
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
@@ -73,14 +83,22 @@ def test_a_folder_is_complete_or_absent_and_the_first_of_two_is_kept(tmp_path):
             (temporary / "mark").write_text(text)
     assert (folder / "mark").read_text() == "first" and list(folder.parent.iterdir()) == [folder]
     (folder / "mark").rename(folder / "other")
-    with pytest.raises(OSError), new_folder(folder, "mark") as temporary:  # what is there is something else
+    with (
+        pytest.raises(OSError),
+        new_folder(folder, "mark") as temporary,
+    ):  # what is there is something else
         (temporary / "mark").touch()
 
 
 def test_what_killed_processes_left_is_removed_an_hour_later(tmp_path):
     """Not what others have written to since, and nothing else."""
     past = time.time() - 2 * ABANDONED
-    for name in (".t.csv-abcdefgh.csv", ".t.csv-12345678.csv", ".t.csv-notes.csv", ".other.csv-abcdefgh.csv"):
+    for name in (
+        ".t.csv-abcdefgh.csv",
+        ".t.csv-12345678.csv",
+        ".t.csv-notes.csv",
+        ".other.csv-abcdefgh.csv",
+    ):
         (tmp_path / name).write_text("a part")
     for name in (".cache.v1-abcdefgh.v1", ".cache.v1-12345678.v1"):
         (tmp_path / name).mkdir()
@@ -92,7 +110,12 @@ def test_what_killed_processes_left_is_removed_an_hour_later(tmp_path):
     write_text(tmp_path / "t.csv", "new")
     with new_folder(tmp_path / "cache.v1", "mark") as temporary:
         (temporary / "mark").touch()
-    left = {".t.csv-12345678.csv", ".t.csv-notes.csv", ".other.csv-abcdefgh.csv", ".cache.v1-12345678.v1"}
+    left = {
+        ".t.csv-12345678.csv",
+        ".t.csv-notes.csv",
+        ".other.csv-abcdefgh.csv",
+        ".cache.v1-12345678.v1",
+    }
     assert {path.name for path in tmp_path.iterdir()} == left | {"t.csv", "cache.v1"}
 
 
@@ -113,8 +136,17 @@ def test_the_nearest_file(tmp_path):
     for name in ("calls.vcf", "genes.gb"):
         (folder / name).touch()
     assert near_file(folder / "calls.vfc") == f"did you mean {str(folder / 'calls.vcf')!r}? "
-    assert near_file(folder / "calls.vfc", lambda name: name.endswith(".gb")) == near_file(folder / "x") == ""
-    assert near_file(tmp_path / "none" / "calls.vcf") == near_file(f"{'n' * 300}/x") == near_file("absent.vcf") == ""
+    assert (
+        near_file(folder / "calls.vfc", lambda name: name.endswith(".gb"))
+        == near_file(folder / "x")
+        == ""
+    )
+    assert (
+        near_file(tmp_path / "none" / "calls.vcf")
+        == near_file(f"{'n' * 300}/x")
+        == near_file("absent.vcf")
+        == ""
+    )
 
 
 def test_a_glob_matches_each_file_once(tmp_path: Path) -> None:
@@ -136,10 +168,15 @@ def test_new_files_obey_the_umask_and_long_names_fit(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     (path,) = (tmp_path / "deep").iterdir()
-    assert path.stat().st_mode & 0o777 == 0o640 and (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
+    assert (
+        path.stat().st_mode & 0o777 == 0o640
+        and (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
+    )
 
 
-def test_folders_that_cannot_be_flushed_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_cannot_be_flushed_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse_folders(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")

@@ -88,7 +88,9 @@ def streamed(seeks=False, micro_batch=1, **share):
 def test_batches(workers):
     loader = indexed(num_workers=workers)
     assert take(loader, 6) == [[n, n + 1] for n in range(0, 12, 2)]
-    assert loader.report == [0, 5, 10] and str(loader.report) == "3 strange"  # of what was handed out, not fetched
+    assert (
+        loader.report == [0, 5, 10] and str(loader.report) == "3 strange"
+    )  # of what was handed out, not fetched
     batch = next(iter(loader))
     assert batch["n"].dtype == torch.int64 and batch["weights"].dtype == torch.float32
 
@@ -111,13 +113,20 @@ def test_resume_with_other_workers_and_ranks(before, after):
 def test_a_pass_ends_alike_on_all_ranks_and_starts_over():
     loaders = [indexed(size=7, rank=rank, world=2) for rank in range(2)]
     passes = [[batch["n"].tolist() for batch in loader] for loader in loaders]
-    assert passes == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]] and {len(loader) for loader in loaders} == {2}
-    assert [b["weights"].tolist() for b in loaders[1]] == [[1, 1], [1, 0]]  # sample 7 is padding; the pass started over
+    assert passes == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]] and {
+        len(loader) for loader in loaders
+    } == {2}
+    assert [b["weights"].tolist() for b in loaders[1]] == [
+        [1, 1],
+        [1, 0],
+    ]  # sample 7 is padding; the pass started over
     interrupted = indexed(size=7)
     interrupted.load_state_dict(saved(interrupted) | {"next_sample": 4})
     assert take(interrupted, 9) == [[4, 5], [6, 7]] and take(interrupted, 1) == [[0, 1]]
     for rank, workers in ((0, 0), (1, 2)):
-        heldout = FirstBatches(indexed(size=100, rank=rank, world=2, num_workers=workers), samples=9)
+        heldout = FirstBatches(
+            indexed(size=100, rank=rank, world=2, num_workers=workers), samples=9
+        )
         passes = [[batch["n"].tolist() for batch in heldout] for _ in range(3)]
         assert passes[0] == passes[1] == passes[2] == [[n + rank, n + 2 + rank] for n in (0, 4, 8)]
     assert len(list(FirstBatches(indexed(size=3), samples=50))) == 2  # more than there are
@@ -128,7 +137,11 @@ def test_wrong_shares_and_foreign_states():
         for make in (indexed, streamed):
             refuses(" ".join(map(str, next(iter(share.items())))), make, **share)
     refuses(r"size=7\b.*\b9\b", indexed(size=9).load_state_dict, saved(indexed(size=7)))
-    states = [saved(loader) for loader in [streamed(rank=rank, world=2) for rank in range(2)] if take(loader, 1)]
+    states = [
+        saved(loader)
+        for loader in [streamed(rank=rank, world=2) for rank in range(2)]
+        if take(loader, 1)
+    ]
     for share, word in (
         ({"rank": 1, "world": 2}, r"rank=0\b.*\b1\b"),  # batches that carry states have one a rank
         ({"world": 3}, "world=2"),
@@ -141,9 +154,17 @@ def test_wrong_shares_and_foreign_states():
 def test_rows_are_stacked_padded_and_weighed(workers):
     """Where one row has weights, those of the others are 1."""
     first, second = IndexedLoader(RowBatches(Rows(3)), 2, num_workers=workers)
-    assert first["tokens"].tolist() == [[0, 1], [1, 2]] and first["weights"].tolist() == [[1, 1], [3, 3]]
-    assert second["tokens"].tolist() == [[2, 3], [0, 0]] and second["segments"].tolist() == [[0, 0], [-1, -1]]
-    assert "weights" not in second and {first[name].dtype for name in ("tokens", "segments")} == {torch.int64}
+    assert first["tokens"].tolist() == [[0, 1], [1, 2]] and first["weights"].tolist() == [
+        [1, 1],
+        [3, 3],
+    ]
+    assert second["tokens"].tolist() == [[2, 3], [0, 0]] and second["segments"].tolist() == [
+        [0, 0],
+        [-1, -1],
+    ]
+    assert "weights" not in second and {first[name].dtype for name in ("tokens", "segments")} == {
+        torch.int64
+    }
 
 
 @pytest.mark.slow
@@ -181,4 +202,7 @@ def test_permutations():
         orders = [permuted(index, size, seed, 7) for seed in range(3)]
         assert all(sorted(order) == list(range(size)) for order in orders)
         assert size < 64 or not (orders[0] == orders[1]).all()
-        assert (permuted(np.tile(index, 3), size, np.arange(3).repeat(size), 7) == np.concatenate(orders)).all()
+        assert (
+            permuted(np.tile(index, 3), size, np.arange(3).repeat(size), 7)
+            == np.concatenate(orders)
+        ).all()

@@ -44,10 +44,25 @@ def test_a_new_modality_trains_resumes_and_is_evaluated(tmp_path):
     """The toy is installed as a package would be, by a folder that holds it and its entry point."""
     toy = shutil.copytree(ROOT / "tests" / "toy_modality", tmp_path / "site")
     during = 'evaluate.during={"copyrate": {"every": 4, "lengths": [16, 32]}}'
-    common = ["--set", "optim.schedule=constant", "--set", during]  # whose rate does not depend on where a run ends
+    common = [
+        "--set",
+        "optim.schedule=constant",
+        "--set",
+        during,
+    ]  # whose rate does not depend on where a run ends
     whole, parts, out = tmp_path / "whole", tmp_path / "parts", tmp_path / "out"
     lines = [
-        ["train", "toy.tiny", "--run-dir", str(folder), *common, "--set", f"train.steps={steps}", "--resume", "auto"]
+        [
+            "train",
+            "toy.tiny",
+            "--run-dir",
+            str(folder),
+            *common,
+            "--set",
+            f"train.steps={steps}",
+            "--resume",
+            "auto",
+        ]
         for folder, steps in ((whole, 8), (parts, 4), (parts, 8))
     ]
     options = ["--lengths", "16,32", "--repeats", "2", "--out", str(out)]
@@ -59,7 +74,9 @@ def test_a_new_modality_trains_resumes_and_is_evaluated(tmp_path):
         return [{k: v for k, v in r.items() if k not in timed} for r in RunFolder(folder).metrics()]
 
     metrics = records(whole)
-    assert [r["step"] for r in metrics if "loss" in r] == list(range(1, 9)) and metrics == records(parts)
+    assert [r["step"] for r in metrics if "loss" in r] == list(range(1, 9)) and metrics == records(
+        parts
+    )
     assert [r["step"] for r in metrics if "copyrate/copied@16" in r] == [4, 8]
     files = [folder / "model" / "model.safetensors" for folder in (whole, parts)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -74,7 +91,10 @@ def test_a_new_modality_trains_resumes_and_is_evaluated(tmp_path):
 def test_modalities_are_found(tmp_path, monkeypatch):
     """Entry points of installed packages; what one lacks is said, and the others work."""
     monkeypatch.syspath_prepend(tmp_path)
-    for name, line in {"needy": "import no_such_package.part", "torn": "from torn.missing import MODALITY"}.items():
+    for name, line in {
+        "needy": "import no_such_package.part",
+        "torn": "from torn.missing import MODALITY",
+    }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(line + "\n")
     values = dict(text="json:loads", zeta="json:loads", alpha="modalities.text:MODALITY")
@@ -86,7 +106,9 @@ def test_modalities_are_found(tmp_path, monkeypatch):
     refuses(r"'zeta'.*Modality", find_modality, "zeta")
     refuses(r"'txt'.*'text'", find_modality, "txt")
     refuses(r"needy.*no_such_package", find_modality, "needy", error=ImportError)
-    refuses(r"torn\.missing", find_modality, "torn", error=ModuleNotFoundError)  # its own fault, with its own traceback
+    refuses(
+        r"torn\.missing", find_modality, "torn", error=ModuleNotFoundError
+    )  # its own fault, with its own traceback
     assert "text_ggd_tiny" in zoo.list_models("text_ggd_*")
     refuses("no_such_package", zoo.create_model, "needy_tiny")  # a name that it might have
     monkeypatch.undo()
@@ -97,23 +119,34 @@ def test_every_modality_keeps_the_contract():
     for name in modality_names():
         modality = find_modality(name)
         assert isinstance(modality, Modality) and modality.name == modality.model.modality == name
-        assert all(kind.name == key and kind.summary and kind.version >= 1 for key, kind in modality.evaluators.items())
+        assert all(
+            kind.name == key and kind.summary and kind.version >= 1
+            for key, kind in modality.evaluators.items()
+        )
 
 
 def test_saved_models_name_their_modality(tmp_path):
     for name in NAMES:
-        options = {key: value for key, value in SMALL.items() if key in catalog.model_entry(name).config}
+        options = {
+            key: value for key, value in SMALL.items() if key in catalog.model_entry(name).config
+        }
         model, folder = zoo.create_model(name, **options), tmp_path / name
         model.save_pretrained(folder / "model")
         again = zoo.load_model(folder)  # the folder of a run stands for the model in it
         assert type(again) is type(model) and again.config == model.config
-        assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
+        )
         assert catalog.saved_modality(folder / "model") == name.partition("_")[0]
     dna = tmp_path / "dna_ggd_tiny" / "model"
     refuses(r"'dna'.*'text'", CausalLM.from_pretrained, dna)
     (dna / "model.safetensors").unlink()
     refuses(r"model\.safetensors", zoo.load_model, dna, error=FileNotFoundError)
-    for content, message in (('{"wings": 2}', "torn"), ("{", "torn"), ('{"modality": "txt"}', "'text'")):
+    for content, message in (
+        ('{"wings": 2}', "torn"),
+        ("{", "torn"),
+        ('{"modality": "txt"}', "'text'"),
+    ):
         (tmp_path / "torn").mkdir(exist_ok=True)
         (tmp_path / "torn" / "config.json").write_text(content)
         refuses(message, zoo.load_model, tmp_path / "torn")

@@ -16,7 +16,9 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # so that a plain `python tools/…` finds the project
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 COMMANDS = ("attention", "training", "decoding")

@@ -17,7 +17,9 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # so that a plain `python tools/…` finds the project
 
 from modalities.evaluation import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
@@ -28,25 +30,44 @@ from zoo.catalog import manifest
 METHODS = ("ggd_ssmax", "rope")
 SHIPPED = ("text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts", "text_alibi_tiny.facts")
 # Speeches alone: both methods learn these in the time. Facts to be found again take the whole recipe.
-SETTINGS = ["data.facts_fraction=0", "data.copies_fraction=0", "optim.warmup=40", "evaluate.every=100"]
+SETTINGS = [
+    "data.facts_fraction=0",
+    "data.copies_fraction=0",
+    "optim.warmup=40",
+    "evaluate.every=100",
+]
 MEASURED = "perplexity --lengths 256,512,1024,2048,4096,8192 --samples 1"
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder of the runs, tables and plots")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="folder of the runs, tables and plots")] = Path(
+        "runs/demo"
+    ),
     steps: Annotated[int, typer.Option(help="training steps of each")] = 500,
 ) -> int:
     """Train, evaluate, draw."""
     started, console = time.perf_counter(), Console()
-    words = [f"text.{method}_tiny" for method in METHODS] + ["--seeds", "0", "--jobs", "2", "--out", str(out)]
+    words = [f"text.{method}_tiny" for method in METHODS] + [
+        "--seeds",
+        "0",
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+    ]
     for setting in (*SETTINGS, f"train.steps={steps}"):
         words += ["--set", setting]
     words += ["--evaluate", MEASURED]
     console.print(f"$ priorzoo train-seeds {shlex.join(words)}", style="dim", soft_wrap=True)
     if code := train_seeds.main(words):
         return code
-    stored = [json.loads(path.read_text()) for path in sorted((out / "results" / "perplexity").glob("*.json"))]
-    results = [ModelResult(r["label"], r["train_context"], r["rows"], method=r["method"]) for r in stored]
+    stored = [
+        json.loads(path.read_text())
+        for path in sorted((out / "results" / "perplexity").glob("*.json"))
+    ]
+    results = [
+        ModelResult(r["label"], r["train_context"], r["rows"], method=r["method"]) for r in stored
+    ]
     draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
     console.print(f"{summary(results)}\nThe picture: {out / 'demo.png'}", soft_wrap=True)

@@ -17,7 +17,9 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = {ROOT / f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG")} | {ROOT / "README.md": "index.md"}
+PAGES = {ROOT / f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG")} | {
+    ROOT / "README.md": "index.md"
+}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 CODE = re.compile(r"<code>[^<\n]*</code>")
@@ -26,8 +28,12 @@ OPTION = re.compile(r"(?<![\w-])(?:--?[A-Za-z]|\w+-)[\w-]{1,30}(?![\w-])")
 
 def linked(source: Path) -> dict[str, Path]:
     """Files and folders of the project that a page links to, by the link."""
-    targets = {link[2]: (source.parent / link[2]).resolve() for link in LINK.finditer(source.read_text())}
-    return {link: path for link, path in targets.items() if path.is_relative_to(ROOT) and path.exists()}
+    targets = {
+        link[2]: (source.parent / link[2]).resolve() for link in LINK.finditer(source.read_text())
+    }
+    return {
+        link: path for link, path in targets.items() if path.is_relative_to(ROOT) and path.exists()
+    }
 
 
 def place(path: Path) -> str:
@@ -35,7 +41,11 @@ def place(path: Path) -> str:
     if path in PAGES:
         return PAGES[path]
     inside = path.is_relative_to(DOCS)
-    return path.relative_to(DOCS).as_posix() if inside else "files/" + path.relative_to(ROOT).as_posix()
+    return (
+        path.relative_to(DOCS).as_posix()
+        if inside
+        else "files/" + path.relative_to(ROOT).as_posix()
+    )
 
 
 def on_files(files: Any, *, config: Any) -> Any:
@@ -71,8 +81,17 @@ def models_page() -> str:
     ]
     for title, columns, rows in pretrained_tables(list_models(pretrained=True)):
         name, measured = title.split("\n")
-        lines += ["", f"## {name.partition(':')[0]}", "", f"{name.partition(': ')[2]}; {measured}.", ""]
-        lines += [f"| {' | '.join(row)} |" for row in (columns, ["---"] + ["---:"] * (len(columns) - 1), *rows)]
+        lines += [
+            "",
+            f"## {name.partition(':')[0]}",
+            "",
+            f"{name.partition(': ')[2]}; {measured}.",
+            "",
+        ]
+        lines += [
+            f"| {' | '.join(row)} |"
+            for row in (columns, ["---"] + ["---:"] * (len(columns) - 1), *rows)
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # so that a plain `python tools/…` finds the project
 
 from modalities.contract import find_modality
 from modalities.evaluation import Evaluator
@@ -19,7 +21,13 @@ from modalities.results import LENGTH, Axis, ModelResult, Score
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 MIXERS = ("goat", "ggd_goat", "rope", "markov-12", "mixer")
-SEEDED = ("ggd_goat_ssmax", "goat_ssmax", "ggd2d_separable_ssmax", "lookhere_ssmax", "rope2d_axial_ssmax")
+SEEDED = (
+    "ggd_goat_ssmax",
+    "goat_ssmax",
+    "ggd2d_separable_ssmax",
+    "lookhere_ssmax",
+    "rope2d_axial_ssmax",
+)
 GLYPHS = ("goat", "ggd2d_separable", "alibi", "rope2d_axial", "rope2d_mixed", "learned")
 # methods of each figure, of a table beside it; empty: all
 FIGURES: dict[str, tuple[str, ...]] = {
@@ -72,8 +80,12 @@ def draw(path: Path, methods: tuple[str, ...]) -> None:
         score = one.overview
         assert score is not None
         results = read_results(path.with_name(f"{name}.csv"), one.axis, methods)
-        last = [column for column in results[0].rows[0] if column.startswith(f"{score.column} (")][-1:]
-        measured.append((one.title or name, replace(score, column=[score.column, *last][-1]), results))
+        last = [column for column in results[0].rows[0] if column.startswith(f"{score.column} (")][
+            -1:
+        ]
+        measured.append(
+            (one.title or name, replace(score, column=[score.column, *last][-1]), results)
+        )
     overview_figure(measured, path)
 
 
@@ -84,7 +96,9 @@ def read_results(path: Path, axis: Axis, methods: tuple[str, ...]) -> list[Model
         for row in csv.DictReader(file):
             key = row.pop("model"), row.pop("method"), int(row.pop(axis.trained))
             if not methods or key[1] in methods:
-                rows.setdefault(key, []).append({name: float(text) for name, text in row.items() if is_number(text)})
+                rows.setdefault(key, []).append(
+                    {name: float(text) for name, text in row.items() if is_number(text)}
+                )
     seeds = Counter(method for _, method, _ in rows)
     return [
         ModelResult(label, trained, part, method=method, group=method if seeds[method] > 1 else "")

@@ -21,7 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # so that a plain `python tools/…` finds the project
 
 from tools.benches.timing import device_of, environment
 
@@ -30,10 +32,18 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS: dict[str, tuple[float, str, str]] = {
     "doctor": (4, "-m priorzoo doctor", ""),
     "tests": (12, "-m pytest -q -p no:cacheprovider -m gpu tests/zoo tests/gpu", "-x -k bare"),
-    "profile": (3, "tools/gpu.py --profile text_ggd_ssmax_125m", "--profile text_ggd_ssmax_tiny --length 64 --rows 2"),
+    "profile": (
+        3,
+        "tools/gpu.py --profile text_ggd_ssmax_125m",
+        "--profile text_ggd_ssmax_tiny --length 64 --rows 2",
+    ),
     "attention": (6, "tools/bench.py attention --seconds 0.3", "--lengths 64 --without Flex"),
     "decoding": (4, "tools/bench.py decoding --lengths 8192,131072 --seconds 0.3", "--lengths 128"),
-    "training": (5, "tools/bench.py training --seconds 3", "--models text_rope_tiny,text_ggd_ssmax_tiny --lengths 32"),
+    "training": (
+        5,
+        "tools/bench.py training --seconds 3",
+        "--models text_rope_tiny,text_ggd_ssmax_tiny --lengths 32",
+    ),
 }
 
 
@@ -44,15 +54,25 @@ def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
     command = [sys.executable, *words.split(), *(rehearsal.split() if device == "cpu" else [])]
     if name not in ("doctor", "tests"):
         command += ["--device", device, "--out", str(path)]
-    env = os.environ | {"PRIORZOO_TEST_DEVICE": device, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    env = os.environ | {
+        "PRIORZOO_TEST_DEVICE": device,
+        "PYTHONPATH": str(ROOT),
+        "MPLBACKEND": "Agg",
+    }
     if device == "cpu":
         # The doctor would interpret every kernel in every dtype, for more than its minutes.
-        env |= {"TRITON_INTERPRET": str(int(name != "doctor")), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        env |= {
+            "TRITON_INTERPRET": str(int(name != "doctor")),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }
     path.unlink(missing_ok=True)
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
         try:
-            status = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, timeout=seconds).returncode
+            status = subprocess.run(
+                command, cwd=ROOT, env=env, stdout=log, stderr=log, timeout=seconds
+            ).returncode
         except subprocess.TimeoutExpired:
             status = 124
         log.seek(0)
@@ -60,7 +80,13 @@ def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
     took = round(time.monotonic() - started)
     print(f"\n=== {name}: exit status {status}, {took} s\n{text[-3000:]}", flush=True)
     if not path.exists():
-        step = {"step": name, "status": status, "seconds": took, "device": card(device), "output": text[-6000:]}
+        step = {
+            "step": name,
+            "status": status,
+            "seconds": took,
+            "device": card(device),
+            "output": text[-6000:],
+        }
         path.write_text(json.dumps(environment() | step, indent=1))
     return status == 0
 
@@ -93,27 +119,45 @@ def profile(args: argparse.Namespace) -> int:
     for _ in range(3):  # kernels compiled, Adam's moments allocated
         step()
     started = time.perf_counter()
-    with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
+    with record(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    ) as profiler:
         step()
     took = 1e3 * (time.perf_counter() - started)
-    events, column = profiler.key_averages(), "self_device_time_total" if cuda else "self_cpu_time_total"
+    events, column = (
+        profiler.key_averages(),
+        "self_device_time_total" if cuda else "self_cpu_time_total",
+    )
     launches = sum(event.count for event in events if "launchkernel" in event.key.lower())
     table = events.table(sort_by=column, row_limit=25, max_name_column_width=100)
     print(f"{table}\nstep {took:.1f} ms, {launches} launches")
-    about = {"model": args.profile, "shape": f"{args.rows} × {args.length} tokens", "dtype": str(dtype)}
-    about |= {"device": card(args.device), "step_ms": took, "launches": launches, "table": table.splitlines()}
+    about = {
+        "model": args.profile,
+        "shape": f"{args.rows} × {args.length} tokens",
+        "dtype": str(dtype),
+    }
+    about |= {
+        "device": card(args.device),
+        "step_ms": took,
+        "launches": launches,
+        "table": table.splitlines(),
+    }
     args.out.write_text(json.dumps(environment() | about, indent=1))
     return 0
 
 
 def main() -> int:
     """Run the steps; the exit status is 1 where one failed."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--minutes", type=float, default=45.0, help="of all steps together")
     options.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "gpu")
-    options.add_argument("--profile", default="", help=argparse.SUPPRESS)  # the step itself, in its process
+    options.add_argument(
+        "--profile", default="", help=argparse.SUPPRESS
+    )  # the step itself, in its process
     options.add_argument("--length", type=int, default=2048, help=argparse.SUPPRESS)
     options.add_argument("--rows", type=int, default=16, help=argparse.SUPPRESS)
     args = options.parse_args()

@@ -26,7 +26,9 @@ from typing import Annotated, Any
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # so that a plain `python tools/…` finds the project
 
 from recipes.config import find_recipe
 from recipes.hub import published_card
@@ -81,7 +83,8 @@ with Path(__file__).with_name("weights.toml").open("rb") as file:
     FACTS = tomllib.load(file)
 NOTES: dict[str, str] = FACTS.pop("notes")  # by modality: what the columns of cards mean
 GROUPS = {
-    name: Group(**facts | {"tables": [Table(**table) for table in facts["tables"]]}) for name, facts in FACTS.items()
+    name: Group(**facts | {"tables": [Table(**table) for table in facts["tables"]]})
+    for name, facts in FACTS.items()
 }
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help=", ".join(GROUPS))]
@@ -89,13 +92,25 @@ Methods = Annotated[str, typer.Option(help="comma-separated; default all")]
 
 
 @app.command()
-def train(name: Name, methods: Methods = "", jobs: Annotated[int, typer.Option(help="runs at a time")] = 2) -> None:
+def train(
+    name: Name, methods: Methods = "", jobs: Annotated[int, typer.Option(help="runs at a time")] = 2
+) -> None:
     """Train each method with each seed by its recipe; an interrupted run continues from its last checkpoint."""
     group = find_group(name)
     names = [group.recipe.format(method) for method in chosen(group, methods)]
     seeds = ",".join(map(str, group.seeds))
     settings = [word for setting in group.settings for word in ("--set", setting)]
-    execute("train-seeds", *names, *settings, "--seeds", seeds, "--out", str(RUNS / name), "--jobs", str(jobs))
+    execute(
+        "train-seeds",
+        *names,
+        *settings,
+        "--seeds",
+        seeds,
+        "--out",
+        str(RUNS / name),
+        "--jobs",
+        str(jobs),
+    )
 
 
 @app.command()
@@ -103,13 +118,31 @@ def measure(name: Name, methods: Methods = "") -> None:
     """Measure published weights and the runs of further seeds that are there; tables, figures, and scores of the cards."""
     group = find_group(name)
     for table in group.tables:
-        subset = [method for method in chosen(group, methods) if not table.methods or method in table.methods]
-        further = [run_folder(name, method, seed) for seed in group.seeds[1:] for method in subset if table.seeds]
+        subset = [
+            method
+            for method in chosen(group, methods)
+            if not table.methods or method in table.methods
+        ]
+        further = [
+            run_folder(name, method, seed)
+            for seed in group.seeds[1:]
+            for method in subset
+            if table.seeds
+        ]
         models = [group.weights.format(method) for method in subset]
         models += [str(run) for run in further if (run / "model").is_dir()]
-        against = ["--against", group.weights.format(group.against)] if group.against and not table.folder else []
+        against = (
+            ["--against", group.weights.format(group.against)]
+            if group.against and not table.folder
+            else []
+        )
         if models:
-            options = [*shlex.split(table.options), *against, "--out", str(group.folder / table.folder)]
+            options = [
+                *shlex.split(table.options),
+                *against,
+                "--out",
+                str(group.folder / table.folder),
+            ]
             execute("evaluate", *models, *table.beside.split(), table.evaluators, *options)
     entries = json.loads((WEIGHTS / "manifest.json").read_text())
     for method in chosen(group, methods):
@@ -134,14 +167,18 @@ def publish(name: Name, methods: Methods = "") -> None:
         entries[weights] = publish_run(group, weights, run)
         write_card(group, weights, entries[weights])
     write_manifest(entries)
-    typer.echo(f"{len(entries)} models, {sum(entry['bytes'] for entry in entries.values()) / 1e6:.1f} MB")
+    typer.echo(
+        f"{len(entries)} models, {sum(entry['bytes'] for entry in entries.values()) / 1e6:.1f} MB"
+    )
 
 
 @app.command()
 def adapter(
     name: Annotated[str, typer.Argument(help="such as smollm2.soft")],
     folder: Annotated[Path, typer.Argument(help="that `priorzoo adapt` made")],
-    results: Annotated[Path | None, typer.Option(help="recall/….json of `priorzoo evaluate hf:FOLDER recall`")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="recall/….json of `priorzoo evaluate hf:FOLDER recall`")
+    ] = None,
 ) -> None:
     """Put an adapter into the package, with its scores. Its base goes by the name of `priorzoo fetch-data`."""
     from zoo.adapters import ADAPTER
@@ -150,10 +187,21 @@ def adapter(
     record = json.loads((folder / ADAPTER).read_text())
     record["base"]["name"] = Path(record["base"]["name"]).name
     if results is not None:
-        columns = ("length", "documents", "bits_per_byte", "tokens_right", "tokens_right_beyond", "nats")
+        columns = (
+            "length",
+            "documents",
+            "bits_per_byte",
+            "tokens_right",
+            "tokens_right_beyond",
+            "nats",
+        )
         rows = json.loads(results.read_text())["rows"]
-        record["measured"] = [{key: round(row[key], 4) for key in columns if key in row} for row in rows]
-    shutil.copytree(folder, WEIGHTS / name, ignore=shutil.ignore_patterns("checkpoints"), dirs_exist_ok=True)
+        record["measured"] = [
+            {key: round(row[key], 4) for key in columns if key in row} for row in rows
+        ]
+    shutil.copytree(
+        folder, WEIGHTS / name, ignore=shutil.ignore_patterns("checkpoints"), dirs_exist_ok=True
+    )
     for file in (WEIGHTS / name).iterdir():
         file.chmod(0o644)
     write_record(record, WEIGHTS / name)
@@ -170,7 +218,9 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     model, recipe = load_run(run)
     entry = model_entry(weights)
     if model.config != entry.build(**entry.config).config:
-        raise typer.BadParameter(f"{run} was not trained as {weights} is registered: {model.config}")
+        raise typer.BadParameter(
+            f"{run} was not trained as {weights} is registered: {model.config}"
+        )
     content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
     file = f"{weights}.safetensors"
     (WEIGHTS / file).unlink(missing_ok=True)
@@ -178,7 +228,11 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
         stream.write(content)
     settings, optim, data = recipe["train"], recipe["optim"], recipe["data"]
     precision, usual = settings["precision"], find_recipe(recipe["name"]).train.precision
-    changed = "" if precision in (usual, {"auto": "fp32"}.get(usual)) else f" --set train.precision={precision}"
+    changed = (
+        ""
+        if precision in (usual, {"auto": "fp32"}.get(usual))
+        else f" --set train.precision={precision}"
+    )
     facts = {
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -200,9 +254,21 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     samples = settings["steps"] * settings["batch"]
     if "context" in data:
         context = data["context"]
-        return facts | {"tokens": samples * context, "train_context": context, "tokenizer": data["tokenizer"]}
-    images = {"images": samples, "image_size": data["image_size"], "class_names": list(model.class_names)}
-    return facts | images | {"augmentation": data["augment"], "model_options": recipe["model"]["options"] or "none"}
+        return facts | {
+            "tokens": samples * context,
+            "train_context": context,
+            "tokenizer": data["tokenizer"],
+        }
+    images = {
+        "images": samples,
+        "image_size": data["image_size"],
+        "class_names": list(model.class_names),
+    }
+    return (
+        facts
+        | images
+        | {"augmentation": data["augment"], "model_options": recipe["model"]["options"] or "none"}
+    )
 
 
 def scores_of(group: Group, weights: str) -> list[dict[str, float]]:
@@ -214,7 +280,9 @@ def scores_of(group: Group, weights: str) -> list[dict[str, float]]:
         for line in csv.DictReader(path.read_text().splitlines()):
             if line["model"] == weights:
                 place = int(line[group.axis])
-                scores = {column: round(float(line[column]), 4) for column in columns if line.get(column)}
+                scores = {
+                    column: round(float(line[column]), 4) for column in columns if line.get(column)
+                }
                 rows.setdefault(place, {group.axis: place}).update(scores)
     return list(rows.values())
 
@@ -222,8 +290,15 @@ def scores_of(group: Group, weights: str) -> list[dict[str, float]]:
 def write_card(group: Group, weights: str, entry: dict[str, Any]) -> None:
     """The model card next to the weights, with the commands of its scores."""
     columns = set(group.columns)
-    tables = [table for table in group.tables if not table.folder and set(table.evaluators.split(",")) & columns]
-    commands = [f"priorzoo evaluate {weights} {table.evaluators} {table.options}".strip() for table in tables]
+    tables = [
+        table
+        for table in group.tables
+        if not table.folder and set(table.evaluators.split(",")) & columns
+    ]
+    commands = [
+        f"priorzoo evaluate {weights} {table.evaluators} {table.options}".strip()
+        for table in tables
+    ]
     card = published_card(weights, entry, [NOTES[group.modality], "", "```bash", *commands, "```"])
     write_text(WEIGHTS / f"{weights}.md", card)
 
@@ -249,7 +324,9 @@ def chosen(group: Group, methods: str) -> Sequence[str]:
     """The methods of an option, by default all."""
     names = methods.split(",") if methods else group.methods
     if unknown := [name for name in names if name not in group.methods]:
-        raise typer.BadParameter(f"methods {', '.join(unknown)}: expected some of {', '.join(group.methods)}")
+        raise typer.BadParameter(
+            f"methods {', '.join(unknown)}: expected some of {', '.join(group.methods)}"
+        )
     return names
 
 

@@ -42,7 +42,9 @@ __all__ = [
 ]
 
 # Imported when somebody asks for them: training does not.
-_ELSEWHERE = dict.fromkeys(("adapt", "load_adapted", "save_adapted"), "zoo.adapters") | {"compose": "zoo.priors.sums"}
+_ELSEWHERE = dict.fromkeys(("adapt", "load_adapted", "save_adapted"), "zoo.adapters") | {
+    "compose": "zoo.priors.sums"
+}
 
 
 def __getattr__(name: str) -> object:
@@ -72,7 +74,9 @@ class _TorchvisionOperators(MetaPathFinder):
         except OSError:
             type(self).library = torch.library.Library("torchvision", "FRAGMENT")
             for operator in ("nms", "qnms"):
-                self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                self.library.define(
+                    f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
 
 
 if "torchvision" not in sys.modules:

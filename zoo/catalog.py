@@ -26,9 +26,17 @@ from zoo.files import file_sha256, read_object, read_tensors
 from zoo.model import ZooModel
 
 GROUP = "priorzoo.modalities"
-SHIPPED = {name: EntryPoint(name, f"modalities.{name}:MODALITY", GROUP) for name in ("text", "vision", "dna")}
+SHIPPED = {
+    name: EntryPoint(name, f"modalities.{name}:MODALITY", GROUP)
+    for name in ("text", "vision", "dna")
+}
 WEIGHTS = Path(__file__).parent / "weights"
-HEADLINES = ("top1", "free_generation", "bits_per_base", "bits_per_byte")  # scores of cards, the most telling first
+HEADLINES = (
+    "top1",
+    "free_generation",
+    "bits_per_base",
+    "bits_per_byte",
+)  # scores of cards, the most telling first
 RELEASE = Path(__file__).parents[1] / "release"  # of a checkout: what is too large for the package
 
 
@@ -81,7 +89,9 @@ class ModelFamily:
                 if "+" in plain:
                     raise
                 continue
-            return ModelEntry(name, self.modality, self.build, self.config(plain, size, plain != method))
+            return ModelEntry(
+                name, self.modality, self.build, self.config(plain, size, plain != method)
+            )
         return None
 
 
@@ -100,7 +110,9 @@ def _listed() -> list[str]:
     return [*_ENTRIES, *(name for family in _FAMILIES for name in family.names())]
 
 
-def register_model(name: str, build: Callable[..., ZooModel], *, modality: str, config: dict[str, Any]) -> ModelEntry:
+def register_model(
+    name: str, build: Callable[..., ZooModel], *, modality: str, config: dict[str, Any]
+) -> ModelEntry:
     """Add an architecture.
 
     Raises:
@@ -144,14 +156,18 @@ def create_model(name: str, **overrides: object) -> ZooModel:
     unknown = [key for key in overrides if key not in entry.config]
     if unknown:
         hint = did_you_mean(unknown[0], entry.config)
-        raise ValueError(f"{entry.name} has no setting {unknown[0]!r}; {hint}It has: {', '.join(entry.config)}")
+        raise ValueError(
+            f"{entry.name} has no setting {unknown[0]!r}; {hint}It has: {', '.join(entry.config)}"
+        )
     tensors = read_tensors(verified_file(name)) if "." in name else None
     model = entry.build(**{**entry.config, **overrides})
     if tensors is not None:
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
-            raise ValueError(f"the weights of {name} do not fit this model: {one_line(error)}") from error
+            raise ValueError(
+                f"the weights of {name} do not fit this model: {one_line(error)}"
+            ) from error
         model.class_names = tuple(weights_entry(name).get("class_names", ()))
     return model
 
@@ -160,7 +176,11 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
     """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that have weights."""
     # What every match starts with tells which modalities need not be imported.
     start = re.split(r"[*?[]", pattern)[0]
-    _register_models(name for name in modality_names() if f"{name}_".startswith(start) or start.startswith(f"{name}_"))
+    _register_models(
+        name
+        for name in modality_names()
+        if f"{name}_".startswith(start) or start.startswith(f"{name}_")
+    )
     names = fnmatch.filter(manifest() if pretrained else _listed(), pattern)
     return sorted(name for name in names if _find(name.partition(".")[0]))
 
@@ -181,7 +201,9 @@ def load_model(folder: str | os.PathLike[str]) -> ZooModel:
         folder = inner
     modality = saved_modality(folder)
     if modality is None:
-        raise ValueError(f"{folder}: no config.json of a known model; expected a folder written by save_pretrained")
+        raise ValueError(
+            f"{folder}: no config.json of a known model; expected a folder written by save_pretrained"
+        )
     return load_modality(modality).model.from_pretrained(folder)
 
 
@@ -235,7 +257,12 @@ def _load(point: EntryPoint, load: Callable[[EntryPoint], Any]) -> Any:
     try:
         return load(point)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"zoo", "modalities", "recipes", point.module.partition(".")[0]}:
+        if (error.name or "").partition(".")[0] in {
+            "zoo",
+            "modalities",
+            "recipes",
+            point.module.partition(".")[0],
+        }:
             raise
         extra = f": pip install 'priorzoo[{point.name}]'" if point.name in SHIPPED else ""
         raise ImportError(f"{point.name} needs the package {error.name}{extra}") from error
@@ -261,7 +288,9 @@ def manifest() -> dict[str, dict[str, Any]]:
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     path, digest = folder / "manifest.json", folder / "manifest.sha256"
     if digest.exists() and file_sha256(path) != digest.read_text().strip():
-        raise ValueError(f"{path} is damaged: its SHA-256 is not that in {digest.name}; install the package again")
+        raise ValueError(
+            f"{path} is damaged: its SHA-256 is not that in {digest.name}; install the package again"
+        )
     return read_object(path)
 
 
@@ -284,10 +313,14 @@ def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[l
         cards = [weights_entry(name) for name in members]
         measured = cards[0]["measured"]
         axis = next(iter(measured[0]))
-        score = next(name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5)
+        score = next(
+            name for name in HEADLINES if max(row.get(name, 0.0) for row in measured) > 0.5
+        )
         places = [row[axis] for row in measured if score in row]
         ends = list(dict.fromkeys([places[0], places[-1]]))
-        trained = dict.fromkeys(str(card.get("train_context", card.get("image_size"))) for card in cards)
+        trained = dict.fromkeys(
+            str(card.get("train_context", card.get("image_size"))) for card in cards
+        )
         title = f"{modality}, {tag}: {cards[0]['data'].partition(';')[0].partition(' (')[0]}"
         title += f"\ntrained at {axis} {', '.join(trained)}; {score} at {axis} {' and '.join(map(str, ends))}"
         rows = []
@@ -314,7 +347,9 @@ def verified_file(name: str) -> Path:
             "set PRIORZOO_WEIGHTS to a folder that has them"
         )
     if (digest := file_sha256(path)) != entry["sha256"]:
-        raise ValueError(f"{path} is damaged: its SHA-256 is {digest}, the manifest says {entry['sha256']}")
+        raise ValueError(
+            f"{path} is damaged: its SHA-256 is {digest}, the manifest says {entry['sha256']}"
+        )
     return path
 
 

@@ -26,7 +26,15 @@ from rich.text import Text
 
 from zoo.adapters import adapters_table, list_adapters
 from zoo.attention.dispatch import KERNELS
-from zoo.catalog import WEIGHTS, import_named, list_models, load_model, model_entry, pretrained_tables, weights_entry
+from zoo.catalog import (
+    WEIGHTS,
+    import_named,
+    list_models,
+    load_model,
+    model_entry,
+    pretrained_tables,
+    weights_entry,
+)
 from zoo.errors import from_outside, one_line, printable
 from zoo.files import read_object
 from zoo.layers import Attention
@@ -46,11 +54,20 @@ class Console(rich.console.Console):
         raise  # the BrokenPipeError in whose handler rich calls this, for `call`
 
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 console = Console()
 Import = Annotated[
     list[str],
-    typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
+    typer.Option(
+        "--import",
+        metavar="FILE.py|MODULE",
+        help="import it first: it registers priors of your own",
+    ),
 ]
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
@@ -64,20 +81,27 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     values, files, connections, devices, memory), 1 for a fault of this program, 130 for Ctrl-C, and 141 where the reader of the
     output is gone. Of ranks that a launcher started, one per machine prints.
     """
-    words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(app.info.no_args_is_help)
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(
+        app.info.no_args_is_help
+    )
     code, verbose = 2, "--verbose" in words
     try:
         command = typer.main.get_command(app)
         chosen = getattr(command, "commands", {}).get(words[0] if words else "", command)
         has_verbose = any("--verbose" in option.opts for option in command.params)
-        if not has_verbose and (chosen is command or not chosen.context_settings.get("ignore_unknown_options")):
+        if not has_verbose and (
+            chosen is command or not chosen.context_settings.get("ignore_unknown_options")
+        ):
             words = [word for word in words if word != "--verbose"]
         return command.main(words, prog, standalone_mode=False) or 0
     except typer.Exit as leave:
         return leave.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except (BrokenPipeError, SystemExit) as leave:  # typer and rich make a SystemExit(1) of the first
+    except (
+        BrokenPipeError,
+        SystemExit,
+    ) as leave:  # typer and rich make a SystemExit(1) of the first
         if isinstance(leave, SystemExit) and not isinstance(leave.__context__, BrokenPipeError):
             raise
         # Python flushes it once more at its end.
@@ -90,7 +114,10 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
             traceback.print_exc()
         message = one_line(error)
         if not from_outside(error):
-            code, message = 1, f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a trace"
+            code, message = (
+                1,
+                f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a trace",
+            )
     if message and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code
@@ -99,8 +126,12 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
 @app.command("list")
 def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="a table of those with weights")] = False,
-    adapters: Annotated[bool, typer.Option("--adapters", help="a table of adapters of released models")] = False,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="a table of those with weights")
+    ] = False,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="a table of adapters of released models")
+    ] = False,
     import_: Import = [],  # noqa: B006
 ) -> None:
     """Names of models; with --pretrained a table of weights, with --adapters of adapters: size, training and scores."""
@@ -108,14 +139,24 @@ def list_command(
     names = list_adapters(pattern) if adapters else list_models(pattern, pretrained=pretrained)
     if not names:
         kind = "adapters" if adapters else "models with weights" if pretrained else "models"
-        raise ValueError(f"no {kind} match {pattern!r}; `priorzoo list` prints all {len(list_models())}")
+        raise ValueError(
+            f"no {kind} match {pattern!r}; `priorzoo list` prints all {len(list_models())}"
+        )
     if not pretrained and not adapters:
         return print("\n".join(names))
     for title, columns, rows in [adapters_table(names)] if adapters else pretrained_tables(names):
-        headings = [Column(name, justify="right" if n else "left", overflow="fold") for n, name in enumerate(columns)]
+        headings = [
+            Column(name, justify="right" if n else "left", overflow="fold")
+            for n, name in enumerate(columns)
+        ]
         headings[0].no_wrap = adapters
         table = Table(
-            *headings, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+            *headings,
+            title=title,
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
         )
         for row in rows:
             table.add_row(*row)
@@ -124,7 +165,12 @@ def list_command(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="a name of `list`, with or without a tag of weights, or a saved folder")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a name of `list`, with or without a tag of weights, or a saved folder"
+        ),
+    ],
     import_: Import = [],  # noqa: B006
 ) -> None:
     """Configuration and parameters, and for shipped weights their card with its table of scores."""
@@ -144,7 +190,9 @@ def show(
     # Here, because importing it takes 40 ms.
     from rich.markdown import Markdown
 
-    console.print(Markdown((WEIGHTS / f"{name}.md").read_text(encoding="utf-8").partition("\n---\n")[2]))
+    console.print(
+        Markdown((WEIGHTS / f"{name}.md").read_text(encoding="utf-8").partition("\n---\n")[2])
+    )
 
 
 def _show_model(title: str, model: ZooModel) -> None:
@@ -159,7 +207,9 @@ def _show_model(title: str, model: ZooModel) -> None:
     config = dataclasses.asdict(model.config) | {"content columns per head": ", ".join(columns)}
     counts = {group: f"{count:,}" for group, count in groups.items()}
     for heading, pairs in (("configuration", config), ("parameters", counts)):
-        table = Table(title=heading, title_justify="left", title_style="dim", show_header=False, box=None)
+        table = Table(
+            title=heading, title_justify="left", title_style="dim", show_header=False, box=None
+        )
         for key, value in pairs.items():
             table.add_row(f"  {key}", str(value))
         console.print(table)
@@ -182,7 +232,15 @@ def doctor() -> int:
 
     facts = Table(show_header=False, box=None)
     facts.add_row("python", platform.python_version())
-    for package in ("torch", "triton", "flash-attn", "timm", "transformers", "deepspeed", "datasets"):
+    for package in (
+        "torch",
+        "triton",
+        "flash-attn",
+        "timm",
+        "transformers",
+        "deepspeed",
+        "datasets",
+    ):
         with suppress(PackageNotFoundError):
             facts.add_row(package, version(package))
     devices = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]

@@ -53,7 +53,9 @@ class NextRow:
 
     @staticmethod
     def of(prior: Prior, length: int, dtype: torch.dtype) -> NextRow:
-        absent = any(p.is_meta or not p.numel() for p in prior.parameters())  # which only `forward` gathers
+        absent = any(
+            p.is_meta or not p.numel() for p in prior.parameters()
+        )  # which only `forward` gathers
         rows = None if absent or prior.depends_on_content else prior.next_row(length)
         none = torch.empty(0)
         if rows is None or not all(bool(row.isfinite().all()) for row in rows):
@@ -73,11 +75,17 @@ class NextRow:
             terms.sink,
         )
 
-    def bias(self, heads: slice, stop: int, reach: int, sinks: int, scale: Tensor | None) -> Tensor | None:
+    def bias(
+        self, heads: slice, stop: int, reach: int, sinks: int, scale: Tensor | None
+    ) -> Tensor | None:
         """(1 or B, h, sinks + reach) for sinks and the last keys of `stop`, times the row scale (1 or B, H, 1)."""
         if self.by_distance is None and self.by_key is None:
             return None
-        bias = None if self.by_distance is None else self.by_distance[None, heads, self.length - reach :]
+        bias = (
+            None
+            if self.by_distance is None
+            else self.by_distance[None, heads, self.length - reach :]
+        )
         if self.by_key is not None:
             keyed = self.by_key[None, heads, stop - reach : stop]
             bias = keyed if bias is None else bias + keyed
@@ -96,7 +104,11 @@ def _lanes_at_0(prior: Prior) -> Tensor:
     if parts := prior.parts():
         return torch.stack([_lanes_at_0(part) for part in parts]).sum(0)
     row = prior.next_row(1)
-    return row[0] if row is not None and prior.num_lanes else torch.zeros(prior.num_heads, 1, dtype=torch.float64)
+    return (
+        row[0]
+        if row is not None and prior.num_lanes
+        else torch.zeros(prior.num_heads, 1, dtype=torch.float64)
+    )
 
 
 class LayerCache:
@@ -114,14 +126,20 @@ class LayerCache:
         self.carries: Tensor | None = None
         self._table: RelativeTable | None = None
         self._row: NextRow | None = None
-        self._norms: tuple[Tensor, int] | None = None  # the largest of each head, of the first so many keys
+        self._norms: tuple[Tensor, int] | None = (
+            None  # the largest of each head, of the first so many keys
+        )
 
     def select(self, rows: Tensor) -> None:
         """As `KVCache.select`."""
         buffers = (self.keys, self.values, self.carries)
-        self.keys, self.values, self.carries = (None if x is None else x.index_select(0, rows) for x in buffers)
+        self.keys, self.values, self.carries = (
+            None if x is None else x.index_select(0, rows) for x in buffers
+        )
 
-    def table(self, prior: Prior, q_pos: Positions, k_pos: Positions, x: Tensor | None = None) -> RelativeTable | None:
+    def table(
+        self, prior: Prior, q_pos: Positions, k_pos: Positions, x: Tensor | None = None
+    ) -> RelativeTable | None:
         """The prior's relative table for these positions; for one query a slice of a table computed once per capacity."""
         if q_pos.length > 1:
             return prior.beside_lanes(q_pos, k_pos, causal=True, x=x).table
@@ -154,7 +172,11 @@ class LayerCache:
                 return out
         queries = positions.tail(q.shape[2])
         length = self.extent.length
-        state = {"carry": self.carries[:, :, length - 1, 0]} if self.carries is not None and length else {}
+        state = (
+            {"carry": self.carries[:, :, length - 1, 0]}
+            if self.carries is not None and length
+            else {}
+        )
         terms = prior(queries, positions, causal=True, x=x, **state)
         if terms.carry is not None:
             self.carries = _store(self.carries, terms.carry[..., None], self.extent)
@@ -162,7 +184,11 @@ class LayerCache:
             k = fold_lanes(k, terms.k_lanes)
         k, v = self.append(k, v)
         k_pos = Positions.line(k.shape[2])
-        gain = None if terms.gain is None else prior.beside_lanes(queries, k_pos, causal=True, x=x).gain
+        gain = (
+            None
+            if terms.gain is None
+            else prior.beside_lanes(queries, k_pos, causal=True, x=x).gain
+        )
         table = None if terms.table is None else self.table(prior, queries, k_pos, x)
         bias = None
         if terms.bias is not None:
@@ -186,13 +212,24 @@ class LayerCache:
     ) -> Tensor | None:
         """`attend` of one token of a line on the CPU, without gradients, by a slice of the row in the cache; None elsewhere."""
         plain = kernel == "auto" and type(q) is Tensor and q.device.type == "cpu"
-        if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling() or not q.dtype == k.dtype == v.dtype:
+        if (
+            not plain
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or not q.dtype == k.dtype == v.dtype
+        ):
             return None
         stop, width = self.extent.length + 1, q.shape[-1]
         if self._row is None or self._row.length < stop:
-            self._row = NextRow.of(prior, max(self.extent.capacity, stop), torch.promote_types(q.dtype, torch.float32))
+            self._row = NextRow.of(
+                prior, max(self.extent.capacity, stop), torch.promote_types(q.dtype, torch.float32)
+            )
         row = self._row
-        if stop < FEWEST_KEYS or row.serves is False or v.shape[-1] not in (width, width + row.lanes.shape[-1]):
+        if (
+            stop < FEWEST_KEYS
+            or row.serves is False
+            or v.shape[-1] not in (width, width + row.lanes.shape[-1])
+        ):
             return None
         if row.lanes.shape[-1]:
             k = fold_lanes(k, row.lanes[:, :, stop - 1 : stop])
@@ -206,7 +243,11 @@ class LayerCache:
             reaches = self._reaches(row, q, keys[..., v.shape[-1] - width :], query_scale)
         if query_scale is not None:
             q, scale = (q * (query_scale[..., None] * scale)).to(q.dtype), 1.0
-        q = F.pad(q, (v.shape[-1] - width, 0)).view(*shape, -1) if v.shape[-1] > width else q.reshape(*shape, width)
+        q = (
+            F.pad(q, (v.shape[-1] - width, 0)).view(*shape, -1)
+            if v.shape[-1] > width
+            else q.reshape(*shape, width)
+        )
         sink = row.sink
         if sink is not None:  # (1 or B, G, H/G)
             level = row.level_at(stop) if query_scale is None else row.level_at(stop) * query_scale
@@ -221,34 +262,58 @@ class LayerCache:
             parts_of = [x[:, heads, 0 if first == sinks else first :] for x in (keys, values)]
             if sinks and first > sinks:
                 parts_of = [
-                    torch.cat([x[:, heads, :sinks], y], 2) for x, y in zip((keys, values), parts_of, strict=True)
+                    torch.cat([x[:, heads, :sinks], y], 2)
+                    for x, y in zip((keys, values), parts_of, strict=True)
                 ]
             part, lse = FUSED(q[:, heads], *parts_of, 0.0, False, attn_mask=bias, scale=scale)
-            parts.append(part if sink is None else part * (lse - sink[:, heads]).sigmoid()[..., None])
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).reshape(len(q), -1, 1, v.shape[-1])
+            parts.append(
+                part if sink is None else part * (lse - sink[:, heads]).sigmoid()[..., None]
+            )
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).reshape(
+            len(q), -1, 1, v.shape[-1]
+        )
 
-    def _reaches(self, row: NextRow, q: Tensor, keys: Tensor, query_scale: Tensor | None) -> list[int]:
+    def _reaches(
+        self, row: NextRow, q: Tensor, keys: Tensor, query_scale: Tensor | None
+    ) -> list[int]:
         """Of each key head how many of the last keys may weigh something: all others together weigh less than 2^−24."""
         largest, counted = self._norms or (torch.zeros(keys.shape[1], dtype=torch.float64), 0)
-        self._norms = torch.maximum(largest, norms(keys[:, :, counted:]).amax((0, 2))), keys.shape[2]
+        self._norms = (
+            torch.maximum(largest, norms(keys[:, :, counted:]).amax((0, 2))),
+            keys.shape[2],
+        )
         of_query = norms(q).amax((0, 2)).unflatten(0, (keys.shape[1], -1))
         content = 2.0 / math.sqrt(q.shape[-1]) * of_query * self._norms[0][:, None]
         margin = torch.full_like(content, math.log(keys.shape[2] / LEFT_OUT)).flatten()
         if query_scale is not None:
             least = query_scale.amin((0, 2)).double()
             margin = torch.where(least > 0, margin / least, math.inf)
-        reach = torch.searchsorted(row.highest, (content.flatten() + margin)[:, None]).view(content.shape).amax(1)
-        tally, reaches = TALLY.get(), [min(-(-n // STEP) * STEP, keys.shape[2]) for n in reach.tolist()]
+        reach = (
+            torch.searchsorted(row.highest, (content.flatten() + margin)[:, None])
+            .view(content.shape)
+            .amax(1)
+        )
+        tally, reaches = (
+            TALLY.get(),
+            [min(-(-n // STEP) * STEP, keys.shape[2]) for n in reach.tolist()],
+        )
         if tally is not None:
-            tally.left_out += sum(keys.shape[2] - n for n in reaches) * len(q) * (q.shape[1] // len(reaches))
+            tally.left_out += (
+                sum(keys.shape[2] - n for n in reaches) * len(q) * (q.shape[1] // len(reaches))
+            )
         return reaches
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S tokens."""
         stop = self.extent.length + keys.shape[2]
-        if self._norms is not None and self._norms[1] > self.extent.length:  # of keys that are replaced now
+        if (
+            self._norms is not None and self._norms[1] > self.extent.length
+        ):  # of keys that are replaced now
             self._norms = self._norms[0], self.extent.length
-        self.keys, self.values = _store(self.keys, keys, self.extent), _store(self.values, values, self.extent)
+        self.keys, self.values = (
+            _store(self.keys, keys, self.extent),
+            _store(self.values, values, self.extent),
+        )
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
 
@@ -316,7 +381,11 @@ class KVCache:
             self.tokens = self.tokens[:, :length] if length else None
         if self.segments is not None:
             self.segments = self.segments[:, :length] if length else None
-            self._within = None if self.segments is None else Positions.documents(self.segments).index()[:, -1:]
+            self._within = (
+                None
+                if self.segments is None
+                else Positions.documents(self.segments).index()[:, -1:]
+            )
 
     def select(self, rows: Tensor) -> None:
         """Make the rows `rows` (B',) int64 of the batch, in this order and as often as they occur, the rows of the cache."""
@@ -325,7 +394,10 @@ class KVCache:
         if self.tokens is not None:
             self.tokens = self.tokens.index_select(0, rows)
         if self.segments is not None and self._within is not None:
-            self.segments, self._within = self.segments.index_select(0, rows), self._within.index_select(0, rows)
+            self.segments, self._within = (
+                self.segments.index_select(0, rows),
+                self._within.index_select(0, rows),
+            )
 
     def positions(self, tokens: int, segments: Tensor | None) -> tuple[Positions, Tensor | None]:
         """Positions of `tokens` new tokens, and the document ids (B, S) of all tokens including them.
@@ -346,7 +418,9 @@ class KVCache:
             first = first.clamp(min=0)
         within = index - first
         self._within = within[:, -1:]
-        self.segments = segments if self.segments is None else torch.cat([self.segments, segments], dim=1)
+        self.segments = (
+            segments if self.segments is None else torch.cat([self.segments, segments], dim=1)
+        )
         return Positions(tokens, self.length, within=within), self.segments
 
 

@@ -26,11 +26,17 @@ WHOLE = (int, np.integer, SymInt)
 REAL = (float, np.floating, SymFloat, *WHOLE)
 
 
-def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, form: str = "{}") -> str:
+def did_you_mean(
+    word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, form: str = "{}"
+) -> str:
     """ "did you mean 'x'? " for at most `most` close names, each written as `form`, those that differ in case first; or ""."""
     known = list(known)
     near = [name for name in known if name.casefold() == word.casefold()]
-    near += [name for name in difflib.get_close_matches(word, known, n=most, cutoff=cutoff) if name not in near]
+    near += [
+        name
+        for name in difflib.get_close_matches(word, known, n=most, cutoff=cutoff)
+        if name not in near
+    ]
     near = near[:most]
     return f"did you mean {', '.join(repr(form.format(name)) for name in near)}? " if near else ""
 
@@ -58,9 +64,15 @@ def check_options(
     for option in options:
         if option not in valid:
             hint = did_you_mean(option, valid)
-            raise ValueError(f"{owner} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}")
+            raise ValueError(
+                f"{owner} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}"
+            )
     for name in valid:
-        if parameters[name].default is inspect.Parameter.empty and name not in options and name not in defaults:
+        if (
+            parameters[name].default is inspect.Parameter.empty
+            and name not in options
+            and name not in defaults
+        ):
             raise ValueError(f"{owner} needs the option {name!r}")
 
 
@@ -70,12 +82,20 @@ def check_whole(what: str, value: object, least: int) -> None:
         raise ValueError(f"{what} must be a whole number of {least} or more, got {value!r}")
 
 
-def check_number(what: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:
+def check_number(
+    what: str, value: Any, *, above: float | None = None, least: float | None = None
+) -> None:
     """ValueError unless `value` is a finite number, more than `above` and at least `least`. True and False are none."""
     good = isinstance(value, REAL) and not isinstance(value, bool) and -math.inf < value < math.inf
     if good and (above is None or value > above) and (least is None or value >= least):
         return
-    bound = f" above {above:g}" if above is not None else f" of {least:g} or more" if least is not None else ""
+    bound = (
+        f" above {above:g}"
+        if above is not None
+        else f" of {least:g} or more"
+        if least is not None
+        else ""
+    )
     raise ValueError(f"{what} must be a finite number{bound}, got {value!r}")
 
 
@@ -96,9 +116,23 @@ def check_grid(what: str, grid: object) -> None:
 
 # Values, files, connections, devices, memory; and the libraries whose errors are none of these.
 _OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)
-_LIBRARIES = ("safetensors", "pyarrow", "huggingface_hub", "httpx", "httpx2", "tokenizers", "deepspeed", "PIL")
+_LIBRARIES = (
+    "safetensors",
+    "pyarrow",
+    "huggingface_hub",
+    "httpx",
+    "httpx2",
+    "tokenizers",
+    "deepspeed",
+    "PIL",
+)
 # How the allocators of torch and the C++ library name it, where they do not raise MemoryError or torch.OutOfMemoryError.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def require(package: str, purpose: str, extra: str) -> None:
@@ -128,7 +162,11 @@ def one_line(error: BaseException) -> str:
         path = Path(error.filename)
         if file := next((part for part in (path, *path.parents) if part.is_file()), None):
             return printable(f"{file}: a file is where a folder is expected")
-    text = " ".join(str(error).split()) if str(error).count("\n") > 5 else str(error).strip().replace("\n", "; ")
+    text = (
+        " ".join(str(error).split())
+        if str(error).count("\n") > 5
+        else str(error).strip().replace("\n", "; ")
+    )
     return printable(text)[:1000] or type(error).__name__
 
 
@@ -156,15 +194,22 @@ def check_fields(config: Any, prefix: str = "") -> None:
     """
     hints = _hints(config.__class__)
     for each in fields(config):
-        value, bounds = getattr(config, each.name), each.metadata.get("bounds", (-math.inf, math.inf))
+        value, bounds = (
+            getattr(config, each.name),
+            each.metadata.get("bounds", (-math.inf, math.inf)),
+        )
         if not _fits(value, hints[each.name], bounds):
-            raise ValueError(f"{prefix}{each.name}={value!r:.80}: expected {_expected(hints[each.name], bounds)}")
+            raise ValueError(
+                f"{prefix}{each.name}={value!r:.80}: expected {_expected(hints[each.name], bounds)}"
+            )
 
 
 def check_parameters(count: int) -> None:
     """ValueError for a configuration of about `count` parameters, more than `MOST_PARAMETERS`."""
     if count > MOST_PARAMETERS:
-        raise ValueError(f"a model of about {count:,} parameters; at most {MOST_PARAMETERS:,} (2⁴⁰)")
+        raise ValueError(
+            f"a model of about {count:,} parameters; at most {MOST_PARAMETERS:,} (2⁴⁰)"
+        )
 
 
 @cache

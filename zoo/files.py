@@ -31,7 +31,9 @@ from zoo.errors import did_you_mean, printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Digests = dict[str, dict[str, int | str]]  # path within a folder → {"bytes": its size, "sha256": hex digits}
+Digests = dict[
+    str, dict[str, int | str]
+]  # path within a folder → {"bytes": its size, "sha256": hex digits}
 ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
 
 
@@ -81,7 +83,9 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     mode = temporary.stat().st_mode
     try:
         yield temporary
-        if temporary.stat().st_mode != mode:  # safetensors replaces the file by one that only its owner can read
+        if (
+            temporary.stat().st_mode != mode
+        ):  # safetensors replaces the file by one that only its owner can read
             temporary.chmod(stat.S_IMODE(mode))
         sync(temporary)  # or a power failure may leave the name with nothing behind it
         os.replace(temporary, path)
@@ -128,9 +132,14 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.fsync(handle)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOTSUP) and os.path.isdir(path):
-            warnings.warn("this file system does not flush folders: a power failure may lose new names", stacklevel=2)
+            warnings.warn(
+                "this file system does not flush folders: a power failure may lose new names",
+                stacklevel=2,
+            )
             return
-        raise OSError(error.errno, error.strerror, str(path)) from error  # which names no file by itself
+        raise OSError(
+            error.errno, error.strerror, str(path)
+        ) from error  # which names no file by itself
     finally:
         os.close(handle)
 
@@ -152,7 +161,10 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digests:
     """Size and SHA-256 of files, by their paths within `folder`."""
     paths = {name: Path(folder) / name for name in names}
-    return {name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for name, path in paths.items()}
+    return {
+        name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        for name, path in paths.items()
+    }
 
 
 def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -> str | None:
@@ -180,7 +192,9 @@ def data_folder() -> Path:
     here = Path("data")
     if _CHECKOUT or here.is_dir():
         return here
-    from platformdirs import user_data_path  # a checkout does without: tools/gpu.py runs where nothing is installed
+    from platformdirs import (
+        user_data_path,
+    )  # a checkout does without: tools/gpu.py runs where nothing is installed
 
     return user_data_path("priorzoo", appauthor=False)
 
@@ -198,7 +212,10 @@ def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
 
 def matching_files(pattern: str) -> list[Path]:
     """The files that a glob matches, sorted, each once: links to a folder above make a file match many times."""
-    first = {os.path.realpath(path): Path(path) for path in sorted(glob.glob(pattern, recursive=True), reverse=True)}
+    first = {
+        os.path.realpath(path): Path(path)
+        for path in sorted(glob.glob(pattern, recursive=True), reverse=True)
+    }
     return sorted(path for path in first.values() if path.is_file())
 
 
@@ -234,7 +251,10 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
 
 def seal(folder: Path) -> None:
     """Write manifest.json: the sizes and digests of all files in a folder that caches something."""
-    write_json(folder / "manifest.json", file_digests(folder, sorted(path.name for path in folder.iterdir())))
+    write_json(
+        folder / "manifest.json",
+        file_digests(folder, sorted(path.name for path in folder.iterdir())),
+    )
 
 
 def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
@@ -248,7 +268,9 @@ def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
 
 FIGURE_FORMATS = ("png", "pdf", "svg")
 # (formats, width in inches) of figures in a command; the default is what the path's suffix says, at its own width.
-figure_output: ContextVar[tuple[Sequence[str], float | None]] = ContextVar("figure_output", default=((), None))
+figure_output: ContextVar[tuple[Sequence[str], float | None]] = ContextVar(
+    "figure_output", default=((), None)
+)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -265,14 +287,18 @@ def save_figure(figure: Figure, path: Path) -> None:
     formats, width = figure_output.get()
     formats = formats or (path.suffix.removeprefix("."),)
     if unknown := set(formats) - set(FIGURE_FORMATS):
-        raise ValueError(f"figure {path.name}: format {min(unknown)!r}; expected {', '.join(FIGURE_FORMATS)}")
+        raise ValueError(
+            f"figure {path.name}: format {min(unknown)!r}; expected {', '.join(FIGURE_FORMATS)}"
+        )
     if width:
         before, height = figure.get_size_inches()
         figure.set_size_inches(width, height * width / before)
     for text in figure.findobj(Text):
         words = "\n".join(map(printable, text.get_text().split("\n")))
         text.set_text(re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", words))
-        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():  # which ticks of logarithmic axes have
+        if (
+            "$" in text.get_text() and "\\mathdefault" not in text.get_text()
+        ):  # which ticks of logarithmic axes have
             text.set_parse_math(False)
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     for name in formats:
@@ -289,7 +315,9 @@ def parse_json(data: str | bytes, where: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
+        reason = (
+            "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
+        )
         raise ValueError(f"{where}: not JSON ({reason})") from error
 
 
@@ -318,5 +346,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise ValueError(f"{path} is no safetensors file, or is damaged: {error}") from error
     for name, tensor in tensors.items():
         if not (tensor if tensor.itemsize > 1 else tensor.float()).isfinite().all():
-            raise ValueError(f"{path}: the tensor {name!r} has values that are not finite (NaN or infinity)")
+            raise ValueError(
+                f"{path}: the tensor {name!r} has values that are not finite (NaN or infinity)"
+            )
     return tensors

@@ -88,7 +88,9 @@ class SSMax(nn.Module):
         seen = seen if window is None else seen.clip(max=window if causal else 2 * window - 1)
         mean = float(np.log(seen.astype(np.float64)).mean())
         first = 1.0 / mean if start is None else float(start)
-        self.s = nn.Parameter(torch.full((num_heads,), math.log(math.expm1(first)) if positive else first))
+        self.s = nn.Parameter(
+            torch.full((num_heads,), math.log(math.expm1(first)) if positive else first)
+        )
 
     def scales(self) -> Tensor:
         """(H,) s, in float32 or wider."""
@@ -98,13 +100,19 @@ class SSMax(nn.Module):
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
         """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the window's keys; ValueError for packed documents."""
         if causal and positions.within is None and positions.length == 1:  # a token after a cache's
-            keys = positions.offset + 1 if self.window is None else min(positions.offset + 1, self.window)
+            keys = (
+                positions.offset + 1
+                if self.window is None
+                else min(positions.offset + 1, self.window)
+            )
             return self.scales()[None, :, None] * math.log(keys)
         if causal:
             seen = positions.index(self.s.device).double() + 1
             seen = seen if self.window is None else seen.clamp(max=self.window)
         elif positions.within is not None:
-            raise ValueError("SSMax cannot count visible keys in bidirectional attention over packed documents")
+            raise ValueError(
+                "SSMax cannot count visible keys in bidirectional attention over packed documents"
+            )
         else:
             end, at = positions.offset + positions.length, positions.index(self.s.device).double()
             reach = self.window or end
@@ -165,7 +173,9 @@ class Attention(nn.Module):
             check_whole("window", window, 1)
         check_whole("sinks", sinks, 0)
         if dim % num_heads or num_heads % num_kv_heads:
-            raise ValueError(f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}")
+            raise ValueError(
+                f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}"
+            )
         self.num_heads, self.head_dim, self.lanes = num_heads, dim // num_heads, lanes
         self.content_dim = self.head_dim - (prior.num_lanes if lanes == "inside" else 0)
         if self.content_dim < 1:
@@ -222,7 +232,11 @@ class Attention(nn.Module):
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
         options: Options = dict(
-            query_scale=scale, segments=segments, window=self.window, sinks=self.sinks, kernel=kernel
+            query_scale=scale,
+            segments=segments,
+            window=self.window,
+            sinks=self.sinks,
+            kernel=kernel,
         )
         if cache is None and sequence is None:
             terms = self.prior(q_pos, positions, causal=self.causal, x=x)
@@ -242,7 +256,9 @@ class Attention(nn.Module):
 def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object]]) -> None:
     """Make the first layer's prior that of all: one copy in state dicts. ValueError where `methods` (name, options) differ."""
     if any(method != methods[0] for method in methods):
-        raise ValueError(f"share_prior needs one position method for all layers, got {[name for name, _ in methods]}")
+        raise ValueError(
+            f"share_prior needs one position method for all layers, got {[name for name, _ in methods]}"
+        )
     for attention in layers[1:]:
         del attention.prior
         attention.__dict__["prior"] = layers[0].prior
@@ -266,7 +282,9 @@ class Block(nn.Module):
         self.mlp_norm = norm(dim, eps=norm_eps)
         self.mlp = mlp
 
-    def forward(self, x: Tensor, positions: Positions, *, last: int | None = None, **options: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Positions, *, last: int | None = None, **options: Any
+    ) -> Tensor:
         """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""
         attended = self.attention(self.attention_norm(x), positions, last=last, **options)
         x = (x if last is None else x[:, -last:]) + attended
@@ -286,12 +304,16 @@ def is_offloaded(module: nn.Module) -> bool:
 @contextmanager
 def loaded(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Inside the context the weights of `modules` are in memory, whatever reads them."""
-    parts: list[Any] = [part for module in modules for part in module.modules() if HOOK in part.__dict__]
+    parts: list[Any] = [
+        part for module in modules for part in module.modules() if HOOK in part.__dict__
+    ]
     forwards = [part.forward for part in parts]
     try:
         for part in parts:
             part._hf_hook.pre_forward(part)
-            part.forward = part._old_forward  # accelerate's own would put the weights away behind each call
+            part.forward = (
+                part._old_forward
+            )  # accelerate's own would put the weights away behind each call
         yield
     finally:
         for part, forward in zip(parts, forwards, strict=True):

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from zoo.errors import Options, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.positions import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
+from zoo.positions import (
+    Learned,
+    Learned2d,
+    NormalisedRotary2d,
+    Rotary,
+    Rotary2d,
+    Rotation,
+    Sinusoidal,
+    Sinusoidal2d,
+)
 from zoo.priors import PRIORS, Prior, create_prior, on_grid
 
 
@@ -98,9 +107,17 @@ HYBRIDS: dict[str, tuple[tuple[str, ...], dict[str, Options]]] = {
 SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
 # What these parts start with in a sum, where it differs from their defaults and they have the option: the key bias without a
 # slope of its own, since the other parts hold the recency, and a spectral prior small and seeded.
-SUM_OPTIONS: dict[str, Options] = {"spectral": {"rank": 2, "init": "seeded"}, "key_bias": {"init": "uniform"}}
+SUM_OPTIONS: dict[str, Options] = {
+    "spectral": {"rank": 2, "init": "seeded"},
+    "key_bias": {"init": "uniform"},
+}
 # In a sum on a grid these names of a line stand for the grid's methods, so that a sum has one name in every modality.
-GRID_PARTS = {"ggd": "ggd2d_separable", "spectral": "spectral2d", "key_bias2d": "key_bias", "rope": "rope2d_axial"}
+GRID_PARTS = {
+    "ggd": "ggd2d_separable",
+    "spectral": "spectral2d",
+    "key_bias2d": "key_bias",
+    "rope": "rope2d_axial",
+}
 
 # What a model supplies to its methods; a method whose `make` needs anything else is made with options only.
 LINE_SUPPLIED = ("num_heads", "dim", "d_model", "head_dim", "train_context")
@@ -110,7 +127,9 @@ GRID_SUPPLIED = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 def line_methods() -> dict[str, Method]:
     """Every method of a line by name, registered priors included."""
     names = [name for name in PRIORS if not on_grid(name)]
-    return {"nope" if name == "uniform" else name: Method("prior", name) for name in names} | ENCODINGS
+    return {
+        "nope" if name == "uniform" else name: Method("prior", name) for name in names
+    } | ENCODINGS
 
 
 def grid_methods() -> dict[str, Method]:
@@ -144,7 +163,9 @@ def _complete(methods: Mapping[str, Method], supplied: Sequence[str]) -> list[st
     for name, method in methods.items():
         takes = inspect.signature(method.make).parameters.values()
         required = {p.name for p in takes if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-        if required <= {*supplied, *method.fixed} and not getattr(method.make, "requires_options", False):
+        if required <= {*supplied, *method.fixed} and not getattr(
+            method.make, "requires_options", False
+        ):
             names.append(name)
     return sorted(names)
 
@@ -160,7 +181,9 @@ def check_grid_position(name: str) -> None:
     _parts(name, grid_methods(), GRID_PARTS)
 
 
-def layer_methods(position: str | Sequence[str], options: Options, num_layers: int) -> list[tuple[str, Options]]:
+def layer_methods(
+    position: str | Sequence[str], options: Options, num_layers: int
+) -> list[tuple[str, Options]]:
     """(method, its options) of each layer.
 
     Args:
@@ -170,7 +193,9 @@ def layer_methods(position: str | Sequence[str], options: Options, num_layers: i
     """
     if isinstance(position, str) and position in HYBRIDS:
         cycle, defaults = HYBRIDS[position]
-        options = dict(options) | {name: default | dict(options.get(name, {})) for name, default in defaults.items()}
+        options = dict(options) | {
+            name: default | dict(options.get(name, {})) for name, default in defaults.items()
+        }
         return layer_methods((cycle * num_layers)[:num_layers], options, num_layers)
     if isinstance(position, str):
         return [(position, dict(options))] * num_layers
@@ -182,20 +207,28 @@ def layer_methods(position: str | Sequence[str], options: Options, num_layers: i
         )
     for name, value in options.items():
         if name not in names:
-            raise ValueError(f"position_options of {name!r}, which is not in position={names}; {nearest(name, names)}")
+            raise ValueError(
+                f"position_options of {name!r}, which is not in position={names}; {nearest(name, names)}"
+            )
         if not isinstance(value, Mapping):
-            raise ValueError(f"position_options[{name!r}] must hold that method's options by name, got {value!r}")
+            raise ValueError(
+                f"position_options[{name!r}] must hold that method's options by name, got {value!r}"
+            )
     return [(name, dict(options.get(name, {}))) for name in names * (num_layers // len(names))]
 
 
-def shared_embedding(methods: Sequence[tuple[str, object]], positions: Sequence[Position]) -> nn.Module | None:
+def shared_embedding(
+    methods: Sequence[tuple[str, object]], positions: Sequence[Position]
+) -> nn.Module | None:
     """The embedding that layers' positions have in common, which a model adds once; ValueError where they have several."""
     embeddings: dict[str, nn.Module] = {}
     for (name, _), position in zip(methods, positions, strict=True):
         if position.embedding is not None:
             embeddings.setdefault(name, position.embedding)
     if len(embeddings) > 1:
-        raise ValueError(f"layers have the embeddings of {' and '.join(embeddings)}; a model has at most one")
+        raise ValueError(
+            f"layers have the embeddings of {' and '.join(embeddings)}; a model has at most one"
+        )
     return next(iter(embeddings.values()), None)
 
 
@@ -210,7 +243,13 @@ def stored_options(position: str | Sequence[str], positions: Iterable[Position])
 
 
 def create_position(
-    name: str, *, dim: int, num_heads: int, train_context: int, options: Options | None = None, lanes: str = "inside"
+    name: str,
+    *,
+    dim: int,
+    num_heads: int,
+    train_context: int,
+    options: Options | None = None,
+    lanes: str = "inside",
 ) -> Position:
     """The parts of a position method for one layer of a model along a line.
 
@@ -230,7 +269,9 @@ def create_position(
     check_whole("train_context", train_context, 1)
     supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}
     if name in HYBRIDS:
-        raise ValueError(f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: a layer takes one of them")
+        raise ValueError(
+            f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: a layer takes one of them"
+        )
     options = dict(options or {})
     limits = {key: options.pop(key) for key in ("sinks", "window") if key in options}
     sinks, window = limits.get("sinks", 0), limits.get("window")
@@ -242,7 +283,9 @@ def create_position(
         check_whole(f"window of {name!r}", window, 1)
         position = replace(position, window=window)
     if sinks and position.prior.is_zero and position.window is None:
-        raise ValueError(f"sinks={sinks}: {name!r} has neither a prior nor a window that they could be exempt from")
+        raise ValueError(
+            f"sinks={sinks}: {name!r} has neither a prior nor a window that they could be exempt from"
+        )
     return replace(position, sinks=sinks, options=position.options | limits)
 
 
@@ -265,7 +308,9 @@ def create_grid_position(
     """
     check_grid("train_grid", train_grid)
     if isinstance(options, Mapping) and "sinks" in options:
-        raise ValueError(f"sinks of {name!r}: they are of a line of tokens; on a grid prefix tokens have no prior")
+        raise ValueError(
+            f"sinks of {name!r}: they are of a line of tokens; on a grid prefix tokens have no prior"
+        )
     supplied = {"dim": dim, "num_heads": num_heads, "train_grid": tuple(train_grid), "depth": depth}
     return _create(name, grid_methods(), GRID_PARTS, supplied, options, lanes, pairs=4)
 
@@ -278,7 +323,9 @@ def pinned_context(name: str, train_context: int) -> Options:
     if name in HYBRIDS:
         names, start = HYBRIDS[name]
         # A share becomes the number of tokens that it was.
-        windows = {part: {"window": round(of["window"] * train_context)} for part, of in start.items()}
+        windows = {
+            part: {"window": round(of["window"] * train_context)} for part, of in start.items()
+        }
         options = {part: windows.get(part) or pinned_context(part, train_context) for part in names}
         return {part: of for part, of in options.items() if of}
     parts = _parts(name, line_methods(), {})
@@ -296,14 +343,18 @@ def uniform_options(name: str, options: Options, *, grid: bool = False) -> Optio
     start = {part: {"init": "uniform"} for part, method in parts.items() if method.takes("init")}
     if not _is_sum(name):
         return start.get(name, {}) | dict(options)
-    return dict(options) | {part: value | dict(options.get(part, {})) for part, value in start.items()}
+    return dict(options) | {
+        part: value | dict(options.get(part, {})) for part, value in start.items()
+    }
 
 
 def _is_sum(name: str) -> bool:
     return "+" in name or name in SUMS
 
 
-def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str]) -> dict[str, Method]:
+def _parts(
+    name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str]
+) -> dict[str, Method]:
     """The methods that a name consists of, by the names of its parts; one for a method that is no sum."""
     parts: dict[str, Method] = {}
     for word in "+".join(SUMS.get(word, word) for word in name.split("+")).split("+"):
@@ -311,19 +362,25 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
         if method not in methods:
             known = sorted({*methods, *SUMS, *(stand_for if _is_sum(name) else ())})
             what = f"unknown position method {name!r}"
-            what = f"unknown part {word!r} of the position method {name!r}" if _is_sum(name) else what
+            what = (
+                f"unknown part {word!r} of the position method {name!r}" if _is_sum(name) else what
+            )
             raise ValueError(
                 f"{what}; {_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined "
                 "by '+'. One from outside is known once the module that registers it is imported (commands: --import FILE.py)"
             )
         part = re.sub(r"2d(_.*)?$", "", method) if _is_sum(name) else name
         if part in parts:
-            raise ValueError(f"position method {name!r} has the part {part!r} twice; a sum has each part once")
+            raise ValueError(
+                f"position method {name!r} has the part {part!r} twice; a sum has each part once"
+            )
         parts[part] = methods[method]
     for kind, what in (("rotary", "rotation"), ("embedding", "embedding")):
         several = [part for part, method in parts.items() if method.part == kind]
         if len(several) > 1:
-            raise ValueError(f"position method {name!r} has the {what}s {' and '.join(several)}; a sum has at most one")
+            raise ValueError(
+                f"position method {name!r} has the {what}s {' and '.join(several)}; a sum has at most one"
+            )
     return parts
 
 
@@ -332,7 +389,9 @@ def _hint(word: str, methods: Mapping[str, Method], known: Iterable[str]) -> str
     if on_grids := [repr(method) for method in methods if method.startswith(f"{word}2d")]:
         return f"did you mean {', '.join(on_grids)}? "
     if word.endswith("_ssmax") and (plain := word.removesuffix("_ssmax")) in known:
-        return f"expected {plain!r}: '_ssmax' ends the name of a model, and its option is ssmax=True. "
+        return (
+            f"expected {plain!r}: '_ssmax' ends the name of a model, and its option is ssmax=True. "
+        )
     return did_you_mean(word, known)
 
 
@@ -354,9 +413,13 @@ def _create(
     by_part: Options = dict(options or {}) if is_sum else {name: dict(options or {})}
     for part, value in by_part.items():
         if part not in parts:
-            raise ValueError(f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}Its parts: {', '.join(parts)}")
+            raise ValueError(
+                f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}Its parts: {', '.join(parts)}"
+            )
         if not isinstance(value, Mapping):
-            raise ValueError(f"the options of {part!r} in {name!r} must be given by name, got {value!r}")
+            raise ValueError(
+                f"the options of {part!r} in {name!r} must be given by name, got {value!r}"
+            )
     priors: dict[str, Prior] = {}
     others: Options = {}
     # Priors first: a rotation turns the columns that their lanes leave, but for an odd one at the end.
@@ -366,7 +429,9 @@ def _create(
             taken = sum(prior.num_lanes for prior in priors.values()) if lanes == "inside" else 0
             width = max(head_dim - taken, 0) // pairs * pairs
         start = SUM_OPTIONS.get(part, {}) if is_sum else {}
-        values = {key: value for key, value in start.items() if method.takes(key)} | dict(by_part.get(part, {}))
+        values = {key: value for key, value in start.items() if method.takes(key)} | dict(
+            by_part.get(part, {})
+        )
         known = supplied | {"head_dim": width}
         fixed = {key: value for key, value in known.items() if method.takes(key)} | method.fixed
         defaults = {"train_context", "train_grid"} & fixed.keys()
@@ -385,7 +450,12 @@ def _create(
         prior = Compose(**priors)
     else:
         prior = priors[name]
-    stored = {part: dict(priors[part].stored_options(o) if part in priors else o) for part, o in by_part.items()}
+    stored = {
+        part: dict(priors[part].stored_options(o) if part in priors else o)
+        for part, o in by_part.items()
+    }
     windowed = next((part for part, method in parts.items() if method.windowed), None)
-    window = None if windowed is None else (supplied | dict(by_part.get(windowed, {})))["train_context"]
+    window = (
+        None if windowed is None else (supplied | dict(by_part.get(windowed, {})))["train_context"]
+    )
     return Position(prior, **others, window=window, options=stored if is_sum else stored[name])

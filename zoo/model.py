@@ -14,7 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from zoo.files import file_digests, find_damage, read_object, read_tensors, replacing_path, write_json
+from zoo.files import (
+    file_digests,
+    find_damage,
+    read_object,
+    read_tensors,
+    replacing_path,
+    write_json,
+)
 from zoo.positions import Positions, Rotary2d
 from zoo.priors.base import Prior
 
@@ -62,12 +69,15 @@ class ZooModel(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, rotations, positions, all of priors."""
-        owners = [name for name, module in self.named_modules() if isinstance(module, Prior | Rotary2d)]
+        owners = [
+            name for name, module in self.named_modules() if isinstance(module, Prior | Rotary2d)
+        ]
         owners += ["position_embedding", "prefix_tokens"]
         return {
             name
             for name, parameter in self.named_parameters()
-            if parameter.ndim < 2 or any(name == owner or name.startswith(owner + ".") for owner in owners)
+            if parameter.ndim < 2
+            or any(name == owner or name.startswith(owner + ".") for owner in owners)
         }
 
     def prior_parameters(self) -> set[str]:
@@ -76,7 +86,8 @@ class ZooModel(nn.Module):
         return {
             name
             for name, _ in self.named_parameters()
-            if {"prior", "rotary", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
+            if {"prior", "rotary", "ssmax"} & set(name.split("."))
+            and name.rpartition(".")[0] not in layers
         }
 
     def replaceable_parameters(self) -> set[str]:
@@ -94,7 +105,9 @@ class ZooModel(nn.Module):
         if unknown := sorted(set(state or {}) - set(tensors)):
             raise ValueError(f"the model has no tensors named {', '.join(unknown)}")
         return {
-            name: (tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)).contiguous()
+            name: (
+                tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)
+            ).contiguous()
             for name, tensor in (tensors | (state or {})).items()
         }
 
@@ -108,14 +121,20 @@ class ZooModel(nn.Module):
         """Write model.safetensors (`storable_state(dtype, state=state)`), config.json (with the modality, and names of classes
         where there are any), and manifest.json, the sizes and SHA-256 of both."""
         folder = Path(folder)
-        (folder / MANIFEST).unlink(missing_ok=True)  # of older files; without one the new ones are read as they are
+        (folder / MANIFEST).unlink(
+            missing_ok=True
+        )  # of older files; without one the new ones are read as they are
         with replacing_path(folder / "model.safetensors") as file:
             try:
                 save_file(self.storable_state(dtype, state=state), file, metadata={"format": "pt"})
             except SafetensorError as error:
-                raise OSError(f"{folder / 'model.safetensors'} cannot be written: {error}") from error
+                raise OSError(
+                    f"{folder / 'model.safetensors'} cannot be written: {error}"
+                ) from error
         names = {"class_names": self.class_names} if self.class_names else {}
-        write_json(folder / "config.json", {"modality": self.modality, **asdict(self.config), **names})
+        write_json(
+            folder / "config.json", {"modality": self.modality, **asdict(self.config), **names}
+        )
         write_json(folder / MANIFEST, file_digests(folder, SAVED))
 
     @classmethod
@@ -130,19 +149,27 @@ class ZooModel(nn.Module):
         folder = Path(folder)
         missing = [name for name in SAVED if not (folder / name).is_file()]
         if missing:
-            raise FileNotFoundError(f"{folder} is not a saved model: it lacks {' and '.join(missing)}")
+            raise FileNotFoundError(
+                f"{folder} is not a saved model: it lacks {' and '.join(missing)}"
+            )
         if wrong := saved_model_damage(folder):
             raise ValueError(f"{folder}: {wrong}. Where that was meant, delete {MANIFEST}")
         config = read_object(folder / "config.json") | overrides
         modality = config.pop("modality", cls.modality)  # of no model saved before version 0.5
         if modality != cls.modality:
-            raise ValueError(f"{folder} holds a model of {modality!r}; {cls.__name__} loads those of {cls.modality!r}")
+            raise ValueError(
+                f"{folder} holds a model of {modality!r}; {cls.__name__} loads those of {cls.modality!r}"
+            )
         names = config.pop("class_names", ())
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{folder / 'config.json'}: class_names={names!r:.80}: expected a list of names")
+            raise ValueError(
+                f"{folder / 'config.json'}: class_names={names!r:.80}: expected a list of names"
+            )
         unknown = sorted(set(config) - {f.name for f in fields(cls.config_class)})
         if unknown:
-            raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
+            raise ValueError(
+                f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}"
+            )
         values, tensors = cls.config_class(**config), read_tensors(folder / "model.safetensors")
         try:
             # Shapes first, which take no memory: a configuration may ask for any amount of it. Priors from elsewhere may
@@ -152,20 +179,34 @@ class ZooModel(nn.Module):
             model = cls(values)
             model.load_state_dict(tensors)
         except RuntimeError as error:
-            raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from error
+            raise ValueError(
+                f"the weights in {folder} do not fit its config.json: {error}"
+            ) from error
         model.class_names = tuple(names)
         return model
 
 
-STORABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes of floating-point weights in files
+STORABLE = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)  # dtypes of floating-point weights in files
 
 
 def _check_shapes(expected: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() | stored.keys()):
-        ours, theirs = (tuple(tensors[name].shape) if name in tensors else None for tensors in (expected, stored))
+        ours, theirs = (
+            tuple(tensors[name].shape) if name in tensors else None
+            for tensors in (expected, stored)
+        )
         if ours != theirs:
-            raise RuntimeError(f"{name!r} has shape {theirs}, expected {ours} (None: it is not there)")
+            raise RuntimeError(
+                f"{name!r} has shape {theirs}, expected {ours} (None: it is not there)"
+            )
         kind, other = stored[name].dtype, expected[name].dtype
         if kind != other and not (kind in STORABLE and other.is_floating_point):
-            served = "float16, bfloat16, float32 or float64" if other.is_floating_point else str(other)
+            served = (
+                "float16, bfloat16, float32 or float64" if other.is_floating_point else str(other)
+            )
             raise RuntimeError(f"{name!r} has dtype {kind}, expected {served}")

@@ -63,18 +63,28 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         if self.bias_k is not None or self.add_zero_attn:
             what = "add_zero_attn" if self.add_zero_attn else "add_bias_kv"
-            raise ValueError(f"{what} adds a key without a position, which has no prior; use position='key_bias'")
+            raise ValueError(
+                f"{what} adds a key without a position, which has no prior; use position='key_bias'"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
         # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
         self._qkv_same_embed_dim = False
         sizes: Options = dict(dim=embed_dim, num_heads=num_heads, train_context=train_context)
-        parts = create_position(position, **sizes, options=dict(position_options or {}), lanes="beside")
+        parts = create_position(
+            position, **sizes, options=dict(position_options or {}), lanes="beside"
+        )
         if parts.embedding is not None:
-            raise ValueError(f"position {position!r} is added to the embedding: add it there, and give 'nope' here")
+            raise ValueError(
+                f"position {position!r} is added to the embedding: add it there, and give 'nope' here"
+            )
         self.position, self.prior, self.rotary = position, parts.prior, parts.rotary
         self.window, self.sinks = parts.window, parts.sinks
-        self.ssmax = SSMax(num_heads, train_context=train_context, causal=False, window=parts.reach) if ssmax else None
+        self.ssmax = (
+            SSMax(num_heads, train_context=train_context, causal=False, window=parts.reach)
+            if ssmax
+            else None
+        )
         for part in (self.prior, self.rotary, self.ssmax):
             if part is not None:
                 part.to(self.out_proj.weight)
@@ -103,16 +113,22 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         if query.is_nested or not query.ndim == key.ndim == value.ndim == 3:
             raise ValueError(f"query, key and value must be dense and have 3 axes, got {shapes}")
         if self.prior.depends_on_content and query is not key:
-            raise ValueError(f"{self.position!r} reads the layer's input: query and key must be the same tensor")
+            raise ValueError(
+                f"{self.position!r} reads the layer's input: query and key must be the same tensor"
+            )
         if not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         widths = [self.embed_dim, self.kdim, self.vdim]
         if [x.shape[-1] for x in (query, key, value)] != widths:
             raise ValueError(f"query, key and value must be {widths} wide, got {shapes}")
         if key.shape[:-1] != value.shape[:-1] or len(query) != len(key):
-            raise ValueError(f"query, key and value disagree: {shapes} with batch_first={self.batch_first}")
+            raise ValueError(
+                f"query, key and value disagree: {shapes} with batch_first={self.batch_first}"
+            )
         batch, queries, keys = len(query), query.shape[1], key.shape[1]
-        if queries != keys and ((is_causal and queries > keys) or (self.window is not None and not is_causal)):
+        if queries != keys and (
+            (is_causal and queries > keys) or (self.window is not None and not is_causal)
+        ):
             raise ValueError(f"attention of {queries} queries needs as many keys, got {keys}")
         k_pos = Positions.line(keys)
         q_pos = k_pos.tail(queries) if is_causal else Positions.line(queries)
@@ -125,16 +141,30 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             if mask is None:
                 continue
             if not (mask.dtype == torch.bool or mask.is_floating_point()):
-                raise ValueError(f"{name} must be bool, True where a key is hidden, or float, got {mask.dtype}")
+                raise ValueError(
+                    f"{name} must be bool, True where a key is hidden, or float, got {mask.dtype}"
+                )
             if tuple(mask.shape) not in sizes:
-                raise ValueError(f"{name} must be {' or '.join(map(str, sizes))}, got {tuple(mask.shape)}")
-            mask = mask.view(batch, 1, 1, keys) if mask is key_padding_mask else mask.view(-1, queries, keys)
-            mask = mask[None] if len(mask) == 1 and mask.ndim == 3 else mask.reshape(batch, -1, *mask.shape[-2:])
+                raise ValueError(
+                    f"{name} must be {' or '.join(map(str, sizes))}, got {tuple(mask.shape)}"
+                )
+            mask = (
+                mask.view(batch, 1, 1, keys)
+                if mask is key_padding_mask
+                else mask.view(-1, queries, keys)
+            )
+            mask = (
+                mask[None]
+                if len(mask) == 1 and mask.ndim == 3
+                else mask.reshape(batch, -1, *mask.shape[-2:])
+            )
             # −∞ as a bool, since a row scale of 0 would make it NaN.
             visible_keys = ~mask if mask.dtype == torch.bool else mask != -torch.inf
             shown = visible_keys if shown is None else shown & visible_keys
             if mask.is_floating_point():
-                bias = mask.masked_fill(~visible_keys, 0.0).to(torch.promote_types(mask.dtype, torch.float32))
+                bias = mask.masked_fill(~visible_keys, 0.0).to(
+                    torch.promote_types(mask.dtype, torch.float32)
+                )
                 terms = terms + PriorTerms(bias=bias.expand(-1, self.num_heads, queries, keys))
         shown = None if shown is None else shown.expand(-1, -1, queries, keys)
         separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
@@ -144,7 +174,9 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
-        call = AttentionCall(q, k, v, terms, is_causal, window=self.window, mask=shown, sinks=self.sinks)
+        call = AttentionCall(
+            q, k, v, terms, is_causal, window=self.window, mask=shown, sinks=self.sinks
+        )
         call = spread_gain(call)
         scale = None
         if self.ssmax is not None:  # by the number of keys that a row sees
@@ -161,7 +193,11 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             heads, weights = attend(replace(call, query_scale=scale, dropout=dropout))
             weights = weights.to(q.dtype).mean(1) if average_attn_weights else weights.to(q.dtype)
         else:
-            options: Options = dict(causal=is_causal, window=self.window, mask=shown, sinks=self.sinks, kernel=kernel)
-            heads = prior_attention(q, k, v, call.terms, query_scale=scale, dropout=dropout, **options)
+            options: Options = dict(
+                causal=is_causal, window=self.window, mask=shown, sinks=self.sinks, kernel=kernel
+            )
+            heads = prior_attention(
+                q, k, v, call.terms, query_scale=scale, dropout=dropout, **options
+            )
         out = self.out_proj(heads.transpose(1, 2).flatten(2))
         return out if self.batch_first else out.transpose(0, 1), weights

@@ -72,7 +72,9 @@ class Positions:
         shift the restarted positions.
         """
         if not isinstance(segments, Tensor) or segments.ndim != 2:
-            got = f"shape {tuple(segments.shape)}" if isinstance(segments, Tensor) else repr(segments)
+            got = (
+                f"shape {tuple(segments.shape)}" if isinstance(segments, Tensor) else repr(segments)
+            )
             raise ValueError(f"segments must be a tensor (B, T) of document ids, got {got}")
         if segments.is_floating_point() or segments.dtype == torch.bool:
             raise ValueError(f"segments must be whole numbers, got {segments.dtype}")
@@ -97,7 +99,9 @@ class Positions:
     def slice(self, start: int, stop: int) -> Positions:
         """Positions [start, stop) of a line's, counted from its first."""
         if self.is_grid or not 0 <= start < stop <= self.length:
-            raise ValueError(f"positions [{start}, {stop}) of {self.length}: expected some of them, of a line")
+            raise ValueError(
+                f"positions [{start}, {stop}) of {self.length}: expected some of them, of a line"
+            )
         within = None if self.within is None else self.within[:, start:stop]
         return Positions(stop - start, self.offset + start, within=within)
 
@@ -119,7 +123,9 @@ class Positions:
         """`index`; ValueError where a position is `size` or more, beyond `what`."""
         index, last = self.index(device), self.offset + self.length - 1
         if last >= size and self.within is not None:
-            last = int(index.max())  # positions restart in documents; reading them back synchronises
+            last = int(
+                index.max()
+            )  # positions restart in documents; reading them back synchronises
         if last >= size:
             raise ValueError(f"{what}, got position {last}")
         return index
@@ -131,7 +137,9 @@ class Positions:
             ValueError: for a line.
         """
         if self.shape is None:
-            raise ValueError("a line of tokens has no grid; make the positions with Positions.grid(height, width)")
+            raise ValueError(
+                "a line of tokens has no grid; make the positions with Positions.grid(height, width)"
+            )
         height, width = self.shape
         x = torch.arange(width, device=device).expand(height, -1)
         return torch.arange(height, device=device)[:, None].expand(-1, width).flatten(), x.flatten()
@@ -162,7 +170,9 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 class Rotation(nn.Module):
     """What turns queries and keys, called as rotation(x, positions)."""
 
-    def both(self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions) -> tuple[Tensor, Tensor]:
+    def both(
+        self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions
+    ) -> tuple[Tensor, Tensor]:
         """q and k of one attention call, turned alike: their products depend on where they are and on nothing that is drawn for
         one of them."""
         return self(q, q_positions), self(k, k_positions)
@@ -209,33 +219,56 @@ class Rotary(Rotation):
         if train_context is not None:
             check_whole("train_context", train_context, 1)
         if head_dim % 2:
-            raise ValueError(f"RoPE turns pairs of columns: the head width must be even, got {head_dim}")
+            raise ValueError(
+                f"RoPE turns pairs of columns: the head width must be even, got {head_dim}"
+            )
         if scaling not in SCALINGS:
             raise ValueError(f"unknown RoPE scaling {scaling!r}; known: {', '.join(SCALINGS)}")
         if scaling == "none" and factor != 1:
-            raise ValueError(f"RoPE scaling 'none' does not take factor={factor}; known: {', '.join(SCALINGS)}")
+            raise ValueError(
+                f"RoPE scaling 'none' does not take factor={factor}; known: {', '.join(SCALINGS)}"
+            )
         if scaling == "yarn" and train_context is None:
-            raise ValueError("RoPE scaling 'yarn' needs train_context, the number of tokens seen in training")
-        of_yarn = dict(attention_factor=attention_factor, mscale=mscale, mscale_all_dim=mscale_all_dim)
+            raise ValueError(
+                "RoPE scaling 'yarn' needs train_context, the number of tokens seen in training"
+            )
+        of_yarn = dict(
+            attention_factor=attention_factor, mscale=mscale, mscale_all_dim=mscale_all_dim
+        )
         for name, value in of_yarn.items():
             if value is not None:
                 check_number(name, value, least=0)
-        if scaling != "yarn" and (not truncate or any(value is not None for value in of_yarn.values())):
-            raise ValueError(f"RoPE scaling {scaling!r} takes no {', '.join(of_yarn)} or truncate: 'yarn' does")
-        if (mscale is None) != (mscale_all_dim is None) or (mscale is not None and attention_factor is not None):
-            raise ValueError("'yarn' takes attention_factor, or mscale and mscale_all_dim, or none of them")
+        if scaling != "yarn" and (
+            not truncate or any(value is not None for value in of_yarn.values())
+        ):
+            raise ValueError(
+                f"RoPE scaling {scaling!r} takes no {', '.join(of_yarn)} or truncate: 'yarn' does"
+            )
+        if (mscale is None) != (mscale_all_dim is None) or (
+            mscale is not None and attention_factor is not None
+        ):
+            raise ValueError(
+                "'yarn' takes attention_factor, or mscale and mscale_all_dim, or none of them"
+            )
         width = head_dim if scaling == "proportional" else int(head_dim * partial)
         if partial > 1 or width % 2 or not width:
-            raise ValueError(f"partial={partial}: expected a share of 1 or less, an even number of {head_dim} columns")
+            raise ValueError(
+                f"partial={partial}: expected a share of 1 or less, an even number of {head_dim} columns"
+            )
         self.head_dim, self.theta, self.train_context = width, theta, train_context
         self.scaling, self.factor, self.partial, self.truncate = scaling, factor, partial, truncate
         log = 0.1 * math.log(factor)
-        tempered, divided = (1.0 if mscale is None else mscale) * log + 1, (mscale_all_dim or 0.0) * log + 1
+        tempered, divided = (
+            (1.0 if mscale is None else mscale) * log + 1,
+            (mscale_all_dim or 0.0) * log + 1,
+        )
         self.temperature = tempered / divided if attention_factor is None else attention_factor
 
     def frequencies(self, device: torch.device | str | None = None) -> Tensor:
         """(D/2,) float64, after scaling."""
-        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
+        pairs = (
+            torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
+        )
         theta = self.theta
         if self.scaling == "ntk":
             theta *= self.factor ** (self.head_dim / max(self.head_dim - 2, 1))
@@ -248,25 +281,35 @@ class Rotary(Rotation):
 
             def column(turns: float) -> float:
                 context = self.train_context or 1
-                return self.head_dim * math.log(context / (2 * math.pi * turns)) / (2 * math.log(self.theta))
+                return (
+                    self.head_dim
+                    * math.log(context / (2 * math.pi * turns))
+                    / (2 * math.log(self.theta))
+                )
 
             first, last = column(32), column(1)
             if self.truncate:
                 first, last = math.floor(first), math.ceil(last)
             first, last = max(first, 0), min(last, self.head_dim - 1)
             steps = torch.arange(len(omega), dtype=omega.dtype, device=omega.device)
-            whole = 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)  # the share that is not divided
+            whole = 1 - ((steps - first) / max(last - first, 1e-3)).clamp(
+                0, 1
+            )  # the share that is not divided
             return omega * whole + omega / self.factor * (1 - whole)
         return omega
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x (B, H, T, D), rotated by the positions of its T tokens."""
-        turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device))
+        turned = rotate(
+            x, positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device)
+        )
         if self.scaling != "yarn":
             return turned
         if x.shape[-1] == self.head_dim:
             return turned * self.temperature
-        return torch.cat([turned[..., : self.head_dim] * self.temperature, turned[..., self.head_dim :]], dim=-1)
+        return torch.cat(
+            [turned[..., : self.head_dim] * self.temperature, turned[..., self.head_dim :]], dim=-1
+        )
 
 
 class Rotary2d(Rotation):
@@ -282,7 +325,9 @@ class Rotary2d(Rotation):
         theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as published.
     """
 
-    def __init__(self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float | None = None) -> None:
+    def __init__(
+        self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float | None = None
+    ) -> None:
         super().__init__()
         _check_quarters("2-D RoPE", head_dim)
         if form not in ("axial", "mixed"):
@@ -329,7 +374,9 @@ class NormalisedRotary2d(Rotation):
         check_number("rescale", rescale, least=1)
         self.head_dim, self.theta, self.rescale = head_dim, theta, rescale
 
-    def both(self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions) -> tuple[Tensor, Tensor]:
+    def both(
+        self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions
+    ) -> tuple[Tensor, Tensor]:
         scale: Tensor | float = 1.0
         if self.training and self.rescale != 1:  # drawn on the device: nothing is read back
             drawn = 2 * torch.rand((), dtype=torch.float64, device=q.device) - 1
@@ -348,7 +395,9 @@ class NormalisedRotary2d(Rotation):
 
 def _check_quarters(what: str, width: int) -> None:
     if width % 4:
-        raise ValueError(f"{what} splits the pairs between two axes: a width that is a multiple of 4, got {width}")
+        raise ValueError(
+            f"{what} splits the pairs between two axes: a width that is a multiple of 4, got {width}"
+        )
 
 
 def _quarters(width: int, theta: float, device: torch.device | str | None = None) -> Tensor:
@@ -373,16 +422,24 @@ class Sinusoidal(nn.Module):
         if dim % 2:
             raise ValueError(f"sinusoidal positions need an even width, got {dim}")
         if columns not in ("halves", "alternating"):
-            raise ValueError(f"unknown columns {columns!r} of sinusoidal positions; known: halves, alternating")
+            raise ValueError(
+                f"unknown columns {columns!r} of sinusoidal positions; known: halves, alternating"
+            )
         self.dim, self.theta, self.columns = dim, theta, columns
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""
         step = 2 if self.columns == "halves" else 1
-        omega = self.theta ** -(torch.arange(0, self.dim, step, dtype=torch.float64, device=like.device) / self.dim)
+        omega = self.theta ** -(
+            torch.arange(0, self.dim, step, dtype=torch.float64, device=like.device) / self.dim
+        )
         angle = positions.index(like.device).double()[..., None] * omega
         if self.columns == "alternating":
-            return torch.stack([angle[..., ::2].sin(), angle[..., 1::2].cos()], dim=-1).flatten(-2).to(like.dtype)
+            return (
+                torch.stack([angle[..., ::2].sin(), angle[..., 1::2].cos()], dim=-1)
+                .flatten(-2)
+                .to(like.dtype)
+            )
         return torch.cat([angle.sin(), angle.cos()], dim=-1).to(like.dtype)
 
 
@@ -414,7 +471,9 @@ class Learned(nn.Module):
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""
         end = f"learned positions, unlike other methods, end at {len(self.weight)} tokens"
-        return self.weight[positions.index_below(len(self.weight), end, self.weight.device)].to(like.dtype)
+        return self.weight[positions.index_below(len(self.weight), end, self.weight.device)].to(
+            like.dtype
+        )
 
 
 class Learned2d(nn.Module):
@@ -433,5 +492,9 @@ class Learned2d(nn.Module):
         weight: Tensor = self.weight
         if tuple(weight.shape[-2:]) != positions.shape:
             wide = torch.promote_types(weight.dtype, torch.float32)
-            weight = F.interpolate(weight.to(wide), size=positions.shape, mode="bicubic", antialias=True)
-        return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(like.dtype)
+            weight = F.interpolate(
+                weight.to(wide), size=positions.shape, mode="bicubic", antialias=True
+            )
+        return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(
+            like.dtype
+        )

@@ -27,14 +27,18 @@ REFRESHED = 256  # calls after which the order of a prior's heads is computed an
 def visible_pairs(prior: Prior, length: int) -> Tensor:
     """(H,) causal (query, key) pairs of a line whose log-prior is within `NEGLIGIBLE` of the head's largest; parts of a prior
     that are no function of distance count as 0 everywhere."""
-    distance = torch.logspace(0, math.log2(length), 129, base=2, dtype=torch.float64).round().unique()
+    distance = (
+        torch.logspace(0, math.log2(length), 129, base=2, dtype=torch.float64).round().unique()
+    )
     distance = torch.cat([distance.new_zeros(1), distance[:-1]])
     curve = torch.zeros(prior.num_heads, len(distance), dtype=torch.float64)
     for part in [prior, *prior.parts()]:
         if isinstance(part, TablePrior):
             curve += part.curve(distance.to(prior_device(part)), causal=True).detach().cpu()
     widths = torch.diff(distance, append=distance.new_tensor([length]))
-    return ((curve >= curve.amax(1, keepdim=True) - NEGLIGIBLE) * (length - distance) * widths).sum(1)
+    return ((curve >= curve.amax(1, keepdim=True) - NEGLIGIBLE) * (length - distance) * widths).sum(
+        1
+    )
 
 
 def balanced_groups(pairs: Tensor, groups: int, ranks: int) -> list[int]:
@@ -48,8 +52,12 @@ def balanced_groups(pairs: Tensor, groups: int, ranks: int) -> list[int]:
     if work.min() == work.max():
         return list(range(groups))
     loads, shares = [0.0] * ranks, [list[int]() for _ in range(ranks)]
-    for group in work.argsort(descending=True, stable=True).tolist():  # the longest first, to the rank with least work
-        rank = min((r for r in range(ranks) if len(shares[r]) < groups // ranks), key=loads.__getitem__)
+    for group in work.argsort(
+        descending=True, stable=True
+    ).tolist():  # the longest first, to the rank with least work
+        rank = min(
+            (r for r in range(ranks) if len(shares[r]) < groups // ranks), key=loads.__getitem__
+        )
         shares[rank].append(group)
         loads[rank] += float(work[group])
     return [group for share in shares for group in sorted(share)]
@@ -66,11 +74,15 @@ class SequenceGroup:
     rank: int
     size: int
     exchange: Callable[[Tensor, int, int], Tensor]
-    _orders: WeakKeyDictionary[Prior, tuple[int, list[int]]] = field(default_factory=WeakKeyDictionary, repr=False)
+    _orders: WeakKeyDictionary[Prior, tuple[int, list[int]]] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
 
     def _range(self, total: int, what: str) -> slice:
         if total % self.size:
-            raise ValueError(f"{total} {what} cannot be shared by {self.size} ranks, expected a multiple")
+            raise ValueError(
+                f"{total} {what} cannot be shared by {self.size} ranks, expected a multiple"
+            )
         each = total // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -126,7 +138,9 @@ class SequenceGroup:
         order = self.order(prior, groups, positions.length)
         heads = [group * each + n for group in order for n in range(each)]
         k, v = (repeat_heads(x, groups)[:, order] for x in (k, v))
-        by_group = q.unflatten(1, (groups, each))[:, order].transpose(2, 3)  # (B, groups, T/N, H/groups, d_c)
+        by_group = q.unflatten(1, (groups, each))[:, order].transpose(
+            2, 3
+        )  # (B, groups, T/N, H/groups, d_c)
         packed = self.to_heads(torch.cat([by_group.flatten(3), k, v], dim=-1))
         q, k, v = packed.split([each * q.shape[-1], k.shape[-1], v.shape[-1]], dim=-1)
         q = q.unflatten(3, (each, -1)).transpose(2, 3).flatten(1, 2)

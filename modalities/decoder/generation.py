@@ -38,7 +38,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite, and 0 or at least 1e-6, got {self.temperature}")
+            raise ValueError(
+                f"temperature must be finite, and 0 or at least 1e-6, got {self.temperature}"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -54,7 +56,9 @@ class Sampling:
         if self.top_p is not None:
             ordered, index = logits.sort(descending=True)
             before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-            logits = logits.scatter(-1, index, ordered.masked_fill(before >= self.top_p, -torch.inf))
+            logits = logits.scatter(
+                -1, index, ordered.masked_fill(before >= self.top_p, -torch.inf)
+            )
         return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
@@ -105,18 +109,26 @@ def stream(
 
 @torch.no_grad()
 def _stream(
-    model: Decoder, prompts: Prompts, count: int, sampling: Sampling, generator: torch.Generator | None
+    model: Decoder,
+    prompts: Prompts,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
 ) -> Iterator[Tensor]:
     tokens, segments = left_pad(prompts, execution_device(model.embedding))
     held = model.new_cache(tokens.shape[1] + count)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(count):
-        tokens = sampling.draw(model.forward_head(prefill(model, tokens, held, segments)), generator)[:, None]
+        tokens = sampling.draw(
+            model.forward_head(prefill(model, tokens, held, segments)), generator
+        )[:, None]
         segments = real
         yield tokens[:, 0]
 
 
-def prefill(model: Decoder, tokens: Tensor, cache: KVCache, segments: Tensor | None = None) -> Tensor:
+def prefill(
+    model: Decoder, tokens: Tensor, cache: KVCache, segments: Tensor | None = None
+) -> Tensor:
     """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read in parts."""
     for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
         ids = None if segments is None else segments[:, part]
@@ -140,7 +152,9 @@ def stream_text(
     return _whole_characters(map(int, tokens), decode, eos_id)
 
 
-def _whole_characters(tokens: Iterable[int], decode: Callable[[list[int]], str], eos_id: int | None) -> Iterator[str]:
+def _whole_characters(
+    tokens: Iterable[int], decode: Callable[[list[int]], str], eos_id: int | None
+) -> Iterator[str]:
     ids: list[int] = []
     written = 0  # characters
     for token in itertools.takewhile(lambda token: token != eos_id, tokens):
@@ -163,4 +177,6 @@ def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | N
     padding = [tokens.shape[1] - len(row) for row in rows]
     if not any(padding):
         return tokens, None
-    return tokens, (torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]).long().to(device) - 1
+    return tokens, (torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]).long().to(
+        device
+    ) - 1

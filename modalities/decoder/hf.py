@@ -40,7 +40,10 @@ from zoo.positions import check_runs
 
 # Names of `transformers` → of a `DecoderConfig`.
 NAMES = dict(
-    vocab_size="vocab_size", hidden_size="dim", num_hidden_layers="num_layers", num_attention_heads="num_heads"
+    vocab_size="vocab_size",
+    hidden_size="dim",
+    num_hidden_layers="num_layers",
+    num_attention_heads="num_heads",
 )
 REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
 
@@ -60,12 +63,22 @@ class PriorzooConfig(PreTrainedConfig):
         for theirs, ours in NAMES.items():
             value = self.architecture[ours]
             if (other := kwargs.pop(theirs, value)) != value:
-                raise ValueError(f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: set that alone")
+                raise ValueError(
+                    f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: set that alone"
+                )
             setattr(self, theirs, value)
-        kwargs["tie_word_embeddings"] = self.architecture["tied"]  # inside the decoder, which has one matrix then
+        kwargs["tie_word_embeddings"] = self.architecture[
+            "tied"
+        ]  # inside the decoder, which has one matrix then
         name = type(self).__name__.removesuffix("Config")
-        classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
-        kwargs["auto_map"] = {auto: f"{REMOTE_CODE}.{name}{which}" for auto, which in classes.items()}
+        classes = {
+            "AutoConfig": "Config",
+            "AutoModel": "Model",
+            "AutoModelForCausalLM": "ForCausalLM",
+        }
+        kwargs["auto_map"] = {
+            auto: f"{REMOTE_CODE}.{name}{which}" for auto, which in classes.items()
+        }
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -135,14 +148,21 @@ class PriorzooModel(PreTrainedModel):
         self.model.embedding = cast(nn.Embedding, value)
 
     def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
     ) -> nn.Embedding:
-        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embedding = super().resize_token_embeddings(
+            new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
         self.model.config = replace(self.model.config, vocab_size=embedding.weight.shape[0])
         self.config.architecture = asdict(self.model.config)
         return embedding
 
-    def _set_gradient_checkpointing(self, enable: bool = True, *_: object, **options: object) -> None:
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, *_: object, **options: object
+    ) -> None:
         """Recompute each block in the backward pass, in the decoder's own way whatever the options."""
         self.model.gradient_checkpointing = enable
 
@@ -171,16 +191,27 @@ class PriorzooModel(PreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
-        tokens, cache = cast(Tensor, inputs_embeds if input_ids is None else input_ids), past_key_values
+        tokens, cache = (
+            cast(Tensor, inputs_embeds if input_ids is None else input_ids),
+            past_key_values,
+        )
         if cache is not None and not isinstance(cache, PriorzooCache):
-            raise ValueError(f"past_key_values is a {type(cache).__name__}; expected a cache that new_cache() makes")
+            raise ValueError(
+                f"past_key_values is a {type(cache).__name__}; expected a cache that new_cache() makes"
+            )
         if use_cache is None:
             use_cache = self.config.use_cache and not torch.is_grad_enabled()
         if use_cache and cache is None:
             cache = self.new_cache()
         if output_attentions or self.config.output_attentions:
-            raise ValueError("output_attentions is not served: modalities.analysis.analyse(…, full=True) has weights")
-        keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            raise ValueError(
+                "output_attentions is not served: modalities.analysis.analyse(…, full=True) has weights"
+            )
+        keep = (
+            self.config.output_hidden_states
+            if output_hidden_states is None
+            else output_hidden_states
+        )
         states: list[Tensor] = []
         features = self.model.forward_features(
             tokens,
@@ -192,15 +223,21 @@ class PriorzooModel(PreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=cast(torch.FloatTensor, features),
             past_key_values=cache if use_cache else None,
-            hidden_states=cast(tuple[torch.FloatTensor, ...], (*states, features)) if keep else None,
+            hidden_states=cast(tuple[torch.FloatTensor, ...], (*states, features))
+            if keep
+            else None,
         )
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *args: object, **kwargs: object) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *args: object, **kwargs: object
+    ) -> Any:
         """As transformers' own. Raises ValueError where the folder lacks a tensor."""
         return load_whole(super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
 
-    def save_pretrained(self, save_directory: str | Path, is_main_process: bool = True, **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | Path, is_main_process: bool = True, **kwargs: Any
+    ) -> None:
         """Save also a tokenizer where there is none, and the file for `trust_remote_code`."""
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_main_process:
@@ -231,7 +268,9 @@ class TiedHead(nn.Module):
 class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     """A decoder that predicts the next token."""
 
-    accepts_loss_kwargs = True  # Trainer then passes num_items_in_batch and leaves the division to the loss
+    accepts_loss_kwargs = (
+        True  # Trainer then passes num_items_in_batch and leaves the division to the loss
+    )
 
     def __init__(self, config: PriorzooConfig) -> None:
         super().__init__(config)
@@ -243,7 +282,10 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         kind = cls.config_class
         try:
             tokenizer = kind.fast_tokenizer(model.config.tokenizer)
-            ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+            ids = {
+                f"{role}_token_id": getattr(tokenizer, f"{role}_token_id")
+                for role in ("bos", "eos", "pad")
+            }
         except FileNotFoundError:
             ids = {}  # a warning says so when the model is saved
         with torch.device("meta"):
@@ -257,7 +299,9 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         """The same modules without the head, a model of transformers, as TRL's trainers call it."""
         base = copy.copy(self)
         base.__class__ = PriorzooModel
-        base.__dict__.pop("forward", None)  # another one, which trainers have put there, is that of the head
+        base.__dict__.pop(
+            "forward", None
+        )  # another one, which trainers have put there, is that of the head
         return base
 
     def get_output_embeddings(self) -> nn.Module | None:
@@ -295,12 +339,16 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         options = use_cache, output_attentions, output_hidden_states
         read = super().forward(*inputs, *options, tail or None, return_dict=True)
         features = cast(Tensor, read.last_hidden_state)
-        features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
+        features = (
+            features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
+        )
         logits, loss = self.model.forward_head(features), None
         if labels is not None:
             # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
             targets, size = self.targets(labels), logits.shape[-1]
-            loss = self.loss_function(logits, targets, size, num_items_in_batch, ignore_index=IGNORED)
+            loss = self.loss_function(
+                logits, targets, size, num_items_in_batch, ignore_index=IGNORED
+            )
         return CausalLMOutputWithPast(
             loss=loss,
             logits=cast(torch.FloatTensor, logits),
@@ -311,7 +359,11 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
     def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:
         """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers` hands on to `forward`."""
-        served = {name: value for name, value in kwargs.items() if name not in ("tokenizer", "assistant_tokenizer")}
+        served = {
+            name: value
+            for name, value in kwargs.items()
+            if name not in ("tokenizer", "assistant_tokenizer")
+        }
         return super().prepare_inputs_for_generation(*args, **served)
 
     def _prepare_cache_for_generation(
@@ -323,7 +375,9 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         max_cache_length: int,
     ) -> None:
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
-            raise ValueError(f"cache_implementation={kind!r} is not served; past_key_values=model.new_cache(tokens) is")
+            raise ValueError(
+                f"cache_implementation={kind!r} is not served; past_key_values=model.new_cache(tokens) is"
+            )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.new_cache(max_cache_length + 1)
         else:
@@ -337,7 +391,11 @@ def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) 
     past, count = (0 if cache is None else cache.get_seq_length()), tokens.shape[1]
     known = past > 0 and cache is not None and cache.held.segments is not None
     if mask is None:
-        return torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device) if known else None
+        return (
+            torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
+            if known
+            else None
+        )
     if mask.shape != (tokens.shape[0], past + count):
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}; expected {(tokens.shape[0], past + count)}, one entry for each of "
@@ -353,7 +411,9 @@ def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) 
     return mask[:, past:].long() - 1
 
 
-def register(config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm: type[PriorzooForCausalLM]) -> None:
+def register(
+    config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm: type[PriorzooForCausalLM]
+) -> None:
     """Make the Auto classes find a modality's three classes and its tokenizers."""
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, model, exist_ok=True)
@@ -367,8 +427,14 @@ _decay_parameter_names = Trainer.get_decay_parameter_names
 @wraps(_decay_parameter_names)
 def _decay_no_prior(self: Trainer, model: nn.Module) -> list[str]:
     """Leave out what `ZooModel.no_weight_decay` names; Trainer knows layers by their types alone."""
-    ours = ((prefix, module) for prefix, module in model.named_modules() if isinstance(module, ZooModel))
-    exempt = {f"{prefix}.{name}".lstrip(".") for prefix, module in ours for name in module.no_weight_decay()}
+    ours = (
+        (prefix, module) for prefix, module in model.named_modules() if isinstance(module, ZooModel)
+    )
+    exempt = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in ours
+        for name in module.no_weight_decay()
+    }
     return [name for name in _decay_parameter_names(self, model) if name not in exempt]
 
 
@@ -385,7 +451,9 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
             tokenizer = AutoTokenizer.from_pretrained(here) if moved else kind.fast_tokenizer(spec)
             tokenizer.save_pretrained(folder)
         except FileNotFoundError as error:
-            logging.getLogger(__name__).warning("%s is saved without a tokenizer: %s", folder, error)
+            logging.getLogger(__name__).warning(
+                "%s is saved without a tokenizer: %s", folder, error
+            )
     classes = sorted(target.split(".")[1] for target in config.auto_map.values())
     (folder / f"{REMOTE_CODE}.py").write_text(
         '"""Loads this model with the installed package priorzoo, for `trust_remote_code=True`."""\n\n'

@@ -31,7 +31,8 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
     rotary = cast(Block, model.layers[0]).attention.rotary
     differs = {
         f"style={config.style!r}": config.style != "llama",
-        f"position={config.position!r}": config.position != "rope" or not isinstance(rotary, Rotary),
+        f"position={config.position!r}": config.position != "rope"
+        or not isinstance(rotary, Rotary),
         f"position_options={config.position_options}": getattr(rotary, "scaling", "none") != "none"
         or getattr(rotary, "partial", 1.0) != 1,
         "ssmax": config.ssmax,
@@ -40,7 +41,9 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
         "scale_content=False": not config.scale_content,
     }
     if differences := [what for what, wrong in differs.items() if wrong]:
-        raise ValueError(f"a Llama has RMSNorm, SwiGLU and plain RoPE; this model has {', '.join(differences)}")
+        raise ValueError(
+            f"a Llama has RMSNorm, SwiGLU and plain RoPE; this model has {', '.join(differences)}"
+        )
     llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
@@ -56,7 +59,10 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
         )
     )
     state = model.state_dict()
-    named = {"model.embed_tokens.weight": state["embedding.weight"], "model.norm.weight": state["norm.weight"]}
+    named = {
+        "model.embed_tokens.weight": state["embedding.weight"],
+        "model.norm.weight": state["norm.weight"],
+    }
     named["lm_head.weight"] = state["embedding.weight"] if config.tied else state["head.weight"]
     for n in range(config.num_layers):
         for ours, theirs in NAMES.items():

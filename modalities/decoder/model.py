@@ -23,7 +23,17 @@ from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, nearest
 from zoo.files import file_digests, write_json
-from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, execution_device, is_offloaded, loaded, share_prior
+from zoo.layers import (
+    Attention,
+    Block,
+    GeluMLP,
+    SSMax,
+    SwiGLU,
+    execution_device,
+    is_offloaded,
+    loaded,
+    share_prior,
+)
 from zoo.methods import (
     Position,
     check_position,
@@ -90,7 +100,9 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.logit_options:
-            raise ValueError(f"logit_options={self.logit_options}: gates and temperatures of logits are gone since 0.6")
+            raise ValueError(
+                f"logit_options={self.logit_options}: gates and temperatures of logits are gone since 0.6"
+            )
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
         check_start(self.weight_init)
@@ -122,10 +134,14 @@ class Decoder(ZooModel):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        self.register_module("position_embedding", None)  # its place among the modules is before the layers
+        self.register_module(
+            "position_embedding", None
+        )  # its place among the modules is before the layers
         self.layers = nn.ModuleList()
         positions: list[Position] = []
-        sizes: dict[str, int] = dict(dim=config.dim, num_heads=config.num_heads, train_context=config.train_context)
+        sizes: dict[str, int] = dict(
+            dim=config.dim, num_heads=config.num_heads, train_context=config.train_context
+        )
         for name, options in methods:
             positions.append(create_position(name, **sizes, options=options, lanes=config.lanes))
             self.layers.append(_block(config, positions[-1]))
@@ -144,7 +160,10 @@ class Decoder(ZooModel):
 
     def refuses_sequence(self, size: int) -> str | None:
         config, one = self.config, Positions.line(1)
-        for what, count in {"num_heads": config.num_heads, "train_context": config.train_context}.items():
+        for what, count in {
+            "num_heads": config.num_heads,
+            "train_context": config.train_context,
+        }.items():
             if count % size:
                 return f"{what}={count} of the model is no multiple of {size}"
         for layer in self.layers:
@@ -190,7 +209,11 @@ class Decoder(ZooModel):
         last: of so many last tokens alone.  states: a list that gets the input (B, T, C) of every layer.
         """
         if cache is None:
-            positions = Positions.line(tokens.shape[1]) if segments is None else Positions.documents(segments)
+            positions = (
+                Positions.line(tokens.shape[1])
+                if segments is None
+                else Positions.documents(segments)
+            )
         else:
             cache.reserve(tokens.shape[1])
             positions, segments = cache.positions(tokens.shape[1], segments)
@@ -202,7 +225,9 @@ class Decoder(ZooModel):
             x = x + self.position_embedding(part, x)
         with loaded(self._small_modules()) if is_offloaded(self.embedding) else nullcontext():
             for n, layer in enumerate(self.layers):
-                options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
+                options: dict[str, Any] = dict(
+                    segments=segments, kernel=kernel, sequence=self.sequence
+                )
                 options |= {"cache": cache.layers[n]} if cache else {}
                 options |= {"last": last} if layer is self.layers[-1] else {}
                 if states is not None:
@@ -221,7 +246,9 @@ class Decoder(ZooModel):
             return self.head(features).float()
         weight = self.embedding.weight
         if weight.is_meta:  # offloaded: the call of the embedding loads it
-            weight = self.embedding(torch.arange(len(weight), device=features.device)).to(features.device)
+            weight = self.embedding(torch.arange(len(weight), device=features.device)).to(
+                features.device
+            )
         return F.linear(features, weight).float()
 
     def forward(
@@ -236,7 +263,9 @@ class Decoder(ZooModel):
         """(B, T, V) float32 logits, or `token_losses` (B, T) of targets. With a cache, `tokens` and `segments` are the new ones
         only."""
         features = self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel)
-        return self.forward_head(features) if targets is None else self.token_losses(features, targets)
+        return (
+            self.forward_head(features) if targets is None else self.token_losses(features, targets)
+        )
 
     def token_losses(self, features: Tensor, targets: Tensor) -> Tensor:
         """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0 where a target is −100.
@@ -247,12 +276,18 @@ class Decoder(ZooModel):
             return self._losses(features, targets)
         rows = max(1, LOGIT_BYTES // (4 * self.config.vocab_size))
         parts = zip(features.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        again: dict[str, Any] = dict(use_reentrant=False, preserve_rng_state=False)  # nothing here is random
-        return torch.cat([checkpoint(self._losses, *part, **again) for part in parts]).view(targets.shape)
+        again: dict[str, Any] = dict(
+            use_reentrant=False, preserve_rng_state=False
+        )  # nothing here is random
+        return torch.cat([checkpoint(self._losses, *part, **again) for part in parts]).view(
+            targets.shape
+        )
 
     def _losses(self, features: Tensor, targets: Tensor) -> Tensor:
         logits = self.forward_head(features).flatten(0, -2)
-        return F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED).view(targets.shape)
+        return F.cross_entropy(
+            logits, targets.flatten(), reduction="none", ignore_index=IGNORED
+        ).view(targets.shape)
 
     def generate(
         self,
@@ -309,25 +344,39 @@ class RowData(Protocol):
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
     """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer."""
     config, length = model.config, data.context
-    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
-    matrices += config.vocab_size * config.dim if config.tied else 0  # tied: the embedding is the head's matrix
+    matrices = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and name != "embedding.weight"
+    )
+    matrices += (
+        config.vocab_size * config.dim if config.tied else 0
+    )  # tied: the embedding is the head's matrix
     flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
     hidden = (4 if config.style == "llama" else 2) * config.hidden_dim
-    layers = activation_numbers(config.num_layers, config.dim, hidden, config.activation_checkpointing, width)
-    return Cost(length, flops, length * width * layers, 4.0 * config.vocab_size * length, LOGIT_BYTES)
+    layers = activation_numbers(
+        config.num_layers, config.dim, hidden, config.activation_checkpointing, width
+    )
+    return Cost(
+        length, flops, length * width * layers, 4.0 * config.vocab_size * length, LOGIT_BYTES
+    )
 
 
 def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
     """ValueError where a model's options name another tokenizer than the data's."""
     if (name := options.get("tokenizer", spec)) != spec:
-        raise ValueError(f"model.options.tokenizer={name} and data.tokenizer={spec} disagree; set data.tokenizer alone")
+        raise ValueError(
+            f"model.options.tokenizer={name} and data.tokenizer={spec} disagree; set data.tokenizer alone"
+        )
 
 
 def _block(config: DecoderConfig, position: Position) -> Block:
     ssmax = None
     if config.ssmax:
         options: dict[str, Any] = dict(start=config.ssmax_start, positive=config.ssmax_positive)
-        ssmax = SSMax(config.num_heads, train_context=config.train_context, window=position.reach, **options)
+        ssmax = SSMax(
+            config.num_heads, train_context=config.train_context, window=position.reach, **options
+        )
     attention = Attention(
         config.dim,
         config.num_heads,
@@ -351,11 +400,16 @@ def _block(config: DecoderConfig, position: Position) -> Block:
 
 
 def register_decoders(
-    modality: str, sizes: Mapping[str, Mapping[str, Any]], config: type[DecoderConfig], build: Callable[..., Decoder]
+    modality: str,
+    sizes: Mapping[str, Mapping[str, Any]],
+    config: type[DecoderConfig],
+    build: Callable[..., Decoder],
 ) -> None:
     """Register `<modality>_<position>[_ssmax]_<size>` for every position method and size."""
 
     def entry(position: str, size: str, ssmax: bool) -> dict[str, Any]:
         return asdict(config(**sizes[size], position=position, ssmax=ssmax))
 
-    register_family(ModelFamily(modality, build, sizes, entry, list_layered_positions, check_position))
+    register_family(
+        ModelFamily(modality, build, sizes, entry, list_layered_positions, check_position)
+    )

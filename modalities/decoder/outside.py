@@ -88,11 +88,19 @@ class OutsideDecoder(nn.Module):
         super().__init__()
         self.model = model.eval()
         config = model.config.get_text_config()
-        sizes = config.vocab_size, config.num_hidden_layers, getattr(config, "num_attention_heads", 0)
+        sizes = (
+            config.vocab_size,
+            config.num_hidden_layers,
+            getattr(config, "num_attention_heads", 0),
+        )
         contexts = _train_context(config, name), _max_context(model, config)
-        self.config = OutsideConfig(name, PurePath(name).name, *sizes, *contexts, f"hf:{split_arm(name)[0]}")
+        self.config = OutsideConfig(
+            name, PurePath(name).name, *sizes, *contexts, f"hf:{split_arm(name)[0]}"
+        )
         rotations = " ".join(str(getattr(module, "rope_type", "")) for module in model.modules())
-        self.by_length = "dynamic" in rotations or "longrope" in rotations  # angles depend on the length of the text
+        self.by_length = (
+            "dynamic" in rotations or "longrope" in rotations
+        )  # angles depend on the length of the text
         self._kind: Any = None  # class of the base model's output
         self._base = self._find_base()
         self._takes = set(inspect.signature(self._base[0].forward).parameters)
@@ -100,16 +108,23 @@ class OutsideDecoder(nn.Module):
     @torch.inference_mode()
     def _find_base(self) -> list[Any]:
         """The module (in a list, so that it is registered once) on whose features the head gives the model's logits."""
-        tokens = torch.arange(4, device=self.model.device)[None] % self.model.config.get_text_config().vocab_size
+        tokens = (
+            torch.arange(4, device=self.model.device)[None]
+            % self.model.config.get_text_config().vocab_size
+        )
         whole = self.model(input_ids=tokens, use_cache=False).logits.float()
         for base in (self.model.base_model, self.model.get_decoder()):
             if base is not None and base is not self.model:
                 self._base = [base]
                 logits = OutsideDecoder.forward_head(self, self._read(tokens).last_hidden_state)
-                if logits.shape == whole.shape and torch.allclose(logits, whole, rtol=1e-4, atol=1e-4):
+                if logits.shape == whole.shape and torch.allclose(
+                    logits, whole, rtol=1e-4, atol=1e-4
+                ):
                     return self._base
         kind = type(self.model).__name__
-        raise ValueError(f"hf:{self.config.name}: logits of {kind} are not those of its head on its base model")
+        raise ValueError(
+            f"hf:{self.config.name}: logits of {kind} are not those of its head on its base model"
+        )
 
     @property
     def embedding(self) -> nn.Module:
@@ -124,7 +139,9 @@ class OutsideDecoder(nn.Module):
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
 
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:  # type: ignore[override]
+    def to(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:  # type: ignore[override]
         """Parameters on a device and in a dtype; buffers keep theirs, as angles in bfloat16 are wrong far along."""
         self.model.to(device=device)
         for parameter in self.model.parameters():
@@ -158,11 +175,15 @@ class OutsideDecoder(nn.Module):
         name, most = self.config.name, self.config.max_context
         reach = tokens.shape[1] + (cache.length if cache else 0)
         if most and reach > most:
-            raise ValueError(f"hf:{name} has positions for {most} tokens and is given {reach}: choose --lengths to fit")
+            raise ValueError(
+                f"hf:{name} has positions for {most} tokens and is given {reach}: choose --lengths to fit"
+            )
         options = self._padding(segments, cache)
         if cache is not None:
             if "past_key_values" not in self._takes:
-                raise ValueError(f"hf:{name}: {self.model.config.model_type} keeps no keys and values to go on from")
+                raise ValueError(
+                    f"hf:{name}: {self.model.config.model_type} keeps no keys and values to go on from"
+                )
             options |= {"use_cache": True, "past_key_values": cache.held}
         with self._shown(kernel):
             output = self._read(tokens, **options)
@@ -170,7 +191,9 @@ class OutsideDecoder(nn.Module):
             cache.held, cache.length = output.past_key_values, reach
             kinds = {type(layer).__name__ for layer in cache.held.layers}
             if not kinds <= {"DynamicLayer", "DynamicSlidingWindowLayer"}:
-                raise ValueError(f"hf:{name}: {self.model.config.model_type} keeps states, which cannot be rewound")
+                raise ValueError(
+                    f"hf:{name}: {self.model.config.model_type} keeps states, which cannot be rewound"
+                )
         features = output.last_hidden_state
         return features if last is None else features[:, -last:]
 
@@ -185,7 +208,9 @@ class OutsideDecoder(nn.Module):
             real = real if cache.real is None else torch.cat([cache.real, real], dim=1)
             cache.real = real
         places = (real.long().cumsum(1) - 1).clamp(min=0)[:, -segments.shape[1] :]
-        return {"attention_mask": real.long()} | ({"position_ids": places} if "position_ids" in self._takes else {})
+        return {"attention_mask": real.long()} | (
+            {"position_ids": places} if "position_ids" in self._takes else {}
+        )
 
     @cached_property
     def separates(self) -> bool:
@@ -209,7 +234,11 @@ class OutsideDecoder(nn.Module):
         rows = []
         for row, places in zip(tokens, position_ids, strict=True):
             documents = row.tensor_split((places == 0).nonzero().flatten().tolist())
-            rows.append(torch.cat([self._read(one[None]).last_hidden_state[0] for one in documents if len(one)]))
+            rows.append(
+                torch.cat(
+                    [self._read(one[None]).last_hidden_state[0] for one in documents if len(one)]
+                )
+            )
         return torch.stack(rows)
 
     def forward_head(self, features: Tensor) -> Tensor:
@@ -257,8 +286,13 @@ class OutsideDecoder(nn.Module):
             if not adapted:
                 self.model.set_attn_implementation(implementation)
         if calls != self.config.num_layers:
-            name, layers = f"hf:{self.config.name}: attention of {self.model.config.model_type}", self.config.num_layers
-            raise ValueError(f"{name} cannot be seen: {calls} of {layers} layers use transformers' AttentionInterface")
+            name, layers = (
+                f"hf:{self.config.name}: attention of {self.model.config.model_type}",
+                self.config.num_layers,
+            )
+            raise ValueError(
+                f"{name} cannot be seen: {calls} of {layers} layers use transformers' AttentionInterface"
+            )
 
 
 def open_causal_lm(name: str) -> PreTrainedModel:
@@ -292,10 +326,14 @@ def load_arm(folder: str, settings: dict[str, str], *, merge: bool) -> PreTraine
 
 
 def _train_context(config: PreTrainedConfig, name: str) -> int:
-    length = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    length = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "max_seq_len", None
+    )
     length = length or open_tokenizer(name).model_max_length
     if not length or length >= 1 << 30:  # transformers writes 10³⁰ where it is not known
-        raise ValueError(f"hf:{name}: unknown training length: add max_position_embeddings to config.json")
+        raise ValueError(
+            f"hf:{name}: unknown training length: add max_position_embeddings to config.json"
+        )
     return int(length)
 
 
@@ -306,22 +344,33 @@ def _max_context(model: PreTrainedModel, config: PreTrainedConfig) -> int | None
         return None
     tokens = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and id(m) not in tokens]
-    learned = any(most <= table.num_embeddings <= most + 2 for table in tables)  # OPT's has two more
+    learned = any(
+        most <= table.num_embeddings <= most + 2 for table in tables
+    )  # OPT's has two more
     return most if learned or any(most in buffer.shape for buffer in model.buffers()) else None
 
 
 def _observed(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of `transformers` that shows its call. Rotations are in q and k, so all is content."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
-            raise ValueError(f"attention with {name} is no softmax of q·k alone and cannot be analysed")
+            raise ValueError(
+                f"attention with {name} is no softmax of q·k alone and cannot be analysed"
+            )
     scaling = options.get("scaling")
     scaled = query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError("attention with a bias beside its mask cannot be analysed")
-    _OBSERVERS[-1].see(AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask))
+    _OBSERVERS[-1].see(
+        AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask)
+    )
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

@@ -27,7 +27,9 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 def logits_by_slice(model: Decoder, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Slices of the T positions of ``features`` (B, T, C), each with its float64 logits (B, ·, V), at most LOGIT_BUDGET."""
-    for part in slices(features.shape[1], max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))):
+    for part in slices(
+        features.shape[1], max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))
+    ):
         yield part, model.forward_head(features[:, part]).double()
 
 
@@ -56,7 +58,9 @@ def windows_of(length: int, window: int) -> Iterator[tuple[slice, slice]]:
 
 def position_buckets(length: int) -> np.ndarray:
     """(length,) octave of each target by the tokens n its prediction sees: k holds 2^(k−1) < n ≤ 2^k, 0 holds n = 1."""
-    return np.frexp(np.arange(length))[1].astype(np.int64)  # of n − 1; exact, where log2 in floating point is not
+    return np.frexp(np.arange(length))[1].astype(
+        np.int64
+    )  # of n − 1; exact, where log2 in floating point is not
 
 
 @contextmanager
@@ -78,7 +82,11 @@ def telling(model: Decoder, units: int, advance: Callable[[int], object] | None)
 
 @torch.inference_mode()
 def token_nll(
-    model: Decoder, inputs: Tensor, targets: Tensor, *, advance: Callable[[int], object] | None = None
+    model: Decoder,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    advance: Callable[[int], object] | None = None,
 ) -> Tensor:
     """−ln p, in nats, of `targets` (B, T) after `inputs` (B, T), as (B, T) float64; the softmax is taken in float64.
 
@@ -94,7 +102,9 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
     """Scores of answers (B, A) to equally long prompts (B, P), (B,) float64 each: teacher_forced, every answer token is the
     likeliest given the true tokens before it; free_generation, greedy decoding gives the answer, which it does in the same
     cases; tokens_right, the share of answer tokens that are the likeliest; nll, mean nats per token."""
-    prompt_ids, answer_ids = (torch.as_tensor(x, device=device_of(model)) for x in (prompts, answers))
+    prompt_ids, answer_ids = (
+        torch.as_tensor(x, device=device_of(model)) for x in (prompts, answers)
+    )
     cache = model.new_cache(prompt_ids.shape[1] + answer_ids.shape[1])
     logits = model.forward_head(prefill(model, prompt_ids, cache))[:, None]
     if answer_ids.shape[1] > 1:

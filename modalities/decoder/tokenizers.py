@@ -83,7 +83,11 @@ def use_copy(spec: str, folder: Path) -> None:
 
 
 def _content(place: Path) -> bytes | str:
-    return place.read_bytes() if place.is_file() else fingerprint_of_tokenizer(open_tokenizer(str(place)))
+    return (
+        place.read_bytes()
+        if place.is_file()
+        else fingerprint_of_tokenizer(open_tokenizer(str(place)))
+    )
 
 
 def check_tokenizer_file(path: Path) -> dict[str, object]:
@@ -98,7 +102,9 @@ def check_tokenizer_file(path: Path) -> dict[str, object]:
     ids += vocabulary.items() if isinstance(vocabulary, dict) else []
     for token, number in ids:
         if type(number) is not int or not 0 <= number < MOST_IDS:
-            raise ValueError(f"{path}: token {token!r:.80} has id {number!r:.80}; expected 0 to {MOST_IDS - 1:,}")
+            raise ValueError(
+                f"{path}: token {token!r:.80} has id {number!r:.80}; expected 0 to {MOST_IDS - 1:,}"
+            )
     return content
 
 
@@ -106,10 +112,14 @@ def read_backend(spec: str, path: Path, tokenizers: ModuleType) -> Tokenizer:
     """The tokenizer of a file, of the class of the library `tokenizers`. Raises ValueError for what is none."""
     content = check_tokenizer_file(path)
     try:
-        with no_panic(spec):  # what was checked and nothing else: parsers differ where a key comes twice
+        with no_panic(
+            spec
+        ):  # what was checked and nothing else: parsers differ where a key comes twice
             return tokenizers.Tokenizer.from_str(json.dumps(content))
     except Exception as error:  # the library raises a bare Exception for every malformed file
-        raise ValueError(f"tokenizer {spec!r}: {path} is not a `tokenizers` JSON file: {error}") from error
+        raise ValueError(
+            f"tokenizer {spec!r}: {path} is not a `tokenizers` JSON file: {error}"
+        ) from error
 
 
 @contextmanager
@@ -118,7 +128,9 @@ def no_panic(name: str) -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        raise ValueError(f"tokenizer {name!r} takes text of whole Unicode characters: {error}") from error
+        raise ValueError(
+            f"tokenizer {name!r} takes text of whole Unicode characters: {error}"
+        ) from error
     except BaseException as error:
         if type(error).__module__ != "pyo3_runtime":
             raise
@@ -140,9 +152,13 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
             return load(transformers)
     except (OSError, ValueError, KeyError, ImportError) as error:
         if "trust_remote_code" in str(error) or "custom code" in str(error):
-            raise ValueError(f"hf:{name}: its {what} is code of its own, which is never run") from error
+            raise ValueError(
+                f"hf:{name}: its {what} is code of its own, which is never run"
+            ) from error
         message = " ".join(str(error).split())
-        raise ValueError(f"hf:{name}: no {what} can be opened: {message[:200]}{'…' * (len(message) > 200)}") from error
+        raise ValueError(
+            f"hf:{name}: no {what} can be opened: {message[:200]}{'…' * (len(message) > 200)}"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -159,7 +175,9 @@ def check_place(name: str) -> None:
         return None
     import huggingface_hub
 
-    folders = [p.name for p in Path(name).parent.glob("*") if name and (p.is_dir() or p.suffix == ".gguf")]
+    folders = [
+        p.name for p in Path(name).parent.glob("*") if name and (p.is_dir() or p.suffix == ".gguf")
+    ]
     kinds = "a folder of save_pretrained, a GGUF file, a name of the hub, or what `priorzoo fetch-data text` fetches"
     missing = f"hf:{name}: no such folder; {did_you_mean(Path(name).name, folders).strip() or f'expected {kinds}'}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
@@ -190,7 +208,11 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if (file := Path(name) / "tokenizer.json").is_file():
         check_tokenizer_file(file)
     source, gguf = hub_name(name)
-    return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **gguf))
+    return opened(
+        name,
+        "tokenizer",
+        lambda t: t.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **gguf),
+    )
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
@@ -199,7 +221,9 @@ def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
         number = getattr(tokenizer, f"{role}_token_id", None)
         if number is not None:
             return int(number)
-    raise ValueError(f"hf:{name}: its tokenizer has no bos_token, eos_token or cls_token to begin a text with")
+    raise ValueError(
+        f"hf:{name}: its tokenizer has no bos_token, eos_token or cls_token to begin a text with"
+    )
 
 
 def spells(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
@@ -214,12 +238,18 @@ def spells(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hex digits, equal for tokenizers that give equal ids for every text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    content = (
+        backend.to_str()
+        if backend is not None
+        else json.dumps(sorted(tokenizer.get_vocab().items()))
+    )
     kind = [type(tokenizer).__name__, tokenizer.bos_token_id, tokenizer.eos_token_id]
     return hashlib.blake2b(f"{kind}{content}".encode(), digest_size=16).hexdigest()
 
 
-def make_fast(backend: Tokenizer, *, bos: int, pad: int, eos: int | None = None) -> PreTrainedTokenizerFast:
+def make_fast(
+    backend: Tokenizer, *, bos: int, pad: int, eos: int | None = None
+) -> PreTrainedTokenizerFast:
     """A tokenizer of `transformers` that puts the id `bos` before a text and pads on the left with `pad`."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast

@@ -46,23 +46,31 @@ class MarkovChain(WindowScorer):
 
     def score(self, windows: np.ndarray) -> Scores:
         if self.data is None:
-            raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
+            raise RuntimeError(
+                f"{self.config.position} is not fitted: call fit(open_heldout(source)) first"
+            )
         chain = _fitted(self.data)
         nll, correct = np.empty(windows.shape), np.empty(windows.shape)
         for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
-            before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
+            before = min(
+                part.start, self.order
+            )  # a context is all that a chunk needs of the previous one
             read = windows[:, part.start - before : part.stop]
             p = chain.probabilities(read, self.order)[:, before:]
             true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
             nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
             best = p == p.max(-1, keepdims=True)
-            correct[:, part] = (np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True))[..., 0]
+            correct[:, part] = (
+                np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True)
+            )[..., 0]
         known = torch.from_numpy(windows < UNKNOWN)
         values = (torch.from_numpy(array).where(known, 0.0) for array in (nll, correct))
         return Scores(next(values), known.long(), next(values))
 
 
-BASELINES: dict[str, Callable[[int], MarkovChain]] = {f"markov-{n}": partial(MarkovChain, n) for n in range(ORDER + 1)}
+BASELINES: dict[str, Callable[[int], MarkovChain]] = {
+    f"markov-{n}": partial(MarkovChain, n) for n in range(ORDER + 1)
+}
 
 
 @dataclass(frozen=True)
@@ -80,14 +88,18 @@ class Markov:
         p = np.full((codes.size, 4), 0.25)
         for k in range(order + 1):
             rows = slice(None) if k == 0 else np.flatnonzero(known >= k)
-            p[rows] = _posterior(self.tables[k][codes[rows] & (4**k - 1)].astype(np.float64), self.taus[k], p[rows])
+            p[rows] = _posterior(
+                self.tables[k][codes[rows] & (4**k - 1)].astype(np.float64), self.taus[k], p[rows]
+            )
         return p.reshape(*windows.shape, 4)
 
 
 @lru_cache(maxsize=1)
 def _fitted(data: Heldout[GenomeSplit]) -> Markov:
     if not any(region.label == "train" for region in data.items.regions):
-        raise ValueError("a Markov chain learns from training regions, and all of it is held out: give --split BED")
+        raise ValueError(
+            "a Markov chain learns from training regions, and all of it is held out: give --split BED"
+        )
     return fit(data.items.genome, data.items.regions, ORDER)
 
 
@@ -95,14 +107,20 @@ def fit(genome: Genome, regions: Sequence[Region], order: int) -> Markov:
     """The chain of the training regions among `regions`; the pieces that choose the τ are counted last."""
     train = joined(select(regions, "train"))
     counted, aside = _pieces(train)
-    table = np.zeros(4 ** (order + 1), np.uint32)  # a count fits: it is at most twice the longest run of one k-mer
+    table = np.zeros(
+        4 ** (order + 1), np.uint32
+    )  # a count fits: it is at most twice the longest run of one k-mer
     for region in counted:
         _count(genome, region.contig, region.start, region.stop, table, order + 1)
     # An unknown base after each piece, so that no context crosses its end.
-    chosen = np.concatenate([np.append(genome.codes(r.contig, r.start, r.stop), np.uint8(UNKNOWN)) for r in aside])
+    chosen = np.concatenate(
+        [np.append(genome.codes(r.contig, r.start, r.stop), np.uint8(UNKNOWN)) for r in aside]
+    )
     taus = _choose_taus(_lower_orders(_both_strands(table, order + 1)), chosen)
     for region in aside:  # with the contexts that reach into it from both sides
-        home = next(r for r in train if r.contig == region.contig and r.start <= region.start < r.stop)
+        home = next(
+            r for r in train if r.contig == region.contig and r.start <= region.start < r.stop
+        )
         start, stop = max(region.start - order, home.start), min(region.stop + order, home.stop)
         _count(genome, region.contig, start, stop, table, order + 1)
     return Markov(_lower_orders(_both_strands(table, order + 1)), taus)
@@ -117,7 +135,9 @@ def contexts(windows: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
     for back in range(1, min(order, windows.shape[1] - 1) + 1):
         codes[:, back:] |= digits[:, :-back] << 2 * (back - 1)
     place = np.arange(windows.shape[1])
-    since = np.maximum.accumulate(np.where(unknown, place + 1, 0), axis=1)  # start of the known bases up to here
+    since = np.maximum.accumulate(
+        np.where(unknown, place + 1, 0), axis=1
+    )  # start of the known bases up to here
     known = place - np.concatenate([np.zeros_like(since[:, :1]), since[:, :-1]], axis=1)
     return codes.reshape(-1), known.reshape(-1)
 
@@ -164,7 +184,9 @@ def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
     return pieces
 
 
-def _count(genome: Genome, contig: str, start: int, stop: int, table: np.ndarray, size: int) -> None:
+def _count(
+    genome: Genome, contig: str, start: int, stop: int, table: np.ndarray, size: int
+) -> None:
     """Add the stretches of `size` known bases inside [start, stop), as written, to `table` (4^size,)."""
     for part in slices(max(0, stop - start - size + 1), CHUNK):
         words = kmers(genome.codes(contig, start + part.start, start + part.stop + size - 1), size)

@@ -27,7 +27,10 @@ def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
     """Contigs of a zip's GenBank files, named as the files are. Nothing else in it is opened: it has pickles."""
     with zipfile.ZipFile(path) as archive:
         for member in sorted(name for name in archive.namelist() if name.endswith(".gb")):
-            yield Path(member).stem, str(SeqIO.read(io.StringIO(archive.read(member).decode("ascii")), "genbank").seq)
+            yield (
+                Path(member).stem,
+                str(SeqIO.read(io.StringIO(archive.read(member).decode("ascii")), "genbank").seq),
+            )
 
 
 def read_maf(path: Path) -> Iterator[tuple[str, str]]:
@@ -43,8 +46,14 @@ def read_maf(path: Path) -> Iterator[tuple[str, str]]:
                 start, text = length - start - size, reverse_complement(text)
             contig = contigs.setdefault(row.id, np.full(length, ord("N"), np.uint8))
             if len(contig) != length or len(text) != size or not 0 <= start <= length - size:
-                raise ValueError(f"a block says that {row.id} has {size} bases at {start} of {length}, and it has not")
+                raise ValueError(
+                    f"a block says that {row.id} has {size} bases at {start} of {length}, and it has not"
+                )
             here = contig[start : start + size]
-            np.copyto(here, np.frombuffer(text.encode(), np.uint8), where=(here & 0xDF) == ord("N"))  # n is N
-    for name in sorted(contigs, key=lambda name: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)]):
+            np.copyto(
+                here, np.frombuffer(text.encode(), np.uint8), where=(here & 0xDF) == ord("N")
+            )  # n is N
+    for name in sorted(
+        contigs, key=lambda name: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)]
+    ):
         yield name, contigs.pop(name).tobytes().decode()

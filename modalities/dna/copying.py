@@ -23,10 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LONGEST = 24  # bases of a context; a word of one more is below 5²⁵ < 2⁶³
-BLOCK = 1 << 14  # places whose words are made at a time: in a cache, and too few for torch to spread over threads
+BLOCK = (
+    1 << 14
+)  # places whose words are made at a time: in a cache, and too few for torch to spread over threads
 RECENT = (8, 32)  # bases over which an expert's success is averaged
 GATE = 32  # hidden width of the gate
-RARE = 12  # from this order on a context is rarely seen by chance, and a single observation says much
+RARE = (
+    12  # from this order on a context is rarely seen by chance, and a single observation says much
+)
 PACKED = 3  # digits of base 5 in a byte
 REFRESHED = 8  # times that the index is made anew while the memory doubles
 
@@ -60,7 +64,9 @@ class CopyExpert(nn.Module):
         if not len(self.memory):
             return
         if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
-            raise ValueError(f"copy_memory is written by one process, not by {ranks}: train on one, or set it to 0")
+            raise ValueError(
+                f"copy_memory is written by one process, not by {ranks}: train on one, or set it to 0"
+            )
         digits = torch.where((tokens < 4) & (segments >= 0), tokens + 1, 0)
         digits = F.pad(digits.flatten(), (0, -digits.numel() % PACKED)).view(-1, PACKED)
         # Not a matrix product, which CUDA does not have for integers.
@@ -82,7 +88,10 @@ class CopyExpert(nn.Module):
         if self._index is None or self._index[0] != key:
             self._index = None  # frees it before the next is made
             packed = self.memory[:held].to(torch.int64)
-            self._index = key, Index(torch.stack([packed // 25, packed // 5 % 5, packed % 5], 1).flatten() - 1)
+            self._index = (
+                key,
+                Index(torch.stack([packed // 25, packed // 5 % 5, packed % 5], 1).flatten() - 1),
+            )
         return self._index[1]
 
     def _load_from_state_dict(self, *args: object) -> None:
@@ -95,13 +104,19 @@ class CopyExpert(nn.Module):
         wide = torch.promote_types(features.dtype, torch.float32)
         with torch.no_grad():
             log_p, statistics = self._evidence(tokens, features.shape[1], segments, wide)
-        gates = self.gate_out(F.silu(self.gate_in(torch.cat([features, statistics.to(features.dtype)], -1)))).to(wide)
+        gates = self.gate_out(
+            F.silu(self.gate_in(torch.cat([features, statistics.to(features.dtype)], -1)))
+        ).to(wide)
         return torch.einsum("bse,bsex->bsx", gates, log_p)
 
-    def _evidence(self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _evidence(
+        self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         """Centred log p_e (B, S, E, 4), and what the gates are told of it (B, S, (2 + RECENT)·E), at the last S tokens."""
         seen = min(tokens.shape[1], last + max(RECENT))  # success is averaged over places before
-        total, row = (n[:, -seen:] for n in counts_so_far(tokens, self.orders, self.recent, segments))
+        total, row = (
+            n[:, -seen:] for n in counts_so_far(tokens, self.orders, self.recent, segments)
+        )
         index = self.index()
         if index is not None:
             reach = slice(-(seen + LONGEST), None)
@@ -109,9 +124,13 @@ class CopyExpert(nn.Module):
             total = total + index.counts(tokens[:, reach], self.orders, ids)[:, -seen:]
         counts = torch.cat([total, row], 2).to(wide)
         number = counts.sum(-1)
-        floor = torch.tensor([1.0 if k < RARE else 1 / 16 for k in self.orders * 2]).to(counts)[:, None]
+        floor = torch.tensor([1.0 if k < RARE else 1 / 16 for k in self.orders * 2]).to(counts)[
+            :, None
+        ]
         log_p = ((counts + floor) / (number[..., None] + 4 * floor)).log()
-        success = self._success(log_p, tokens[:, -seen:], None if segments is None else segments[:, -seen:])
+        success = self._success(
+            log_p, tokens[:, -seen:], None if segments is None else segments[:, -seen:]
+        )
         statistics = torch.cat([number.log1p() / 4, log_p.amax(-1) + math.log(4), *success], -1)
         return (log_p - log_p.mean(-1, keepdim=True))[:, -last:], statistics[:, -last:]
 
@@ -119,7 +138,9 @@ class CopyExpert(nn.Module):
     def _success(log_p: Tensor, tokens: Tensor, segments: Tensor | None) -> list[Tensor]:
         """For each width of RECENT (B, S, E): mean of log(4 p_e) of the bases up to a place, 0 for those of other documents."""
         follows, known = tokens[:, 1:], known_run(tokens, segments)
-        picked = log_p[:, :-1].gather(-1, follows.clamp(0, 3)[:, :, None, None].expand(*log_p[:, :-1].shape[:3], 1))
+        picked = log_p[:, :-1].gather(
+            -1, follows.clamp(0, 3)[:, :, None, None].expand(*log_p[:, :-1].shape[:3], 1)
+        )
         gains = (picked[..., 0] + math.log(4)) * (known[:, 1:] > known[:, :-1])[..., None]
         sums = F.pad(gains.double().cumsum(1), (0, 0, 1, 0))  # of the outcomes known at each place
         place = torch.arange(tokens.shape[1], device=tokens.device)
@@ -127,8 +148,14 @@ class CopyExpert(nn.Module):
         if segments is not None:
             changed[:, 1:] = segments[:, 1:] != segments[:, :-1]
         first = torch.where(changed, place, 0).cummax(1).values
-        starts = [torch.maximum(first, place - width).clamp(min=0)[..., None].expand_as(sums) for width in RECENT]
-        means = [(sums - sums.gather(1, start)) / width for start, width in zip(starts, RECENT, strict=True)]
+        starts = [
+            torch.maximum(first, place - width).clamp(min=0)[..., None].expand_as(sums)
+            for width in RECENT
+        ]
+        means = [
+            (sums - sums.gather(1, start)) / width
+            for start, width in zip(starts, RECENT, strict=True)
+        ]
         return [mean.to(log_p.dtype) for mean in means]
 
 
@@ -137,7 +164,9 @@ def known_run(codes: Tensor, segments: Tensor | None = None) -> Tensor:
     place = torch.arange(codes.shape[1], device=codes.device)
     unknown = (codes < 0) | (codes > 3)
     starts = unknown.clone()
-    if segments is not None:  # the first base of a document is known, and nothing before it belongs to it
+    if (
+        segments is not None
+    ):  # the first base of a document is known, and nothing before it belongs to it
         starts[:, 1:] |= segments[:, 1:] != segments[:, :-1]
     return place + 1 - torch.where(starts, place + unknown, 0).cummax(1).values
 
@@ -177,13 +206,19 @@ def counts_so_far(
         one = F.one_hot(words.gather(1, order) + 1, 5)[..., 1:].to(torch.int32)
         sums = one.cumsum(1, dtype=torch.int32) - one  # of the entries before each
         new = F.pad(keys[:, 1:] != keys[:, :-1], (1, 0), value=True)
-        starts = [torch.where(new, place, 0).cummax(1).values]  # first entry of the context, and first recent one
+        starts = [
+            torch.where(new, place, 0).cummax(1).values
+        ]  # first entry of the context, and first recent one
         if recent < length:
             group = new.cumsum(1) * (2 * length)
-            starts.append(torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0)))
+            starts.append(
+                torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0))
+            )
         since = [sums - sums.gather(1, start[..., None].expand_as(sums)) for start in starts]
         places, ends = order[..., None].expand_as(sums), (known >= k)[..., None]
-        by_order.append([torch.empty_like(sums).scatter_(1, places, each)[:, 1::2] * ends for each in since])
+        by_order.append(
+            [torch.empty_like(sums).scatter_(1, places, each)[:, 1::2] * ends for each in since]
+        )
     counts = [torch.stack(each, 2) for each in zip(*by_order, strict=True)]
     return counts[0], counts[-1]
 
@@ -198,9 +233,13 @@ class Index:
 
     def __init__(self, codes: Tensor) -> None:
         digits = torch.where((codes >= 0) & (codes < 4), codes + 1, 0).to(torch.int8)
-        words = torch.cat([self._words(digits), self._words(torch.where(digits > 0, 5 - digits, 0).flip(0))])
+        words = torch.cat(
+            [self._words(digits), self._words(torch.where(digits > 0, 5 - digits, 0).flip(0))]
+        )
         # torch would keep the order of equal words, too, which takes longer
-        self.words = torch.from_numpy(np.sort(words.numpy())) if words.is_cpu else words.sort().values
+        self.words = (
+            torch.from_numpy(np.sort(words.numpy())) if words.is_cpu else words.sort().values
+        )
 
     @classmethod
     def _words(cls, digits: Tensor) -> Tensor:
@@ -226,7 +265,9 @@ class Index:
                 (words, whole), size = followed(digits, known, 1), size + 1
         return words
 
-    def counts(self, codes: Tensor, orders: Sequence[int], segments: Tensor | None = None) -> Tensor:
+    def counts(
+        self, codes: Tensor, orders: Sequence[int], segments: Tensor | None = None
+    ) -> Tensor:
         """n_k(x) in the indexed sequences, (B, T, K, 4) int32; arguments as in `counts_so_far`."""
         known, digits = known_run(codes, segments), codes.clamp(0, 3) + 1
         totals = torch.zeros(*codes.shape, len(orders), 4, dtype=torch.int32, device=codes.device)
@@ -237,7 +278,11 @@ class Index:
                 continue
             wanted = wanted & (known >= k)
             edges = torch.arange(1, 6, device=codes.device) * 5 ** (LONGEST - k)
-            counts = torch.searchsorted(self.words, prefix[wanted][:, None] * 5 ** (LONGEST + 1 - k) + edges).diff()
+            counts = torch.searchsorted(
+                self.words, prefix[wanted][:, None] * 5 ** (LONGEST + 1 - k) + edges
+            ).diff()
             totals[:, :, list(orders).index(k)][wanted] = counts.to(torch.int32)
-            wanted[wanted.clone()] = counts.sum(1) > 0  # what a shorter context has not seen a longer one has not
+            wanted[wanted.clone()] = (
+                counts.sum(1) > 0
+            )  # what a shorter context has not seen a longer one has not
         return totals

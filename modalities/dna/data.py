@@ -71,8 +71,12 @@ def build_loader(
     """
     source = find_source(config.source, config.split)
     genome = open_genome(source)
-    rows = WindowDataset(genome, select(load_regions(source, genome), split), config, one_pass=split != "train")
-    return IndexedLoader(RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers)
+    rows = WindowDataset(
+        genome, select(load_regions(source, genome), split), config, one_pass=split != "train"
+    )
+    return IndexedLoader(
+        RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers
+    )
 
 
 class Sample(NamedTuple):
@@ -100,11 +104,18 @@ class WindowDataset(Dataset):
     """
 
     def __init__(
-        self, genome: Genome, regions: Sequence[Region], config: DnaDataConfig, *, one_pass: bool = False
+        self,
+        genome: Genome,
+        regions: Sequence[Region],
+        config: DnaDataConfig,
+        *,
+        one_pass: bool = False,
     ) -> None:
         self.genome, self.regions, self.one_pass = genome, joined(regions), one_pass
         self.context, self.tokenizer = config.context, load_tokenizer(config.tokenizer)
-        self.seed, self.reverse_complement = (0, 0.0) if one_pass else (config.seed, config.reverse_complement)
+        self.seed, self.reverse_complement = (
+            (0, 0.0) if one_pass else (config.seed, config.reverse_complement)
+        )
         self.soft_mask_weight, self.max_unknown = config.soft_mask_weight, config.max_unknown
         self.window = max(1, round(self.context * self.tokenizer.bases_per_token))
         self._unknown = RunCounter(genome.unknown)
@@ -126,11 +137,15 @@ class WindowDataset(Dataset):
         self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *parts]).T
         least = self.tokenizer.step  # a shorter stretch has no window
         tokens = (self._stop - self._start) // least * least
-        self._windows = -(-tokens // width) if self.one_pass else np.maximum(tokens // width, tokens > 0)
+        self._windows = (
+            -(-tokens // width) if self.one_pass else np.maximum(tokens // width, tokens > 0)
+        )
         self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
         self.epoch_windows = int(self._windows.sum())
         if not self.epoch_windows:
-            what = f"{len(self.regions)} regions have no stretch of known bases for windows of {width}"
+            what = (
+                f"{len(self.regions)} regions have no stretch of known bases for windows of {width}"
+            )
             raise ValueError(f"{what} in their {sum(map(len, self.regions)):,} bases")
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -150,18 +165,30 @@ class WindowDataset(Dataset):
         numbers = np.asarray(indices, dtype=np.int64)
         for index in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
             if index < 0 or (self.size is not None and index >= self.size):
-                raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
+                raise IndexError(
+                    f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}"
+                )
         stretch, start, stop = self._places(numbers)
         chance = (hash64(self.seed, _STRAND, numbers) >> np.uint64(11)) * 2.0**-53
-        columns = (self._region[stretch], start, stop, chance < self.reverse_complement, numbers // self.epoch_windows)
+        columns = (
+            self._region[stretch],
+            start,
+            stop,
+            chance < self.reverse_complement,
+            numbers // self.epoch_windows,
+        )
         return [
             Sample(self.regions[region].contig, begin, end, "-" if turned else "+", epoch)
-            for region, begin, end, turned, epoch in zip(*(column.tolist() for column in columns), strict=True)
+            for region, begin, end, turned, epoch in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
         ]
 
     def identity(self) -> State:
         """What determines a sample besides its number (`modalities.loading.Samples`)."""
-        bounds = ";".join(f"{region.contig}:{region.start}-{region.stop}" for region in self.regions)
+        bounds = ";".join(
+            f"{region.contig}:{region.start}-{region.stop}" for region in self.regions
+        )
         return {
             "kind": "windows",
             "genome": self.genome.fingerprint,
@@ -180,7 +207,12 @@ class WindowDataset(Dataset):
         """A row of padding alone: no target."""
         length = self.context + 1
         tokens, segments = torch.full((length,), self.tokenizer.pad_id), torch.full((length,), -1)
-        return {"tokens": tokens, "segments": segments, "weights": torch.zeros(length), "sample": torch.tensor(-1)}
+        return {
+            "tokens": tokens,
+            "segments": segments,
+            "weights": torch.zeros(length),
+            "sample": torch.tensor(-1),
+        }
 
     def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(stretch, start, stop on its contig) of samples, each (N,) int64, bad windows replaced."""
@@ -200,7 +232,9 @@ class WindowDataset(Dataset):
                 column[bad] = new
             bad = bad[self._too_unknown(*again)]
         what = f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than max_unknown={self.max_unknown}"
-        raise ValueError(f"{what} unknown bases; raise max_unknown, shorten the context, or check the source")
+        raise ValueError(
+            f"{what} unknown bases; raise max_unknown, shorten the context, or check the source"
+        )
 
     def _grid(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         epoch, position = np.divmod(numbers, self.epoch_windows)
@@ -210,23 +244,35 @@ class WindowDataset(Dataset):
         inside = position - self._ends[stretch] + windows  # the window's number within its stretch
         at = inside * self.window
         if not self.one_pass:
-            offset = (hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)).astype(np.int64)
+            offset = (hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)).astype(
+                np.int64
+            )
             at += offset
-            out = at + self.window > length  # at most the last; it moves to where more bases are uncovered
+            out = (
+                at + self.window > length
+            )  # at most the last; it moves to where more bases are uncovered
             front = 2 * offset > length - (windows - 1) * self.window
             at = np.where(out, np.where(front, 0, np.maximum(length - self.window, 0)), at)
         start = self._start[stretch] + at
         return stretch, start, np.minimum(start + self.window, self._stop[stretch])
 
     def _too_unknown(self, stretch: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        offset = np.array([self.genome.starts[self.regions[n].contig] for n in self._region[stretch]], np.int64)
-        return self._unknown.count(offset + start, offset + stop) > self.max_unknown * (stop - start)
+        offset = np.array(
+            [self.genome.starts[self.regions[n].contig] for n in self._region[stretch]], np.int64
+        )
+        return self._unknown.count(offset + start, offset + stop) > self.max_unknown * (
+            stop - start
+        )
 
-    def _fill(self, sample: Sample, tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) -> None:
+    def _fill(
+        self, sample: Sample, tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray
+    ) -> None:
         """Write a sample into one row of padding."""
         where = (sample.contig, sample.start, sample.stop)
         codes = self.genome.codes(*where)
-        encoded = self.tokenizer.encode(reverse_complement(codes) if sample.strand == "-" else codes)
+        encoded = self.tokenizer.encode(
+            reverse_complement(codes) if sample.strand == "-" else codes
+        )
         ids = encoded.ids[: self.context]
         tokens[0], tokens[1 : len(ids) + 1] = self.tokenizer.bos_id, ids
         segments[: len(ids) + 1] = 0
@@ -242,7 +288,9 @@ class WindowDataset(Dataset):
     def report(self) -> str:
         parts = [f"{self.epoch_windows:,} windows of {self.window} bases"]
         if left_out := sum(map(len, self.regions)) - int((self._stop - self._start).sum()):
-            parts.append(f"{left_out:,} bases left out in long runs of unknown ones and between them")
+            parts.append(
+                f"{left_out:,} bases left out in long runs of unknown ones and between them"
+            )
         if not self.one_pass:
             looked_at = min(self.epoch_windows, _LOOKED_AT)
             if skipped := int(self._too_unknown(*self._grid(np.arange(looked_at))).sum()):
@@ -253,7 +301,11 @@ class WindowDataset(Dataset):
 
 def _stretches(region: Region, unknown: np.ndarray, limit: int) -> np.ndarray:
     """(n, 2) bounds of a region cut at runs of `limit` or more unknown bases, and trimmed of those at its ends."""
-    runs = unknown[np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(unknown[:, 0], region.stop)]
+    runs = unknown[
+        np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(
+            unknown[:, 0], region.stop
+        )
+    ]
     runs = runs.clip(region.start, region.stop)
     at_end = (runs[:, 0] == region.start) | (runs[:, 1] == region.stop)
     return between(region, runs[(runs[:, 1] - runs[:, 0] >= limit) | at_end])

@@ -40,7 +40,9 @@ ENOUGH = 0.9  # share of the held-out bases whose contigs must have room for a d
 class DnaSettings(Settings):
     """A source, and how it is split."""
 
-    split: str | None = option(None, "BED file of what --source holds out; default: the source's own")
+    split: str | None = option(
+        None, "BED file of what --source holds out; default: the source's own"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +55,8 @@ class StrandSettings(Settings):
     """Which strands likelihoods are of."""
 
     strands: str | None = option(
-        None, "one, or both: the mean of a window and its reverse complement; default: as the model's config says"
+        None,
+        "one, or both: the mean of a window and its reverse complement; default: as the model's config says",
     )
 
     def __post_init__(self) -> None:
@@ -65,7 +68,9 @@ class StrandSettings(Settings):
 class DnaLengthSettings(LengthSettings, DnaSettings):
     """Lengths are in bases, whatever a token is."""
 
-    lengths: tuple[int, ...] | None = option(None, "bases, as 512,4k; default: by the training length", parse=counts)
+    lengths: tuple[int, ...] | None = option(
+        None, "bases, as 512,4k; default: by the training length", parse=counts
+    )
 
     factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32, 64)
     counted: ClassVar[str] = "bases"
@@ -87,7 +92,9 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
             if source.bed is not None or self._trained_on(source):
                 return source
             return replace(source, name=f"all of {source.name}", whole=True)
-        return find_source(self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split") or None)
+        return find_source(
+            self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split") or None
+        )
 
     def _trained_on(self, source: DnaSource) -> bool:
         """Whether the model's training read one of a source's files."""
@@ -96,7 +103,9 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
             files = () if spec is None else find_source(spec, self.trained_on.get("split")).files
         except (FileNotFoundError, ValueError):  # it is not here, so it is not this one
             files = ()
-        return spec == self.settings.source or any(a.samefile(b) for a in files for b in source.files)
+        return spec == self.settings.source or any(
+            a.samefile(b) for a in files for b in source.files
+        )
 
     @property
     def heldout(self) -> Heldout[GenomeSplit]:
@@ -127,7 +136,9 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
         most = self.heldout.items.reaching(ENOUGH) - extra
         return tuple(length for length in lengths if length <= most) or lengths[:1]
 
-    def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+    def run(
+        self, model: ZooModel, finished: Mapping[str, CellValue] | None = None
+    ) -> Iterator[tuple[str, CellValue]]:
         """As `Evaluator.run`; baselines are fitted to the training split of the source first."""
         if isinstance(model, MarkovChain):
             model.fit(self.heldout)
@@ -159,7 +170,9 @@ class FileSettings(DnaSettings, StrandSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.samples is not None:
-            raise ValueError(f"every entry of a file is read; samples ({self.samples}) do not apply")
+            raise ValueError(
+                f"every entry of a file is read; samples ({self.samples}) do not apply"
+            )
 
 
 F = TypeVar("F", bound=FileSettings, default=FileSettings)
@@ -188,7 +201,9 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
         if window is None:
             window = window_of(model, self.default_window * model.config.train_context)
         if window < step:
-            raise ValueError(f"window {window}: tokenizer {tokenizer.name!r} needs at least {step} bases")
+            raise ValueError(
+                f"window {window}: tokenizer {tokenizer.name!r} needs at least {step} bases"
+            )
         return window // step * step
 
     def draw(self, results: list[ModelResult], path: Path) -> None:

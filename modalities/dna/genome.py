@@ -42,10 +42,18 @@ class Genome:
     """
 
     def __init__(
-        self, contigs: list[tuple[str, int, int]], fingerprint: str, files: tuple[str, ...], bases: bytearray
+        self,
+        contigs: list[tuple[str, int, int]],
+        fingerprint: str,
+        files: tuple[str, ...],
+        bases: bytearray,
     ) -> None:
         """contigs: name, length and number of the file of each. bases: of all of them, code | SOFT."""
-        self.files, self.fingerprint, self._store = files, fingerprint, np.frombuffer(bases, np.uint8)
+        self.files, self.fingerprint, self._store = (
+            files,
+            fingerprint,
+            np.frombuffer(bases, np.uint8),
+        )
         starts = np.cumsum([0, *(length for _, length, _ in contigs)])
         self.unknown = _unknown_runs(self._store, starts)
         first = np.searchsorted(self.unknown[:, 0], starts)  # run of each contig
@@ -54,7 +62,9 @@ class Genome:
             for n, (name, length, file) in enumerate(contigs)
         )
         self._by_name = {contig.name: contig for contig in self.contigs}
-        self.starts = {contig.name: int(at) for contig, at in zip(self.contigs, starts, strict=False)}
+        self.starts = {
+            contig.name: int(at) for contig, at in zip(self.contigs, starts, strict=False)
+        }
         self.known = sum(contig.known for contig in self.contigs)
 
     def __getitem__(self, name: str) -> Contig:
@@ -62,7 +72,9 @@ class Genome:
         if name not in self._by_name:
             names = list(self._by_name)
             few = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
-            raise ValueError(f"no contig {name!r}; {did_you_mean(str(name), names)}there are {len(names)}: {few}")
+            raise ValueError(
+                f"no contig {name!r}; {did_you_mean(str(name), names)}there are {len(names)}: {few}"
+            )
         return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
@@ -81,7 +93,9 @@ class Genome:
         at = self.starts[name]
         stop = contig.length if stop is None else stop
         if not 0 <= start <= stop <= contig.length:
-            raise ValueError(f"bases [{start}, {stop}) are outside contig {name!r}, which has {contig.length:,}")
+            raise ValueError(
+                f"bases [{start}, {stop}) are outside contig {name!r}, which has {contig.length:,}"
+            )
         return self._store[at + start : at + stop]
 
 
@@ -94,7 +108,9 @@ def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
         before = unknown[-1:]
     edges.append(np.full(int(before[0]), len(codes)))
     inner = starts[1:-1]
-    crossed = inner[(codes[inner - 1] & CODE == UNKNOWN) & (codes[inner] & CODE == UNKNOWN)]  # a run ends, one begins
+    crossed = inner[
+        (codes[inner - 1] & CODE == UNKNOWN) & (codes[inner] & CODE == UNKNOWN)
+    ]  # a run ends, one begins
     return np.sort(np.concatenate([*edges, crossed, crossed]).astype(np.int64)).reshape(-1, 2)
 
 
@@ -102,7 +118,9 @@ class RunCounter:
     """Counts the bases of [start, stop) that lie in sorted, disjoint runs (R, 2)."""
 
     def __init__(self, runs: np.ndarray) -> None:
-        self.runs = np.concatenate([[[-1, -1]], runs])  # an empty run first: every place has one at or before it
+        self.runs = np.concatenate(
+            [[[-1, -1]], runs]
+        )  # an empty run first: every place has one at or before it
         self.total = np.cumsum(self.runs[:, 1] - self.runs[:, 0])
 
     def count(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -139,9 +157,13 @@ def _open(stats: tuple[tuple[str, _Version], ...]) -> Genome:
             if not isinstance(piece, bytes):
                 contig, place = piece[0], f"{name}, {piece[1]}"
                 if contig in places:
-                    raise ValueError(f"{place}: a second contig {contig!r}; the first is in {places[contig]}")
+                    raise ValueError(
+                        f"{place}: a second contig {contig!r}; the first is in {places[contig]}"
+                    )
                 if len(names) == _MOST_CONTIGS:
-                    raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
+                    raise ValueError(
+                        f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have"
+                    )
                 places[contig] = place
                 names.append(contig)
                 sizes.append((0, number))
@@ -152,10 +174,14 @@ def _open(stats: tuple[tuple[str, _Version], ...]) -> Genome:
         if len(names) == count:
             raise ValueError(f"{name}: no sequence in it")
         if _version(Path(name)) != version:
-            raise ValueError(f"{name}: changed while it was being read; open it again once it is complete")
+            raise ValueError(
+                f"{name}: changed while it was being read; open it again once it is complete"
+            )
     contigs = [(name, *size) for name, size in zip(names, sizes, strict=True)]
     for name, length, _ in contigs:
         if not length:
-            raise ValueError(f"{places[name]}: contig {name!r} is empty: no base follows its header")
+            raise ValueError(
+                f"{places[name]}: contig {name!r} is empty: no base follows its header"
+            )
     digest.update(json.dumps([contig[:2] for contig in contigs]).encode())
     return Genome(contigs, digest.hexdigest(), tuple(path for path, _ in stats), bases)

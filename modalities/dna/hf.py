@@ -32,13 +32,17 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     refuse a letter: one that is no nucleotide code, an error of `modalities.dna.tokenizers`, is an unknown base here."""
     tokenizer = load_tokenizer(spec)
     if not isinstance(tokenizer, KmerTokenizer):
-        raise ValueError(f"tokenizer {spec!r} is not served in transformers' form; only bases and k-mers are")
+        raise ValueError(
+            f"tokenizer {spec!r} is not served in transformers' form; only bases and k-mers are"
+        )
     # Whole k-mers; what is left over at the end makes no token.
     unknown = "N" * tokenizer.k
     words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
     words |= {unknown: tokenizer.unknown_id, "<start>": tokenizer.bos_id, "<pad>": tokenizer.pad_id}
     backend = Tokenizer(models.WordLevel(words, unk_token=unknown))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(f"(?m).{{{tokenizer.k}}}"), behavior="removed", invert=True)
+    backend.pre_tokenizer = pre_tokenizers.Split(
+        Regex(f"(?m).{{{tokenizer.k}}}"), behavior="removed", invert=True
+    )
     letters = [normalizers.Replace(a, b) for a, b in zip("acgtuU", "ACGTTT", strict=True)]
     backend.normalizer = normalizers.Sequence(letters)
     backend.decoder = decoders.Fuse()
@@ -66,7 +70,9 @@ class PriorzooDnaForCausalLM(PriorzooForCausalLM):
 
     def targets(self, labels: Tensor) -> Tensor:
         """Labels (B, T) with −100 for unknown bases, start and padding."""
-        return labels.masked_fill(labels >= cast(DnaDecoder, self.model).config.num_targets, IGNORED)
+        return labels.masked_fill(
+            labels >= cast(DnaDecoder, self.model).config.num_targets, IGNORED
+        )
 
 
 register(PriorzooDnaConfig, PriorzooDnaModel, PriorzooDnaForCausalLM)
@@ -108,7 +114,9 @@ class OutsideDnaDecoder(OutsideDecoder):
         others[ids[: tokenizer.num_targets]] = False
         self.register_buffer("others", others.nonzero()[:, 0], persistent=False)
 
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> OutsideDnaDecoder:  # type: ignore[override]
+    def to(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> OutsideDnaDecoder:  # type: ignore[override]
         super().to(device=device, dtype=dtype)
         self.library_ids, self.others = self.library_ids.to(device), self.others.to(device)
         return self
@@ -122,7 +130,9 @@ class OutsideDnaDecoder(OutsideDecoder):
         logits = super().forward_head(features)
         rest = logits[..., self.others].logsumexp(-1, keepdim=True)
         never = torch.full_like(rest, -torch.inf)
-        return torch.cat([logits[..., self.library_ids[: self.config.num_targets]], rest, never, never], dim=-1)
+        return torch.cat(
+            [logits[..., self.library_ids[: self.config.num_targets]], rest, never, never], dim=-1
+        )
 
 
 def claim_outside(name: str) -> float:
@@ -143,7 +153,9 @@ def open_outside(name: str) -> tuple[nn.Module, bool]:
     if isinstance(decoder := getattr(model, "model", None), DnaDecoder):
         assert isinstance(tokenizer, OutsideTokenizer)
         if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
-            raise ValueError(f"hf:{name}: its tokenizer has other ids than the model's, {decoder.config.tokenizer!r}")
+            raise ValueError(
+                f"hf:{name}: its tokenizer has other ids than the model's, {decoder.config.tokenizer!r}"
+            )
         decoder.config = replace(decoder.config, tokenizer=tokenizer.name)
         return decoder, True
     return OutsideDnaDecoder(model, name), True

@@ -56,16 +56,26 @@ class DnaConfig(DecoderConfig):
         super().__post_init__()
         orders, spec = list(self.copy_orders), self.tokenizer
         if orders != sorted(set(orders)) or not all(1 <= order <= LONGEST for order in orders):
-            raise ValueError(f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}")
+            raise ValueError(
+                f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}"
+            )
         if orders and spec != "bases":
-            raise ValueError(f"copy_orders={orders} with tokenizer {spec!r}: copies are of single bases, 'bases'")
+            raise ValueError(
+                f"copy_orders={orders} with tokenizer {spec!r}: copies are of single bases, 'bases'"
+            )
         if self.copy_memory and not orders:
-            raise ValueError(f"copy_memory={self.copy_memory} without copy_orders, such as [11, 12, 14, 16, 20, 24]")
+            raise ValueError(
+                f"copy_memory={self.copy_memory} without copy_orders, such as [11, 12, 14, 16, 20, 24]"
+            )
         if self.strands not in ("one", "both"):
             raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
         if not 0 < self.num_targets <= self.vocab_size:
-            raise ValueError(f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}")
-        if spec == "bases" or spec.startswith("kmer:"):  # others are files, opened when they are used
+            raise ValueError(
+                f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}"
+            )
+        if spec == "bases" or spec.startswith(
+            "kmer:"
+        ):  # others are files, opened when they are used
             known = load_tokenizer(spec)
             if known.vocab_size > self.vocab_size or known.num_targets != self.num_targets:
                 raise ValueError(
@@ -79,8 +89,13 @@ TINY = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
 # million bases, for the 8.2 million of tiny training and the starts of rows. At 3M it has room for 67 million.
 COPY: dict[str, object] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: Mapping[str, Mapping[str, object]] = {
-    "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too
-    "copy_3m": COPY | dict(dim=256, num_layers=4, num_heads=4, hidden_dim=688, train_context=1024, copy_memory=1 << 26),
+    "copy_tiny": TINY
+    | COPY
+    | dict(train_context=1024),  # before "tiny", in which its names end too
+    "copy_3m": COPY
+    | dict(
+        dim=256, num_layers=4, num_heads=4, hidden_dim=688, train_context=1024, copy_memory=1 << 26
+    ),
     "tiny": TINY | dict(train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
     # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers
@@ -100,7 +115,9 @@ class DnaDecoder(Decoder):
     def __init__(self, config: DnaConfig) -> None:
         super().__init__(config)
         options = dict(memory=config.copy_memory, recent=config.train_context)
-        self.copy_expert = CopyExpert(config.dim, config.copy_orders, **options) if config.copy_orders else None
+        self.copy_expert = (
+            CopyExpert(config.dim, config.copy_orders, **options) if config.copy_orders else None
+        )
 
     def refuses_sequence(self, size: int) -> str | None:
         if self.copy_expert is not None:
@@ -108,7 +125,12 @@ class DnaDecoder(Decoder):
         return super().refuses_sequence(size)
 
     def forward_features(
-        self, tokens: Tensor, *, segments: Tensor | None = None, cache: KVCache | None = None, **options: Any
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        cache: KVCache | None = None,
+        **options: Any,
     ) -> Tensor:
         """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
         ValueError with a copy expert for embeddings instead of ids."""
@@ -116,7 +138,9 @@ class DnaDecoder(Decoder):
         if self.copy_expert is None:
             return features
         if tokens.is_floating_point():
-            raise ValueError("a copy expert looks for bases: pass ids of tokens, not their embeddings")
+            raise ValueError(
+                "a copy expert looks for bases: pass ids of tokens, not their embeddings"
+            )
         if cache is not None:
             tokens, segments = cache.keep(tokens), cache.segments
         copied = self.copy_expert(tokens, features, segments)
@@ -133,7 +157,9 @@ class DnaDecoder(Decoder):
         never = torch.arange(logits.shape[-1], device=logits.device) >= self.config.num_targets
         return logits.masked_fill(never, -torch.inf)
 
-    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None) -> Iterator[str]:
+    def stream_text(
+        self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None
+    ) -> Iterator[str]:
         """Bases that follow those of the prompt, yielded as they are written. Where it is not a whole number of k-mers, its
         first bases are left out. `sampling`: as in `modalities.decoder.generation.stream`. ValueError for other letters."""
         tokenizer = load_tokenizer(self.config.tokenizer)
@@ -147,7 +173,9 @@ class DnaDecoder(Decoder):
     def read(self, bases: str) -> Tensor:
         """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        return torch.tensor([[tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]], device=self.device)
+        return torch.tensor(
+            [[tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]], device=self.device
+        )
 
 
 def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -156,7 +184,10 @@ def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, 
     loss, _ = causal_lm_loss(model, batch)
     if model.copy_expert is not None and model.copy_expert.training:
         model.copy_expert.remember(batch["tokens"], batch["segments"])
-    weights, widths = target_weights(batch), torch.from_numpy(load_tokenizer(model.config.tokenizer).widths)
+    weights, widths = (
+        target_weights(batch),
+        torch.from_numpy(load_tokenizer(model.config.tokenizer).widths),
+    )
     bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 
@@ -165,10 +196,16 @@ def build(name: str, options: Mapping[str, object], data: DnaDataConfig) -> ZooM
     """A registered model with fresh weights at the data's context and tokenizer; `options` override its configuration.
     ValueError where options name another tokenizer than the data, or a setting that the model does not have."""
     if options.get("strands") == "both":
-        raise ValueError("strands='both' cannot be trained: leave it out, and evaluate with --strands both")
+        raise ValueError(
+            "strands='both' cannot be trained: leave it out, and evaluate with --strands both"
+        )
     check_tokenizer(options, data.tokenizer)
     tokenizer = load_tokenizer(data.tokenizer)
-    fields = {"train_context": data.context, "tokenizer": data.tokenizer, "vocab_size": tokenizer.vocab_size}
+    fields = {
+        "train_context": data.context,
+        "tokenizer": data.tokenizer,
+        "vocab_size": tokenizer.vocab_size,
+    }
     return create_model(name, **fields | {"num_targets": tokenizer.num_targets} | dict(options))
 
 

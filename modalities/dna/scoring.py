@@ -85,7 +85,10 @@ def score_windows(
         cut = score_windows(model, codes, strands=strands, batch_tokens=batch_tokens, by_base=True)
         skipped = [scored.start - read.start for read, scored in parts]
         nll, bases, correct = (
-            torch.cat([part[:, n:] for part, n in zip(values.split(len(windows)), skipped, strict=True)], 1)
+            torch.cat(
+                [part[:, n:] for part, n in zip(values.split(len(windows)), skipped, strict=True)],
+                1,
+            )
             for values in (cut.nll, cut.bases, cut.correct)
         )
         return Scores(nll, bases, correct)
@@ -104,16 +107,22 @@ def score_windows(
     longest = max(part.nll.shape[1] for part in batches)
 
     def rows(name: str) -> Tensor:
-        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in batches])
+        return torch.cat(
+            [F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in batches]
+        )
 
-    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in batches))
+    return Scores(
+        rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in batches)
+    )
 
 
 def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
     counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
     pairs = (forth.nll, back.nll), (forth.correct, back.correct)
     nll, correct = (torch.where(counted, (a + b.flip(1)) / 2, 0.0) for a, b in pairs)
-    return Scores(nll, torch.where(counted, forth.bases, 0), correct, forth.left_over + back.left_over)
+    return Scores(
+        nll, torch.where(counted, forth.bases, 0), correct, forth.left_over + back.left_over
+    )
 
 
 @torch.inference_mode()
@@ -134,10 +143,17 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
     for part, logits in logits_by_slice(model, model.forward_features(inputs[:, :-1])):
         nll[:, part] = nll_of(logits, targets[:, part]).cpu()
         best = logits == logits.amax(-1, keepdim=True)  # equal tokens share the hit
-        correct[:, part] = (best.gather(-1, targets[:, part, None])[..., 0].double() / best.sum(-1)).cpu()
+        correct[:, part] = (
+            best.gather(-1, targets[:, part, None])[..., 0].double() / best.sum(-1)
+        ).cpu()
     counts = counts.cpu()
     bases = torch.from_numpy(spans).where(counts, 0)
-    scores = Scores(nll.where(counts, 0.0), bases, correct.where(counts, 0.0), sum(row.left_over for row in rows))
+    scores = Scores(
+        nll.where(counts, 0.0),
+        bases,
+        correct.where(counts, 0.0),
+        sum(row.left_over for row in rows),
+    )
     return _by_base(scores, spans, windows.shape[1]) if by_base else scores
 
 

@@ -33,7 +33,9 @@ SUFFIXES = (".fa", ".fasta", ".fna", *GENBANK)
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20  # bytes read at once
 _LONGEST_HEADER = 1 << 20
-_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # an empty block: SAM, 4.1.2
+_BGZIP_END = bytes.fromhex(
+    "1f8b08040000000000ff0600424302001b0003000000000000000000"
+)  # an empty block: SAM, 4.1.2
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
 
 
@@ -48,16 +50,22 @@ class DnaSource:
     whole: bool = False  # all is held out, as from a model that was not trained on it
 
 
-def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None = None) -> DnaSource:
+def find_source(
+    spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None = None
+) -> DnaSource:
     """The source of a spec string, split by a BED file `split` if it is not None. ValueError for a malformed spec, or a file of
     another suffix; FileNotFoundError, which names the nearest file, or the command that fetches it."""
     if not isinstance(spec, str) or not spec.strip():
-        raise ValueError(f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}")
+        raise ValueError(
+            f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}"
+        )
     name, bed = (spec, None) if split is None else (f"{spec} split by {split}", Path(split))
     if spec == DEFAULT_SOURCE:
         return DnaSource(name, (ASSETS / "yeast_chr01.fa.gz",), bed or ASSETS / "yeast_chr01.bed")
     if spec == "genomes" or spec.startswith("genomes:"):
-        return DnaSource(name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", subset=not bed)
+        return DnaSource(
+            name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", subset=not bed
+        )
     # a name may have a comma in it
     parts = [spec] if Path(spec).is_file() else [part.strip() for part in spec.split(",")]
     if not all(parts):
@@ -65,7 +73,9 @@ def find_source(spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None
     files = tuple(path for part in parts for path in _find_files(spec, part))
     for path in files:
         if not _is_sequences(path.name):
-            raise ValueError(f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz")
+            raise ValueError(
+                f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz"
+            )
     return DnaSource(name, files, bed)
 
 
@@ -99,8 +109,12 @@ def _find_files(spec: str, place: str) -> list[Path]:
         return paths
     if path.is_dir():
         example = f"{place.rstrip('/')}/*.fa"
-        raise FileNotFoundError(f"source {spec!r}: {place} is a folder; name its files, such as '{example}'")
-    hint = near_file(place, _is_sequences) or did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
+        raise FileNotFoundError(
+            f"source {spec!r}: {place} is a folder; name its files, such as '{example}'"
+        )
+    hint = near_file(place, _is_sequences) or did_you_mean(
+        place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4
+    )
     expected = f"expected a file, {DEFAULT_SOURCE}, genomes or genomes:NAME"
     raise FileNotFoundError(f"source {spec!r}: no file {place!r}; {hint}{expected}")
 
@@ -115,7 +129,9 @@ def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
         if _BGZIP.match(file.read(64)):  # gzip does not notice that blocks are missing
             file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
             if file.read() != _BGZIP_END:
-                raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
+                raise ValueError(
+                    f"{path}: truncated: the empty block that ends every bgzip file is missing"
+                )
     if _is_sequences(path.name, GENBANK):
         yield from _read_genbank(path)
         return
@@ -148,7 +164,9 @@ def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
         while True:
             place += 1
             try:
-                with warnings.catch_warnings():  # dates and columns out of form are fine; missing bases are not
+                with (
+                    warnings.catch_warnings()
+                ):  # dates and columns out of form are fine; missing bases are not
                     warnings.simplefilter("ignore")
                     warnings.filterwarnings("error", "Premature end|Expected sequence length")
                     record = next(records, None)
@@ -161,8 +179,13 @@ def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
                 raise ValueError(f"{path}, record {place}: {error or 'not GenBank'}") from error
             codes = letters.translate(LETTERS)
             if (wrong := codes.find(NOT_A_BASE)) >= 0:
-                raise ValueError(f"{path}, record {place}, base {wrong + 1}: {invalid_letter(chr(letters[wrong]))}")
-            yield (record.name if record.id in ("", "<unknown id>", ".") else record.id), f"record {place}"
+                raise ValueError(
+                    f"{path}, record {place}, base {wrong + 1}: {invalid_letter(chr(letters[wrong]))}"
+                )
+            yield (
+                (record.name if record.id in ("", "<unknown id>", ".") else record.id),
+                f"record {place}",
+            )
             yield codes
 
 
@@ -173,7 +196,9 @@ def _name(header: bytes, path: Path, line: int) -> str:
         words = header.decode("utf-8").split()
     except UnicodeDecodeError as error:
         byte = f"byte 0x{header[error.start]:02x}"
-        raise ValueError(f"{path}, line {line}: invalid UTF-8 in the header ({byte}); correct the name") from error
+        raise ValueError(
+            f"{path}, line {line}: invalid UTF-8 in the header ({byte}); correct the name"
+        ) from error
     if not words:
         raise ValueError(f"{path}, line {line}: '>' without a name")
     return words[0]
@@ -182,7 +207,11 @@ def _name(header: bytes, path: Path, line: int) -> str:
 def _problem(path: Path, piece: bytes, line: int, begun: bool) -> str:
     """What is wrong with lines from `line` on that are no sequence."""
     if begun:
-        place = next(at for at, byte in enumerate(piece) if LETTERS[byte] == NOT_A_BASE and byte not in _WHITE)
+        place = next(
+            at
+            for at, byte in enumerate(piece)
+            if LETTERS[byte] == NOT_A_BASE and byte not in _WHITE
+        )
         line += piece.count(b"\n", 0, place)
         return f"{path}, line {line}: {invalid_letter(chr(piece[place]))}"
     line += piece[: len(piece) - len(piece.lstrip())].count(b"\n")

@@ -55,7 +55,9 @@ class Region:
         return self.label or f"{self.contig}:{self.start + 1}-{self.stop}"
 
 
-def read_bed(path: Path, genome: Genome, *, splits: bool = False, others: bool = False) -> tuple[Region, ...]:
+def read_bed(
+    path: Path, genome: Genome, *, splits: bool = False, others: bool = False
+) -> tuple[Region, ...]:
     """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are ignored. ValueError with file,
     line and reason for malformed rows, a contig that the genome lacks, or no row at all.
 
@@ -97,12 +99,16 @@ def _row(raw: bytes, genome: Genome, splits: bool, others: bool) -> Region | Non
         raise ValueError(f"{len(words)} columns, expected {3 + splits}: {columns}")
     contig, bounds = genome[words[0]], words[1:3]
     if not all(bound.isascii() and bound.isdigit() and len(bound) <= 18 for bound in bounds):
-        raise ValueError(f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0")
+        raise ValueError(
+            f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0"
+        )
     start, stop = map(int, bounds)
     if start >= stop:
         raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
     if stop > contig.length:
-        raise ValueError(f"stop {stop:,} is beyond the end of {contig.name!r}, which has {contig.length:,} bases")
+        raise ValueError(
+            f"stop {stop:,} is beyond the end of {contig.name!r}, which has {contig.length:,} bases"
+        )
     label = "".join(words[3:4])
     if splits and label not in _SPLITS:
         hint = did_you_mean(label.lower(), _SPLITS)
@@ -117,15 +123,25 @@ def _row(raw: bytes, genome: Genome, splits: bool, others: bool) -> Region | Non
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
     """The regions of a source: of its BED file where it has one, all held out where it is `whole`, else of `split_contigs`."""
     if source.whole:
-        return tuple(Region(contig.name, 0, contig.length, "heldout") for contig in genome.contigs if contig.known)
+        return tuple(
+            Region(contig.name, 0, contig.length, "heldout")
+            for contig in genome.contigs
+            if contig.known
+        )
     if source.bed is None:
         return split_contigs(genome.contigs)
     regions = read_bed(source.bed, genome, splits=True, others=source.subset)
-    parts = [part for split in ("train", "heldout") for part in joined([r for r in regions if r.label == split])]
+    parts = [
+        part
+        for split in ("train", "heldout")
+        for part in joined([r for r in regions if r.label == split])
+    ]
     for one, next_one in pairwise(sorted(parts, key=lambda part: (part.contig, part.start))):
         if one.contig == next_one.contig and next_one.start < one.stop:
             bases = f"{next_one.start:,} to {min(one.stop, next_one.stop):,} of {one.contig!r}"
-            raise ValueError(f"{source.bed}: train and heldout share bases {bases}: each base is in one split")
+            raise ValueError(
+                f"{source.bed}: train and heldout share bases {bases}: each base is in one split"
+            )
     return regions
 
 
@@ -145,11 +161,16 @@ def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
     total, held = sum(contig.known for contig in usable), 0
     names: set[str] = set()
     for contig in sorted(usable, key=lambda contig: _rank(contig.name)):
-        if held < HELDOUT_FRACTION * total and held + contig.known <= _MOST * HELDOUT_FRACTION * total:
+        if (
+            held < HELDOUT_FRACTION * total
+            and held + contig.known <= _MOST * HELDOUT_FRACTION * total
+        ):
             held += contig.known
             names.add(contig.name)
     names = names or {min(usable, key=lambda contig: (contig.known, _rank(contig.name))).name}
-    return tuple(Region(c.name, 0, c.length, "heldout" if c.name in names else "train") for c in usable)
+    return tuple(
+        Region(c.name, 0, c.length, "heldout" if c.name in names else "train") for c in usable
+    )
 
 
 def _rank(name: str) -> bytes:
@@ -209,17 +230,23 @@ class GenomeSplit:
 
     def reaching(self, share: float) -> int:
         """The greatest length such that contigs with this share of the held-out bases have a region that long."""
-        longest_first = sorted(self.contigs.values(), key=lambda regions: max(map(len, regions)), reverse=True)
+        longest_first = sorted(
+            self.contigs.values(), key=lambda regions: max(map(len, regions)), reverse=True
+        )
         totals = np.cumsum([sum(map(len, regions)) for regions in longest_first])
         return max(map(len, longest_first[int(np.searchsorted(totals, share * totals[-1]))]))
 
     def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         """At most `count` stretches of `length` bases by contig, in order of place; contigs without room are left out.
         ValueError where no contig has room for one; it names the longest held-out region."""
-        drawn = {name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()}
+        drawn = {
+            name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()
+        }
         drawn = {name: stretches for name, stretches in drawn.items() if stretches}
         if not drawn:
-            few_unknown = f", at most {MAX_UNKNOWN:.0%} of them unknown" if self.longest >= length else ""
+            few_unknown = (
+                f", at most {MAX_UNKNOWN:.0%} of them unknown" if self.longest >= length else ""
+            )
             raise ValueError(
                 f"no held-out region of {self.name!r} has {length} bases in one piece{few_unknown}; the longest region has "
                 f"{self.longest}: choose shorter lengths, or a source that holds out more"
@@ -232,7 +259,9 @@ class GenomeSplit:
         name = int.from_bytes(hashlib.blake2b(contig.encode(), digest_size=8).digest(), "little")
         rng, runs = np.random.default_rng([seed, length, name]), self.genome[contig].unknown
         starts = [np.zeros(0, np.int64)]
-        gaps = runs[runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length]  # the grid starts anew after each
+        gaps = runs[
+            runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length
+        ]  # the grid starts anew after each
         for region in sorted(regions, key=lambda r: r.start):
             for start, stop in between(region, gaps).tolist():
                 room, rest = divmod(stop - start, length)

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, open_tokenizer, start_id, tokenizer_folder
+from modalities.decoder.tokenizers import (
+    fingerprint_of_tokenizer,
+    no_panic,
+    open_tokenizer,
+    start_id,
+    tokenizer_folder,
+)
 from zoo.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -40,7 +46,11 @@ LONGEST_KMER = 8  # 65,536 targets
 SPECIALS = 3  # unknown, start, padding
 
 
-_CODES = {ord(letter): n for n, letters in enumerate(["A", "C", "G", "TU", "NXRYSWKMBDHV"]) for letter in letters}
+_CODES = {
+    ord(letter): n
+    for n, letters in enumerate(["A", "C", "G", "TU", "NXRYSWKMBDHV"])
+    for letter in letters
+}
 _CODES |= {letter + 32: code | SOFT for letter, code in _CODES.items()}  # lower case
 LETTERS = bytes(_CODES.get(letter, NOT_A_BASE) for letter in range(256))  # for bytes.translate
 _NAMES = np.frombuffer(b"ACGTN", np.uint8)
@@ -49,7 +59,9 @@ _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 
 def encode(text: str | bytes) -> np.ndarray:
     """Codes (N,) uint8 of letters. ValueError names the first invalid letter, and its place from 0."""
-    data = text.encode("ascii", "replace") if isinstance(text, str) else text  # one "?" per foreign letter: places stay
+    data = (
+        text.encode("ascii", "replace") if isinstance(text, str) else text
+    )  # one "?" per foreign letter: places stay
     codes = data.translate(LETTERS)
     if (place := codes.find(NOT_A_BASE)) >= 0:
         letter = text[place] if isinstance(text, str) else chr(text[place])
@@ -96,7 +108,11 @@ class DnaTokenizer(ABC):
     def __init__(self, name: str, widths: np.ndarray, fingerprint: str) -> None:
         self.name, self.step = name, int(widths[0]) if (widths == widths[0]).all() else 1
         self.num_targets = self.unknown_id = len(widths)
-        self.bos_id, self.pad_id, self.vocab_size = len(widths) + 1, len(widths) + 2, len(widths) + SPECIALS
+        self.bos_id, self.pad_id, self.vocab_size = (
+            len(widths) + 1,
+            len(widths) + 2,
+            len(widths) + SPECIALS,
+        )
         self.widths = np.concatenate([widths, [self.step, 0, 0]]).astype(np.int64)
         self.fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
 
@@ -108,7 +124,9 @@ class DnaTokenizer(ABC):
         """Codes (T,) uint8 of ids; start and padding are left out. ValueError for an id outside the vocabulary."""
         ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
-            raise ValueError(f"ids {ids.min()}..{ids.max()} are outside 0..{self.vocab_size - 1} of {self.name!r}")
+            raise ValueError(
+                f"ids {ids.min()}..{ids.max()} are outside 0..{self.vocab_size - 1} of {self.name!r}"
+            )
         return self._codes_of(ids[ids <= self.unknown_id])
 
     @abstractmethod
@@ -145,39 +163,62 @@ class OutsideTokenizer(DnaTokenizer):
 
     def __init__(self, inner: PreTrainedTokenizerBase, name: str) -> None:
         spec, vocabulary, special = f"hf:{name}", inner.get_vocab(), set(inner.all_special_ids)
-        entries = (entry for entry, n in vocabulary.items() if n not in special and re.fullmatch(f"[{BASES}]+", entry))
+        entries = (
+            entry
+            for entry, n in vocabulary.items()
+            if n not in special and re.fullmatch(f"[{BASES}]+", entry)
+        )
         targets = sorted(entries, key=vocabulary.__getitem__)
         if not targets:
             raise ValueError(f"tokenizer {spec!r} has no token of upper-case A, C, G and T")
         if not inner.is_fast:
-            raise ValueError(f"tokenizer {spec!r} does not tell where its tokens are; expected one with tokenizer.json")
+            raise ValueError(
+                f"tokenizer {spec!r} does not tell where its tokens are; expected one with tokenizer.json"
+            )
         widths = np.array([len(entry) for entry in targets])
         super().__init__(spec, widths, fingerprint_of_tokenizer(inner))
         self.inner = inner
         self._codes = [encode(entry) for entry in targets] + [np.full(1, UNKNOWN, np.uint8)]
-        self._ids = np.full(max(vocabulary.values()) + 1, self.unknown_id, np.int64)  # by those of the library
+        self._ids = np.full(
+            max(vocabulary.values()) + 1, self.unknown_id, np.int64
+        )  # by those of the library
         self._ids[[vocabulary[entry] for entry in targets]] = np.arange(len(targets))
         start = start_id(inner, name)
-        unknown = inner("N" * int(self.widths.max()), add_special_tokens=False)["input_ids"] or [inner.unk_token_id]
+        unknown = inner("N" * int(self.widths.max()), add_special_tokens=False)["input_ids"] or [
+            inner.unk_token_id
+        ]
         pad = start if inner.pad_token_id is None else inner.pad_token_id
-        ids = [*map(vocabulary.__getitem__, targets), start if unknown[0] is None else unknown[0], start, pad]
+        ids = [
+            *map(vocabulary.__getitem__, targets),
+            start if unknown[0] is None else unknown[0],
+            start,
+            pad,
+        ]
         self.library_ids = np.array(ids, np.int64)
         codes = np.random.default_rng(0).integers(0, 4, 1 << 16).astype(np.uint8)
         random_ids = self.encode(codes).ids
         if not len(random_ids) or (random_ids == self.unknown_id).any():
-            raise ValueError(f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens")
-        self.bases_per_token = float(self.step) if (widths == widths[0]).all() else len(codes) / len(random_ids)
+            raise ValueError(
+                f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens"
+            )
+        self.bases_per_token = (
+            float(self.step) if (widths == widths[0]).all() else len(codes) / len(random_ids)
+        )
 
     def encode(self, codes: np.ndarray) -> Encoded:
         with no_panic(self.name):
-            tokens = self.inner(decode(codes), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            tokens = self.inner(
+                decode(codes), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
         ids = self._ids[np.asarray(tokens["input_ids"], np.int64)]
         ends = np.asarray(tokens["offset_mapping"], np.int64).reshape(-1, 2)
         spans = ends[:, 1] - ends[:, 0]
         known = ids < self.num_targets
         end = int(ends[-1, 1]) if len(ends) else 0
         if int(spans.sum()) != end or (spans[known] != self.widths[ids[known]]).any():
-            raise ValueError(f"tokenizer {self.name!r} does not keep every base in one token; expected one that does")
+            raise ValueError(
+                f"tokenizer {self.name!r} does not keep every base in one token; expected one that does"
+            )
         return Encoded(ids, spans, len(codes) - end)
 
     def _codes_of(self, ids: np.ndarray) -> np.ndarray:
@@ -199,7 +240,9 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
         return _outside(name, tokenizer_folder(name))
     if kind == "kmer":
         if not name.isdecimal() or not 1 <= int(name) <= LONGEST_KMER:
-            raise ValueError(f"tokenizer {spec!r}: K must be a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'")
+            raise ValueError(
+                f"tokenizer {spec!r}: K must be a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'"
+            )
         return _kmers(int(name), spec)
     hint = did_you_mean(spec, ["bases", "kmer:6"])
     raise ValueError(f"unknown tokenizer {spec!r}; {hint}expected 'bases', 'kmer:K' or 'hf:FOLDER'")

@@ -40,18 +40,25 @@ class CausalLM(Decoder):
     config_class = TextConfig
     modality = "text"
 
-    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None) -> Iterator[str]:
+    def stream_text(
+        self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None
+    ) -> Iterator[str]:
         """What follows the prompt, yielded as it is written; `sampling` as in `modalities.decoder.generation.stream`."""
         from modalities.decoder.generation import stream_text
 
         tokenizer = load_tokenizer(self.config.tokenizer)
-        ids, ends = self.read(prompt)[0].tolist(), {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id}
+        ids, ends = (
+            self.read(prompt)[0].tolist(),
+            {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id},
+        )
         return stream_text(self, ids, tokenizer.decode, **ends | sampling)  # type: ignore[arg-type]
 
     def read(self, text: str) -> Tensor:
         """(1, T) ids: BOS and the tokens of a text."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        return torch.tensor([[tokenizer.bos_id, *tokenizer.encode(text).tolist()]], device=self.device)
+        return torch.tensor(
+            [[tokenizer.bos_id, *tokenizer.encode(text).tolist()]], device=self.device
+        )
 
 
 GPT2: dict[str, object] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
@@ -63,13 +70,30 @@ SIZES: dict[str, dict[str, object]] = {
     "tiny": WORDS | dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
     "lm": WORDS
-    | dict(dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512, vocab_size=4096, tokenizer="bpe-4k"),
+    | dict(
+        dim=192,
+        num_layers=6,
+        num_heads=6,
+        hidden_dim=512,
+        train_context=512,
+        vocab_size=4096,
+        tokenizer="bpe-4k",
+    ),
     # GOAT, C4: "a pre-norm GPT"
     "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),
     # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them 44M, 124M and 334M
-    "44m": GPT2 | dict(dim=512, num_layers=6, num_heads=8, hidden_dim=2048, train_context=1024, vocab_size=50304),
-    "124m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=1024, vocab_size=50304),
-    "354m": GPT2 | dict(dim=1024, num_layers=24, num_heads=16, hidden_dim=4096, train_context=1024, vocab_size=50304),
+    "44m": GPT2
+    | dict(
+        dim=512, num_layers=6, num_heads=8, hidden_dim=2048, train_context=1024, vocab_size=50304
+    ),
+    "124m": GPT2
+    | dict(
+        dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=1024, vocab_size=50304
+    ),
+    "354m": GPT2
+    | dict(
+        dim=1024, num_layers=24, num_heads=16, hidden_dim=4096, train_context=1024, vocab_size=50304
+    ),
     # BAM, FineWeb, the Mistral v0.3 vocabulary
     "120m": dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536, train_context=512),
     "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),
@@ -94,7 +118,10 @@ def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> Zoo
     check_tokenizer(options, spec)
     fields: dict[str, object] = {"train_context": data.context, "tokenizer": spec}
     # Options after "?" name special tokens and do not change the size of the vocabulary.
-    if "vocab_size" not in options and spec.partition("?")[0] != entry["tokenizer"].partition("?")[0]:
+    if (
+        "vocab_size" not in options
+        and spec.partition("?")[0] != entry["tokenizer"].partition("?")[0]
+    ):
         fields["vocab_size"] = load_tokenizer(spec).vocab_size
     return create_model(name, **fields | dict(options))
 

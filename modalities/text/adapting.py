@@ -47,7 +47,11 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
     name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError where there is none.
     """
     tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
-    return opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=False)), tokenizer, f"hf:{folder}"
+    return (
+        opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=False)),
+        tokenizer,
+        f"hf:{folder}",
+    )
 
 
 class AdaptationRows(Dataset):
@@ -68,17 +72,32 @@ class AdaptationRows(Dataset):
         row = self.rows[index]
         tokens, segments = row["tokens"], row["segments"]
         labels = tokens.masked_fill(document_starts(segments) | (segments < 0), IGNORED)
-        return {"input_ids": tokens, "labels": labels, "position_ids": Positions.documents(segments[None]).index()[0]}
+        return {
+            "input_ids": tokens,
+            "labels": labels,
+            "position_ids": Positions.documents(segments[None]).index()[0],
+        }
 
 
 def adaptation_rows(
-    tokenizer: str, source: str, context: int, count: int | None = None, *, seed: int = 0, facts_fraction: float = 0.0
+    tokenizer: str,
+    source: str,
+    context: int,
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    facts_fraction: float = 0.0,
 ) -> AdaptationRows:
     """`count` shuffled rows to train on, some of which state facts; without a count the first of the held-out split, plain."""
     config = TextDataConfig(source, tokenizer, context - 1, facts_fraction=facts_fraction)
-    corpus, read = load_corpus(config, "heldout" if count is None else "train"), load_tokenizer(tokenizer)
+    corpus, read = (
+        load_corpus(config, "heldout" if count is None else "train"),
+        load_tokenizer(tokenizer),
+    )
     if count is not None:
-        return AdaptationRows(PackedDataset(corpus, config.context, read, seed=seed, mix=config.row_mix), count)
+        return AdaptationRows(
+            PackedDataset(corpus, config.context, read, seed=seed, mix=config.row_mix), count
+        )
     rows = PackedDataset(corpus, config.context, read, epochs=1)
     return AdaptationRows(rows, min(rows.epoch_windows, max(4, HELDOUT_TOKENS // context), 64))
 
@@ -94,7 +113,9 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
     decoder, total, count = OutsideDecoder(model, "model"), 0.0, 0
     for part in slices(len(rows), max(1, TOKENS // (rows.rows.context + 1))):
         batch = default_collate([rows[n] for n in range(part.start, part.stop)])
-        nats, targets = summed_loss(decoder, {name: tensor.to(model.device) for name, tensor in batch.items()})
+        nats, targets = summed_loss(
+            decoder, {name: tensor.to(model.device) for name, tensor in batch.items()}
+        )
         total, count = total + float(nats), count + targets
     return total / count
 
@@ -102,7 +123,11 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
 def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again in the backward pass."""
     tokens, places = inputs["input_ids"], inputs.get("position_ids")
-    features = decoder._read(tokens).last_hidden_state if places is None else decoder.packed_features(tokens, places)
+    features = (
+        decoder._read(tokens).last_hidden_state
+        if places is None
+        else decoder.packed_features(tokens, places)
+    )
     targets = F.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
 
     def part(features: Tensor, targets: Tensor) -> Tensor:
@@ -118,13 +143,23 @@ def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
     """(Seconds, bytes of activations) of `rows` rows, forward and backward: time extrapolated from two short rows, bytes by
     shapes, without a T × S bias."""
-    decoder, config, tokens = OutsideDecoder(model, "model"), model.config.get_text_config(), rows * context
+    decoder, config, tokens = (
+        OutsideDecoder(model, "model"),
+        model.config.get_text_config(),
+        rows * context,
+    )
     model.train()
     if tokens >= CHECKPOINTED:
         model.activation_checkpointing_enable(dict(AGAIN))
     points = []
-    for length in (16, *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)})):  # 16 warms up
-        row, meter = torch.ones(1, length, dtype=torch.int64, device=model.device), Meter(model.device)
+    for length in (
+        16,
+        *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)}),
+    ):  # 16 warms up
+        row, meter = (
+            torch.ones(1, length, dtype=torch.int64, device=model.device),
+            Meter(model.device),
+        )
         with meter:
             summed_loss(decoder, {"input_ids": row, "labels": row})[0].backward()
         model.zero_grad()
@@ -133,7 +168,10 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     slope = max(0.0, (slower - rate) / max(1, most - least))
     hidden = 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     shape, width = (config.num_hidden_layers, config.hidden_size, hidden), model.dtype.itemsize
-    numbers = tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width) + 3 * LOGITS * config.vocab_size
+    numbers = (
+        tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width)
+        + 3 * LOGITS * config.vocab_size
+    )
     return tokens * (slower + slope * (context - most)), width * numbers
 
 
@@ -156,13 +194,23 @@ class _Trainer(Trainer):
         total, count = summed_loss(self.decoder, inputs)
         return total / (count if num_items_in_batch is None else num_items_in_batch)
 
-    def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        named = {name: p.detach().cpu().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
+    def _save(
+        self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None
+    ) -> None:
+        named = {
+            name: p.detach().cpu().contiguous()
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
         with replacing_path(Path(output_dir or "") / "trained.safetensors") as file:
             save_file(named, file)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        self.model.load_state_dict(read_tensors(Path(resume_from_checkpoint) / "trained.safetensors"), strict=False)
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        self.model.load_state_dict(
+            read_tensors(Path(resume_from_checkpoint) / "trained.safetensors"), strict=False
+        )
 
 
 class _Losses(TrainerCallback):
@@ -171,12 +219,19 @@ class _Losses(TrainerCallback):
     def __init__(self, tell: Callable[[int, int, float, int], None]) -> None:
         self.tell, self.before = tell, 0
 
-    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: object, state: TrainerState, control: object, **kwargs: Any
+    ) -> None:
         self.before = state.global_step
 
     def on_log(self, args: object, state: TrainerState, control: object, **kwargs: Any) -> None:
         if "loss" in (logs := kwargs["logs"]):
-            self.tell(state.global_step, state.max_steps, float(logs["loss"]), state.global_step - self.before)
+            self.tell(
+                state.global_step,
+                state.max_steps,
+                float(logs["loss"]),
+                state.global_step - self.before,
+            )
 
 
 def train_on(
@@ -228,10 +283,16 @@ def train_on(
             groups.setdefault((name in priors, name in decayed), []).append(parameter)
     trainer.optimizer = torch.optim.AdamW(
         [
-            {"params": group, "lr": lr * (prior_lr_scale if prior else 1.0), "weight_decay": 0.1 if decays else 0.0}
+            {
+                "params": group,
+                "lr": lr * (prior_lr_scale if prior else 1.0),
+                "weight_decay": 0.1 if decays else 0.0,
+            }
             for (prior, decays), group in groups.items()
         ],
         betas=(0.9, 0.95),
     )
-    trainer.lr_scheduler = get_cosine_schedule_with_warmup(trainer.optimizer, max(1, steps // 10), steps)
+    trainer.lr_scheduler = get_cosine_schedule_with_warmup(
+        trainer.optimizer, max(1, steps // 10), steps
+    )
     trainer.train(resume_from_checkpoint=resume or None)

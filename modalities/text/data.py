@@ -75,9 +75,13 @@ class RowMix:
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""
-        if self.facts and context < (needed := tokens_of_a_fact(tokenizer, TRAINING[self.wordings])):
+        if self.facts and context < (
+            needed := tokens_of_a_fact(tokenizer, TRAINING[self.wordings])
+        ):
             needs = f"tokenizer {tokenizer.name!r} needs at least {needed}"
-            raise ValueError(f"context {context} is too short for facts and their questions: {needs}")
+            raise ValueError(
+                f"context {context} is too short for facts and their questions: {needs}"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,14 +119,18 @@ class TextDataConfig:
             if (value := getattr(self, field)) not in choices:
                 raise ValueError(f"{field}={value!r}: {nearest(value, choices)}")
         if self.facts_fraction + self.copies_fraction > 1.0:
-            shares = f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction}"
+            shares = (
+                f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction}"
+            )
             raise ValueError(f"{shares} are shares of the rows: together at most 1")
         if not self.facts_weight > 0:
             raise ValueError(f"facts_weight {self.facts_weight} must be positive")
 
     @property
     def row_mix(self) -> RowMix:
-        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight, self.facts_wordings)
+        return RowMix(
+            self.facts_fraction, self.copies_fraction, self.facts_weight, self.facts_wordings
+        )
 
 
 _FORMAT = 2  # raise when the files or the rules of splitting and tokenising change
@@ -158,8 +166,12 @@ class TokenCorpus:
         """Open a saved corpus, memory-mapped. ValueError for a damaged one."""
         if damage := sealed_damage(folder, _FILES):
             raise ValueError(f"{folder}: {damage}")
-        facts = read_json(folder / "corpus.json", most=2**34)  # version 0.5 wrote the names of all documents
-        tokens, offsets = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in _FILES[:2])
+        facts = read_json(
+            folder / "corpus.json", most=2**34
+        )  # version 0.5 wrote the names of all documents
+        tokens, offsets = (
+            np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in _FILES[:2]
+        )
         return cls(tokens, np.array(offsets), facts["tokenizer"], facts["fingerprint"])
 
 
@@ -184,14 +196,21 @@ def tokenize_corpus(
             try:
                 return TokenCorpus.load(folder)
             except ValueError as error:
-                warnings.warn(f"damaged cache of {source.spec!r}, which is tokenised again ({error})", stacklevel=2)
+                warnings.warn(
+                    f"damaged cache of {source.spec!r}, which is tokenised again ({error})",
+                    stacklevel=2,
+                )
                 shutil.rmtree(folder, ignore_errors=True)
-    selected = (document for document in source if split == "all" or document_split(document) == split)
+    selected = (
+        document for document in source if split == "all" or document_split(document) == split
+    )
     documents: Iterable[Document] = islice(selected, limit)
     if not source.paths or sum(path.stat().st_size for path in source.paths) >= _BAR_FROM_BYTES:
         from rich.progress import track
 
-        documents = track(documents, f"tokenising {source.spec}, documents", transient=True, show_speed=True)
+        documents = track(
+            documents, f"tokenising {source.spec}, documents", transient=True, show_speed=True
+        )
     corpus = corpus_of(documents, tokenizer)
     if not len(corpus):
         advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
@@ -211,7 +230,10 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
     texts = (document.text for document in documents)
     while batch := list(islice(texts, _BATCH)):
         parts += [encoded.astype(dtype) for encoded in tokenizer.encode_many(batch)]
-    tokens, offsets = np.concatenate([np.empty(0, dtype), *parts]), np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    tokens, offsets = (
+        np.concatenate([np.empty(0, dtype), *parts]),
+        np.cumsum([0, *map(len, parts)], dtype=np.int64),
+    )
     digest = hashlib.blake2b(tokenizer.fingerprint.encode(), digest_size=16)
     digest.update(tokens.data)
     digest.update(offsets.data)
@@ -239,12 +261,20 @@ class PackedDataset(Dataset):
     ) -> None:
         mix.check(context, tokenizer)
         self.documents = documents
-        self.corpus, self.context, self.tokenizer, self.seed, self.mix = corpus, context, tokenizer, seed, mix
+        self.corpus, self.context, self.tokenizer, self.seed, self.mix = (
+            corpus,
+            context,
+            tokenizer,
+            seed,
+            mix,
+        )
         self.lengths = np.diff(corpus.offsets) + 1  # with BOS
         self.epoch_tokens = int(self.lengths.sum())
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
         self.size = None if epochs is None else epochs * self.epoch_windows
-        self._laid_out: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # of the last two epochs read
+        self._laid_out: dict[
+            int, tuple[np.ndarray, np.ndarray, np.ndarray]
+        ] = {}  # of the last two epochs read
 
     def __getitem__(self, index: int) -> Batch:
         """{"tokens", "segments"}, both int64 (L+1,)."""
@@ -256,7 +286,12 @@ class PackedDataset(Dataset):
         return self.mix(row, [self.seed, _MIX, index], self.tokenizer)
 
     def identity(self) -> State:
-        key = {"kind": "packed", "fingerprint": self.corpus.fingerprint, "seed": self.seed, "context": self.context}
+        key = {
+            "kind": "packed",
+            "fingerprint": self.corpus.fingerprint,
+            "seed": self.seed,
+            "context": self.context,
+        }
         packed = "packed" if self.documents == "packed" else None  # states of version 0.5 name none
         return key | {"mix": self.mix.identity(), "shuffle": True, "documents": packed}
 
@@ -268,7 +303,9 @@ class PackedDataset(Dataset):
     def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(document order, where each ends on the line, window order) of one epoch."""
         order = np.random.default_rng([self.seed, _DOCUMENTS, epoch]).permutation(len(self.lengths))
-        windows = np.random.default_rng([self.seed, _WINDOWS, epoch]).permutation(self.epoch_windows)
+        windows = np.random.default_rng([self.seed, _WINDOWS, epoch]).permutation(
+            self.epoch_windows
+        )
         return order, np.cumsum(self.lengths[order]), windows
 
     def _window(self, order: np.ndarray, ends: np.ndarray, start: int) -> Batch:
@@ -318,10 +355,14 @@ def build_loader(
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split)
     if split == "train":
-        options: dict[str, Any] = dict(seed=config.seed, mix=config.row_mix, documents=config.documents)
+        options: dict[str, Any] = dict(
+            seed=config.seed, mix=config.row_mix, documents=config.documents
+        )
         dataset = PackedDataset(corpus, config.context, tokenizer, **options)
     else:  # shuffled: the first few batches represent all documents
-        dataset = PackedDataset(corpus, config.context, tokenizer, epochs=1, documents=config.documents)
+        dataset = PackedDataset(
+            corpus, config.context, tokenizer, epochs=1, documents=config.documents
+        )
     return IndexedLoader(RowBatches(dataset), micro_batch, **share)
 
 
@@ -344,7 +385,9 @@ class EncodedDocument:
 
 
 @lru_cache(maxsize=4)
-def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Heldout[tuple[EncodedDocument, ...]]:
+def open_heldout(
+    spec: str, tokenizer_spec: str, split: str = "heldout"
+) -> Heldout[tuple[EncodedDocument, ...]]:
     """The first held-out documents of a source, at most `MOST_DOCUMENTS` with `MOST_CHARACTERS`, read once per process; with
     split="all" of every document. ValueError for an empty split."""
     tokenizer = load_tokenizer(tokenizer_spec)
@@ -356,10 +399,18 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
             break
         texts.append(document.text)
     if not texts:
-        raise ValueError(f"source {spec!r} has no held-out document; '?split=heldout' behind it holds out all of it")
+        raise ValueError(
+            f"source {spec!r} has no held-out document; '?split=heldout' behind it holds out all of it"
+        )
     documents = tuple(
         EncodedDocument(text, tokens, len(text.encode("utf-8")))
         for text, tokens in zip(texts, tokenizer.encode_many(texts), strict=True)
     )
-    parts = [part for d in documents for part in (len(d.tokens).to_bytes(8, "little"), np.ascontiguousarray(d.tokens))]
-    return Heldout(spec, fingerprint_of([tokenizer.fingerprint.encode(), *map(bytes, parts)]), documents)
+    parts = [
+        part
+        for d in documents
+        for part in (len(d.tokens).to_bytes(8, "little"), np.ascontiguousarray(d.tokens))
+    ]
+    return Heldout(
+        spec, fingerprint_of([tokenizer.fingerprint.encode(), *map(bytes, parts)]), documents
+    )

@@ -24,7 +24,9 @@ from modalities.loading import Batch, fingerprint_of
 from modalities.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
-Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
+Sentence = tuple[
+    str, ...
+]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
 TRIES = 50  # draws of a subject that is not taken yet
 
 
@@ -85,7 +87,9 @@ class Grammar:
             return pick(rng, self.names[kind])
         kind -= len(self.names)
         if kind == 0:
-            return self.invent(rng, 2, 3).capitalize() + (f" {self.invent(rng, 1, 3)}" if rng.random() < 0.3 else "")
+            return self.invent(rng, 2, 3).capitalize() + (
+                f" {self.invent(rng, 1, 3)}" if rng.random() < 0.3 else ""
+            )
         if kind <= len(self.codes):
             letters, number = draw_letters(rng, int(rng.integers(1, 4))), rng.integers(1, 1000)
             return self.codes[kind - 1].format(letters=letters, number=number)
@@ -95,7 +99,10 @@ class Grammar:
     def fingerprint(self) -> str:
         """16 hex digits that change with the words and with how facts are drawn from them."""
         text = self.frame_words[:9]
-        drawn = (repr(draw_facts(np.random.default_rng(seed), self, 3, text=text)).encode() for seed in range(64))
+        drawn = (
+            repr(draw_facts(np.random.default_rng(seed), self, 3, text=text)).encode()
+            for seed in range(64)
+        )
         return fingerprint_of(drawn)
 
     @cached_property
@@ -118,7 +125,11 @@ class Grammar:
         listed, codes = len(self.names), len(self.codes)
         if rng.random() < 0.5:
             return int(rng.integers(listed))
-        unlisted = [range(1), range(1, 1 + codes), *([range(1 + codes, 2 + codes)] if self.frame_words else [])]
+        unlisted = [
+            range(1),
+            range(1, 1 + codes),
+            *([range(1 + codes, 2 + codes)] if self.frame_words else []),
+        ]
         return listed + pick(rng, pick(rng, unlisted))
 
     def draw_word(self, rng: np.random.Generator, text: Sequence[str]) -> str:
@@ -133,13 +144,19 @@ class Grammar:
         if not self.invented or rng.random() > self.invented:
             return pick(rng, self.wordings)
         frame = self.draw_frame(rng, text)
-        lead = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? " if rng.random() < 0.3 else ""
+        lead = (
+            f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? "
+            if rng.random() < 0.3
+            else ""
+        )
         statement = frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}."))
         if not self.reworded or rng.random() > self.reworded:
             return statement, lead + frame
         if rng.random() < 0.3:
             statement = f"{self.draw_word(rng, text)} | {frame}."
-        return statement, self.draw_frame(rng, text) + pick(rng, ("", "?", f"? {self.draw_word(rng, text)}"))
+        return statement, self.draw_frame(rng, text) + pick(
+            rng, ("", "?", f"? {self.draw_word(rng, text)}")
+        )
 
     def draw_frame(self, rng: np.random.Generator, text: Sequence[str]) -> str:
         """One to four words and the name, in any order, with marks."""
@@ -149,21 +166,32 @@ class Grammar:
         for word in words[1:]:
             mark = pick(rng, self.frame_marks) if rng.random() < 0.15 else ""
             frame += (pick(rng, (f"{mark} ", f" {mark} ", mark)) if mark else " ") + word
-        return frame + pick(rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}"))
+        return frame + pick(
+            rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}")
+        )
 
 
 def _grammar(
-    wordings: list[list[str]], invented: float = 0.0, reworded: float = 0.0, **lists: str | list[str]
+    wordings: list[list[str]],
+    invented: float = 0.0,
+    reworded: float = 0.0,
+    **lists: str | list[str],
 ) -> Grammar:
     """A grammar of the file, whose names are people, adjectives with things, and places."""
-    words: dict[str, Any] = {key: tuple(x.split() if isinstance(x, str) else x) for key, x in lists.items()}
-    people, adjectives, things, places = (words.pop(name) for name in ("people", "adjectives", "things", "places"))
+    words: dict[str, Any] = {
+        key: tuple(x.split() if isinstance(x, str) else x) for key, x in lists.items()
+    }
+    people, adjectives, things, places = (
+        words.pop(name) for name in ("people", "adjectives", "things", "places")
+    )
     phrases = tuple(f"{adjective} {thing}" for adjective in adjectives for thing in things)
     pairs = tuple((statement, question) for statement, question in wordings)
     return Grammar(pairs, (people, phrases, places), **words, invented=invented, reworded=reworded)
 
 
-_TABLES = tomllib.loads((Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8"))
+_TABLES = tomllib.loads(
+    (Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8")
+)
 TRAIN, HELDOUT = (_grammar(**_TABLES[name]) for name in ("train", "heldout"))
 _MORE = _TABLES["train"]["wordings"] + _TABLES["wide"]["wordings"]
 WIDE = _grammar(**_TABLES["train"] | _TABLES["wide"] | {"wordings": _MORE})
@@ -211,12 +239,19 @@ def draw_facts(
     alike: all in one wording and of one kind of name, so that only names (or nouns) tell them apart; drawn where None.
     """
     alike = bool(rng.random() < 0.75) if alike is None else alike
-    by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2  # one name that has several nouns
+    by_noun = (
+        bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2
+    )  # one name that has several nouns
     if value is None:
         patterned = bool(grammar.patterns) and rng.random() < 0.5
-        value = pick(rng, grammar.patterns if patterned else ("digits", "number", "number", "letters", "word"))
+        value = pick(
+            rng,
+            grammar.patterns if patterned else ("digits", "number", "number", "letters", "word"),
+        )
     facts: list[Fact] = []
-    taken: set[str] = set()  # questions, and statements up to the value: two wordings may state alike
+    taken: set[str] = (
+        set()
+    )  # questions, and statements up to the value: two wordings may state alike
     for _ in range(TRIES * count):
         if not facts or not alike:
             for _ in range(TRIES):
@@ -234,7 +269,11 @@ def draw_facts(
             name = grammar.draw_name(rng, kind, text)
         stated, question = (words.format(name=name, noun=noun) for words in wording)
         before, after = stated.split("|")
-        complete = all(word in wording[0].partition("|")[0] for word in ("{name}", "{noun}") if word in wording[1])
+        complete = all(
+            word in wording[0].partition("|")[0]
+            for word in ("{name}", "{noun}")
+            if word in wording[1]
+        )
         subject = before if complete else stated  # what tells the statement from others
         if {question, subject} & taken:
             continue
@@ -268,7 +307,10 @@ def sentence_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 def insert(text: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
     """Pieces of `text` (…, N), around each part at its place; places ascend."""
     first, *rest = np.split(text, [place for place, _ in parts], axis=-1)
-    return [first, *(piece for (_, part), piece in zip(parts, rest, strict=True) for piece in (part, piece))]
+    return [
+        first,
+        *(piece for (_, part), piece in zip(parts, rest, strict=True) for piece in (part, piece)),
+    ]
 
 
 MOST_FACTS = 10
@@ -281,11 +323,17 @@ WORD = re.compile("[A-Za-z]{2,}")
 def tokens_of_a_fact(tokenizer: Tokenizer, grammar: Grammar = TRAIN) -> int:
     """The most tokens of a fact with its question, of twenty drawn."""
     rng = np.random.default_rng(0)
-    return max(_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, grammar, 1))
+    return max(
+        _ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, grammar, 1)
+    )
 
 
 def facts_row(
-    row: Batch, rng: np.random.Generator, tokenizer: Tokenizer, weight: float, grammar: Grammar = TRAIN
+    row: Batch,
+    rng: np.random.Generator,
+    tokenizer: Tokenizer,
+    weight: float,
+    grammar: Grammar = TRAIN,
 ) -> Batch:
     """Facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
@@ -294,7 +342,11 @@ def facts_row(
     """
     room = len(row["tokens"]) - 1  # BOS
     statements, answers = [], []
-    words = [word for word in WORD.findall(tokenizer.decode(row["tokens"])) if word.lower() not in HELDOUT.vocabulary]
+    words = [
+        word
+        for word in WORD.findall(tokenizer.decode(row["tokens"]))
+        if word.lower() not in HELDOUT.vocabulary
+    ]
     count = MOST_FACTS if rng.random() < FULL else int(rng.integers(1, MOST_FACTS + 1))
     for fact in draw_facts(rng, grammar, count, text=words):
         statement, answer, size = _ask(fact, tokenizer, weight)
@@ -314,7 +366,9 @@ def facts_row(
         answers = answers[: int(rng.integers(1, len(answers) + 1))]
     spare = len(row["tokens"]) - 1 - sum(part.shape[1] for part in (*statements, *answers))
     text = _plain(row, tokenizer)[:, :spare]
-    places = np.sort(rng.choice(sentence_ends(text[0].astype(np.int64), tokenizer), size=len(statements)))
+    places = np.sort(
+        rng.choice(sentence_ends(text[0].astype(np.int64), tokenizer), size=len(statements))
+    )
     pieces = insert(text, list(zip(places.tolist(), statements, strict=True)))
     return _row(np.concatenate([*pieces, *answers], axis=1), row, tokenizer)
 
@@ -369,7 +423,10 @@ def _row(pieces: np.ndarray, like: Batch, tokenizer: Tokenizer) -> Batch:
     """One document of BOS and the pieces, padded to the length of `like`."""
     pieces = np.concatenate([[[tokenizer.bos_id], [1.0]], pieces], axis=1)
     count = pieces.shape[1]
-    tokens, segments = torch.full_like(like["tokens"], tokenizer.pad_id), torch.full_like(like["segments"], -1)
+    tokens, segments = (
+        torch.full_like(like["tokens"], tokenizer.pad_id),
+        torch.full_like(like["segments"], -1),
+    )
     weights = torch.zeros(len(tokens))
     tokens[:count] = torch.from_numpy(pieces[0].astype(np.int64))
     segments[:count] = 0

@@ -30,7 +30,9 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     if isinstance(tokenizer, OutsideTokenizer):
         backend = getattr(tokenizer.inner, "backend_tokenizer", None)
         if backend is None:
-            raise ValueError(f"tokenizer {spec!r} is not of the library `tokenizers`, which transformers' form needs")
+            raise ValueError(
+                f"tokenizer {spec!r} is not of the library `tokenizers`, which transformers' form needs"
+            )
         return make_fast(Tokenizer.from_str(backend.to_str()), **special)
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
     vocabulary |= {f"<{role}>": number for role, number in special.items()}

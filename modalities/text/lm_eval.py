@@ -48,13 +48,19 @@ class PriorzooLM(HFLM):
         max_length: int | None = None,
         **unknown: object,
     ) -> None:
-        check_options("the model priorzoo", type(self), {"pretrained", *unknown}, fixed=("unknown",))
+        check_options(
+            "the model priorzoo", type(self), {"pretrained", *unknown}, fixed=("unknown",)
+        )
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
-        place = torch.device(device if torch.cuda.is_available() or not device.startswith("cuda") else "cpu")
+        place = torch.device(
+            device if torch.cuda.is_available() or not device.startswith("cuda") else "cpu"
+        )
         if pretrained.startswith("hf:"):
             name = pretrained.removeprefix("hf:")
-            released = OutsideDecoder(open_causal_lm(name), name).to(device=place, dtype=DTYPES[dtype])
+            released = OutsideDecoder(open_causal_lm(name), name).to(
+                device=place, dtype=DTYPES[dtype]
+            )
             model, tokenizer = released.model, open_tokenizer(name)
         else:
             decoder = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
@@ -73,10 +79,14 @@ class PriorzooLM(HFLM):
         cls, arg_dict: dict[str, object], additional_config: dict[str, object] | None = None
     ) -> Self:
         """From model_args, and the harness' own options, of which its command always gives a batch size: model_args win."""
-        options = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        options = {
+            name: value for name, value in (additional_config or {}).items() if value is not None
+        }
         return cls(**options | arg_dict)  # type: ignore[arg-type]
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """Log-probability of each text in nats; with `max_length`, in windows."""
         self.add_bos_token = False  # windows begin with it
         try:
@@ -91,5 +101,7 @@ def _load(name: str) -> CausalLM:
         raise ValueError(f"{name!r} is no folder, and has no weights: {nearest(name, known)}")
     model = load_model(name)
     if not isinstance(model, CausalLM):
-        raise ValueError(f"{name}: a model of {model.modality}; the harness asks for models of text")
+        raise ValueError(
+            f"{name}: a model of {model.modality}; the harness asks for models of text"
+        )
     return model

@@ -30,7 +30,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from modalities.evaluation import check_choice
 from modalities.loading import fingerprint_of
-from modalities.text.facts import GRAMMARS, Grammar, Sentence, draw_digits, draw_facts, insert, pick, sentence_ends
+from modalities.text.facts import (
+    GRAMMARS,
+    Grammar,
+    Sentence,
+    draw_digits,
+    draw_facts,
+    insert,
+    pick,
+    sentence_ends,
+)
 from modalities.text.tokenizers import Tokenizer
 
 TEMPLATES = ("own", "heldout", "train", "wide", "other", "bam")
@@ -73,7 +82,9 @@ class Haystack:
 
     @property
     def fingerprint(self) -> str:
-        texts = [(len(text).to_bytes(8, "little"), text.astype("<i8").tobytes()) for text in self.texts]
+        texts = [
+            (len(text).to_bytes(8, "little"), text.astype("<i8").tobytes()) for text in self.texts
+        ]
         return fingerprint_of([*chain(*texts), bytes([self.loop])])
 
     def repeat(self, count: int, start: int = 0) -> np.ndarray:
@@ -85,7 +96,9 @@ def default_haystack(template: str) -> str:
     return "grass" if template == "bam" else "own" if template == "own" else "text"
 
 
-def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarray] = ()) -> Haystack:
+def open_haystack(
+    name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarray] = ()
+) -> Haystack:
     """A haystack by name: "own", "grass" or "text" (`documents`, in tokens). ValueError for another, or without text."""
     check_choice("filler", name, HAYSTACKS)
     if name != "text":
@@ -108,17 +121,26 @@ class Prompt(NamedTuple):
     def passage(self, length: int) -> Self:
         """The prompt of `length` tokens with its answer: its first token, a passage, the question. The passage surrounds the
         `NEAR` trigrams with the greatest Σ 1/count over those of the question. Raises ValueError for a length without room."""
-        text, question = self.tokens[1 : -self.question_length], self.tokens[-self.question_length :]
+        text, question = (
+            self.tokens[1 : -self.question_length],
+            self.tokens[-self.question_length :],
+        )
         room = length - 1 - len(question) - len(self.answer)
         if len(text) <= room:
             return self
         if room < NEAR + 2:
-            raise ValueError(f"length {length} is too short for a passage: all else takes {length - room} tokens")
-        grams, targets = (sliding_window_view(part, 3) @ (1 << np.array([40, 20, 0])) for part in (text, question))
+            raise ValueError(
+                f"length {length} is too short for a passage: all else takes {length - room} tokens"
+            )
+        grams, targets = (
+            sliding_window_view(part, 3) @ (1 << np.array([40, 20, 0])) for part in (text, question)
+        )
         _, place, counts = np.unique(grams, return_inverse=True, return_counts=True)
         rarity = np.convolve(np.isin(grams, targets) / counts[place], np.ones(NEAR), "valid")
         start = min(max(int(rarity.argmax()) + NEAR // 2 - room // 2, 0), len(text) - room)
-        return self._replace(tokens=np.concatenate([self.tokens[:1], text[start : start + room], question]))
+        return self._replace(
+            tokens=np.concatenate([self.tokens[:1], text[start : start + room], question])
+        )
 
 
 @dataclass(frozen=True)
@@ -134,60 +156,96 @@ class Template:
             raise ValueError(f"facts must be at least 1, got {self.facts}")
         template, grammars = f"template {self.name!r}", ", ".join(GRAMMARS)
         if self.facts > 1 and self.grammar is None:
-            raise ValueError(f"{template} states one fact, got facts={self.facts}: {grammars} state several")
+            raise ValueError(
+                f"{template} states one fact, got facts={self.facts}: {grammars} state several"
+            )
 
     @property
     def grammar(self) -> Grammar | None:
         return GRAMMARS.get(self.name)
 
     def draw(
-        self, length: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
+        self,
+        length: int,
+        depth: float,
+        rng: np.random.Generator,
+        tokenizer: Tokenizer,
+        haystack: Haystack,
     ) -> Prompt:
         """A prompt of `length` tokens with its answer; ValueError where the words alone take more.
 
         depth: share of the hay before the statement, to the nearest sentence's end.
         """
-        first, least = tokenizer.encode(TASK) if self.name == "bam" else np.array([tokenizer.bos_id]), math.inf
+        first, least = (
+            tokenizer.encode(TASK) if self.name == "bam" else np.array([tokenizer.bos_id]),
+            math.inf,
+        )
         for _ in range(TRIES):
             sentences, question_parts, kinds = self._draw_words(rng)
             statements = [_encode(sentence, tokenizer) for sentence in sentences]
-            question, answer = _encode(question_parts[:-1], tokenizer), tokenizer.encode(question_parts[-1])
-            taken = sum(map(len, [first, *statements, question])) + (0 if self.name == "bam" else len(answer))
+            question, answer = (
+                _encode(question_parts[:-1], tokenizer),
+                tokenizer.encode(question_parts[-1]),
+            )
+            taken = sum(map(len, [first, *statements, question])) + (
+                0 if self.name == "bam" else len(answer)
+            )
             if taken <= length:
                 break
             least = min(least, taken)
         else:
             words = f"template {self.name!r} with facts={self.facts}"
-            raise ValueError(f"length {length} is too short for {words}: its words take {least} tokens")
+            raise ValueError(
+                f"length {length} is too short for {words}: its words take {least} tokens"
+            )
         hay, place, free = self._lay_hay(length - taken, depth, rng, tokenizer, haystack)
         places = [place, *(int(pick(rng, free)) for _ in statements[1:])]
-        placed = sorted(zip(places, statements, strict=True), key=lambda pair: (pair[0], rng.random()))
+        placed = sorted(
+            zip(places, statements, strict=True), key=lambda pair: (pair[0], rng.random())
+        )
         prompt = np.concatenate([first, *insert(hay, placed), question])
         return Prompt(prompt.astype(np.int64), answer.astype(np.int64), *kinds, len(question))
 
     def _lay_hay(
-        self, count: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
+        self,
+        count: int,
+        depth: float,
+        rng: np.random.Generator,
+        tokenizer: Tokenizer,
+        haystack: Haystack,
     ) -> tuple[np.ndarray, int, np.ndarray]:
         """Hay of `count` tokens (bam: at most), where in it the statement stands, and where others may stand."""
         if haystack.loop and self.name == "bam":
             unit = len(haystack.texts[0])
             times = count // unit
-            return haystack.repeat(times * unit), int(depth * times) * unit, np.arange(times + 1) * unit
+            return (
+                haystack.repeat(times * unit),
+                int(depth * times) * unit,
+                np.arange(times + 1) * unit,
+            )
         hay = haystack.draw(count, rng, tokenizer)
         ends = sentence_ends(hay, tokenizer)
         return hay, int(ends[np.abs(ends - depth * count).argmin()]), ends
 
-    def _draw_words(self, rng: np.random.Generator) -> tuple[list[Sentence], Sentence, tuple[str, str]]:
+    def _draw_words(
+        self, rng: np.random.Generator
+    ) -> tuple[list[Sentence], Sentence, tuple[str, str]]:
         """(statements, the question for the first of them with its answer, its wording and kind of value)."""
         if self.grammar is not None:
             patterns = self.grammar.patterns
             value = pick(rng, patterns) if patterns and rng.random() < 0.5 else "digits"
             facts = draw_facts(rng, self.grammar, self.facts, value=value, alike=True)
-            return [fact.statement for fact in facts], (facts[0].question, facts[0].value), (facts[0].wording, value)
+            return (
+                [fact.statement for fact in facts],
+                (facts[0].question, facts[0].value),
+                (facts[0].wording, value),
+            )
         if self.name == "own":
             key = " " + draw_digits(rng)
             return [(" The pass key is", key, ". Remember it.")], (" " + QUESTION, key), ("", "")
-        key = str(rng.integers(100000, 1000000))  # tokenizers of BAM's kind put the space themselves
+        key = str(
+            rng.integers(100000, 1000000)
+        )  # tokenizers of BAM's kind put the space themselves
         stated = f" The pass key is {key}. Remember it. {key} is the pass key."
         return [(stated,)], (" " + QUESTION, f" {key[0]}", key[1:]), ("", "")
 
@@ -216,13 +274,22 @@ def state_facts(
         question, answer = tokenizer.encode(fact.question), tokenizer.encode(fact.value)
         spaces = 0 if tokenizer.decode(answer[:1]).strip() else 1
         pairs.append((np.concatenate([question, answer[:spaces]]), answer[spaces:]))
-    taken = 1 + sum(map(len, statements)) + max(len(question) + len(answer) for question, answer in pairs)
+    taken = (
+        1
+        + sum(map(len, statements))
+        + max(len(question) + len(answer) for question, answer in pairs)
+    )
     if taken >= length:
-        raise ValueError(f"length {length} is too short for {count} facts: their words take {taken} tokens")
+        raise ValueError(
+            f"length {length} is too short for {count} facts: their words take {taken} tokens"
+        )
     hay = text[: length - taken]
     ends = sentence_ends(hay, tokenizer)
     places = [int(ends[np.abs(ends - depth).argmin()]) for depth in np.linspace(0, len(hay), count)]
-    pieces = [np.array([tokenizer.bos_id]), *insert(hay, list(zip(places, statements, strict=True)))]
+    pieces = [
+        np.array([tokenizer.bos_id]),
+        *insert(hay, list(zip(places, statements, strict=True))),
+    ]
     is_hay = [np.full(len(piece), n % 2 == 1) for n, piece in enumerate(pieces)]
     behind = np.cumsum([len(piece) for piece in pieces])[2::2].tolist()  # each statement
     stated = [StatedFact(end, *pair) for end, pair in zip(behind, pairs, strict=True)]

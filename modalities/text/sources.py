@@ -105,11 +105,16 @@ class FileSource(Source):
 
     def rows(self) -> Iterator[Document]:
         for path, options, every in self.parts:
-            documents = (document for document in _documents(path, options) if document.text.strip())
+            documents = (
+                document for document in _documents(path, options) if document.text.strip()
+            )
             yield from itertools.islice(documents, 0, None, every)
 
     def cache_key(self) -> str:
-        stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns, sorted(o.items()), n) for p, o, n in self.parts]
+        stats = [
+            (p.name, p.stat().st_size, p.stat().st_mtime_ns, sorted(o.items()), n)
+            for p, o, n in self.parts
+        ]
         return hashlib.blake2b(json.dumps(stats).encode(), digest_size=16).hexdigest()
 
 
@@ -122,7 +127,11 @@ class UnseenSource(Source):
     excerpt: FileSource
 
     def rows(self) -> Iterator[Document]:
-        seen = {document.text.strip() for document in self.excerpt if document_split(document) == "train"}
+        seen = {
+            document.text.strip()
+            for document in self.excerpt
+            if document_split(document) == "train"
+        }
         return (Document(one.text, "heldout") for one in self.every if one.text.strip() not in seen)
 
     def cache_key(self) -> str:
@@ -142,7 +151,9 @@ class HFSource(Source):
     def load(self) -> Iterable[Mapping[str, object]]:
         """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
         files = self.options.get("data_files")
-        named = {"data_files": [str(path) for path in matching_files(files)] or files} if files else {}
+        named = (
+            {"data_files": [str(path) for path in matching_files(files)] or files} if files else {}
+        )
         require("datasets", f"source {self.spec!r}", "data")
         from datasets import load_dataset
 
@@ -170,7 +181,9 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     if place == "sotu-unseen":
         return UnseenSource(spec, _fetched(spec, {"sotu": 1}, options), excerpt)
     if place in _MIXES and options:
-        raise ValueError(f"source {spec!r}: a mix takes no options; its parts, {', '.join(_MIXES[place])}, do")
+        raise ValueError(
+            f"source {spec!r}: a mix takes no options; its parts, {', '.join(_MIXES[place])}, do"
+        )
     if place in (*_FETCHED, *_MIXES):
         return _fetched(spec, _MIXES.get(place, {place: 1}), options)
     return FileSource(spec, tuple((path, options, 1) for path in _find_files(spec, place)))
@@ -180,9 +193,16 @@ def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileS
     """Corpora of the data folder, by name; FileNotFoundError says how to fetch all that are missing."""
     paths = {name: data_folder() / _FETCHED[name][0] for name in every}
     if missing := {name: path for name, path in paths.items() if not path.is_file()}:
-        listed, command = ", ".join(map(str, missing.values())), f"text {' '.join(missing)} --offline"
-        raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, `priorzoo fetch-data {command}`")
-    return FileSource(spec, tuple((paths[name], _FETCHED[name][1] | options, n) for name, n in every.items()))
+        listed, command = (
+            ", ".join(map(str, missing.values())),
+            f"text {' '.join(missing)} --offline",
+        )
+        raise FileNotFoundError(
+            f"source {spec!r}: no {listed}; to fetch it, `priorzoo fetch-data {command}`"
+        )
+    return FileSource(
+        spec, tuple((paths[name], _FETCHED[name][1] | options, n) for name, n in every.items())
+    )
 
 
 def _parse(spec: str) -> tuple[str, dict[str, str]]:
@@ -198,7 +218,9 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
         options[key] = unquote(value)
     for key, choices in (("errors", ("strict", "replace")), ("split", SPLITS)):
         if options.get(key, choices[0]) not in choices:
-            raise ValueError(f"source {spec!r}: {key}={options[key]!r}, expected {' or '.join(map(repr, choices))}")
+            raise ValueError(
+                f"source {spec!r}: {key}={options[key]!r}, expected {' or '.join(map(repr, choices))}"
+            )
     return place, options
 
 
@@ -207,23 +229,31 @@ def _hf_source(spec: str, rest: str, options: dict[str, str]) -> HFSource:
     if not parts[0] or len(parts) > 3:
         raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
     name, config, split = [*parts, "", ""][:3]
-    if config in ("train", "validation", "test") and not split:  # "hf:name:validation" can only mean the split
+    if (
+        config in ("train", "validation", "test") and not split
+    ):  # "hf:name:validation" can only mean the split
         config, split = "", config
     return HFSource(spec, name, config or None, split or "train", options)
 
 
 def _find_files(spec: str, place: str) -> tuple[Path, ...]:
-    if any(mark in place for mark in "*?[") and not os.path.exists(place):  # a name may have brackets in it
+    if any(mark in place for mark in "*?[") and not os.path.exists(
+        place
+    ):  # a name may have brackets in it
         paths = matching_files(place)
         if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
     elif os.path.isdir(place):
         suffix = next((s for s in _SUFFIXES if any(Path(place).glob(f"*{s}"))), ".jsonl")
         pattern = f"{glob.escape(place.rstrip('/'))}/*{suffix}"
-        raise FileNotFoundError(f"source {spec!r} is a folder; give a glob of its files, such as '{pattern}'")
+        raise FileNotFoundError(
+            f"source {spec!r} is a folder; give a glob of its files, such as '{pattern}'"
+        )
     elif not os.path.isfile(place):
         names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES, "hf:NAME"]
-        hint = near_file(place, lambda name: name.endswith(_SUFFIXES)) or did_you_mean(place, names, cutoff=0.4)
+        hint = near_file(place, lambda name: name.endswith(_SUFFIXES)) or did_you_mean(
+            place, names, cutoff=0.4
+        )
         message = f"source {spec!r}: no such file, and not one of {', '.join(names)}; {hint}"
         raise FileNotFoundError(message.rstrip("; "))
     else:
@@ -238,11 +268,17 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "txt":
         with opened(path) as stream:
-            parts = iter(lambda: stream.read(1 << 20), b"")  # one read of all would take the most memory at once
+            parts = iter(
+                lambda: stream.read(1 << 20), b""
+            )  # one read of all would take the most memory at once
             data = b"".join(itertools.islice(parts, (LONGEST_TEXT >> 20) + 1))
         if len(data) > LONGEST_TEXT:
-            raise ValueError(f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files")
-        yield Document(_decode(data, str(path), options).removeprefix("\ufeff"), options.get("split"))
+            raise ValueError(
+                f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files"
+            )
+        yield Document(
+            _decode(data, str(path), options).removeprefix("\ufeff"), options.get("split")
+        )
         return
     with opened(path) as stream:
         for number in itertools.count(1):
@@ -250,7 +286,9 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
             if not line:
                 return
             if len(line) > LONGEST_ROW:
-                raise ValueError(f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; use a .txt")
+                raise ValueError(
+                    f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; use a .txt"
+                )
             if line.strip():
                 row = parse_json(_decode(line, where, options).removeprefix("\ufeff"), where)
                 yield _row_document(row, where, options)
@@ -259,14 +297,18 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
 def _row_document(row: object, where: str, options: dict[str, str]) -> Document:
     field = options.get("field", "text")
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected an object with a field {field!r}, got {type(row).__name__}")
+        raise ValueError(
+            f"{where}: expected an object with a field {field!r}, got {type(row).__name__}"
+        )
     text = _field(row, field, where)
     if not isinstance(text, str | None):
         raise ValueError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
     if half := _SURROGATES.search(text or ""):
         if options.get("errors") != "replace":
             place = f"U+{ord(half[0]):04X}, half of a surrogate pair, at character {half.start()}"
-            raise ValueError(f"{where}: field {field!r} has {place}; '?errors=replace' puts U+FFFD there")
+            raise ValueError(
+                f"{where}: field {field!r} has {place}; '?errors=replace' puts U+FFFD there"
+            )
         text = _SURROGATES.sub("\ufffd", text or "")
     split = options.get("split")
     if "split_field" in options:
@@ -279,7 +321,9 @@ def _row_document(row: object, where: str, options: dict[str, str]) -> Document:
 def _field(row: Mapping[str, object], field: str, where: str) -> object:
     if field not in row:
         hint = did_you_mean(field, map(str, row), form="?field={}")
-        raise ValueError(f"{where}: no field {field!r} among {sorted(map(str, row))}; {hint}".rstrip("; "))
+        raise ValueError(
+            f"{where}: no field {field!r} among {sorted(map(str, row))}; {hint}".rstrip("; ")
+        )
     return row[field]
 
 
@@ -288,4 +332,6 @@ def _decode(data: bytes, where: str, options: dict[str, str]) -> str:
         return data.decode("utf-8", errors=options.get("errors", "strict"))
     except UnicodeDecodeError as error:
         place = f"byte {error.start} (0x{data[error.start]:02x})"
-        raise ValueError(f"{where}: invalid UTF-8 at {place}; '?errors=replace' puts U+FFFD there") from error
+        raise ValueError(
+            f"{where}: invalid UTF-8 at {place}; '?errors=replace' puts U+FFFD there"
+        ) from error

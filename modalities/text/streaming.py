@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from modalities.text.data import TextDataConfig
 
 BLOCK = 256  # windows that are shuffled together
-_BLOCK, _MIX = 3, 4  # first words of random keys after the seed; `modalities.text.data` has the others
+_BLOCK, _MIX = (
+    3,
+    4,
+)  # first words of random keys after the seed; `modalities.text.data` has the others
 
 
 class _Shard:
@@ -28,7 +31,14 @@ class _Shard:
     served in blocks of `BLOCK` windows, each in random order. The state is the place of a block's first document:
     a block can be read again, where the content of a shuffle buffer would be lost."""
 
-    def __init__(self, source: HFSource, config: TextDataConfig, tokenizer: Tokenizer, shard: int, shards: int) -> None:
+    def __init__(
+        self,
+        source: HFSource,
+        config: TextDataConfig,
+        tokenizer: Tokenizer,
+        shard: int,
+        shards: int,
+    ) -> None:
         from datasets.distributed import split_dataset_by_node
 
         self.source, self.config, self.tokenizer, self.shard = source, config, tokenizer, shard
@@ -49,11 +59,16 @@ class _Shard:
                 held += len(line[-1][1])
             tokens = np.concatenate([tokens for _, tokens in line])[skip:]
             starts = np.cumsum([0, *(len(tokens) for _, tokens in line)]) - skip
-            order = np.random.default_rng([self.config.seed, _BLOCK, self.shard, block]).permutation(BLOCK)
+            order = np.random.default_rng(
+                [self.config.seed, _BLOCK, self.shard, block]
+            ).permutation(BLOCK)
             for number in range(done, BLOCK):
                 done = number + 1
                 after = {"dataset": line[0][0], "skip": skip, "block": block, "done": done}
-                yield self._row(tokens, starts, int(order[number]) * length, block * BLOCK + number), after
+                yield (
+                    self._row(tokens, starts, int(order[number]) * length, block * BLOCK + number),
+                    after,
+                )
             # Windows overlap by one token, so one token less than they hold is used up.
             skip += BLOCK * length
             while len(line[0][1]) <= skip:
@@ -86,7 +101,12 @@ class _Shard:
                 self.row += 1
                 if document.text.strip() and document_split(document) == "train":
                     any_documents = True
-                    yield before, np.concatenate([[self.tokenizer.bos_id], self.tokenizer.encode(document.text)])
+                    yield (
+                        before,
+                        np.concatenate(
+                            [[self.tokenizer.bos_id], self.tokenizer.encode(document.text)]
+                        ),
+                    )
                 before = {"epoch": self.epoch, "row": self.row, "hf": self.dataset.state_dict()}
             if not any_documents:
                 place = f"source {self.source.spec!r}: shard {self.shard}"
@@ -102,13 +122,22 @@ class TextStream:
     def __init__(self, config: TextDataConfig, tokenizer: Tokenizer, micro_batch: int) -> None:
         source = cast(HFSource, open_source(config.source))
         config.row_mix.check(config.context, tokenizer)
-        self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
+        self.source, self.config, self.tokenizer, self.micro_batch = (
+            source,
+            config,
+            tokenizer,
+            micro_batch,
+        )
 
-    def batches(self, slot: int, slots: int, done: int, state: State | None) -> Iterator[tuple[Batch, Events, State]]:
+    def batches(
+        self, slot: int, slots: int, done: int, state: State | None
+    ) -> Iterator[tuple[Batch, Events, State]]:
         # Torch forgets that this is a worker process: `datasets` would split our shards a second time and drop rows.
         torch.utils.data._utils.worker._worker_info = None
         if get_worker_info() is not None:
-            raise RuntimeError("this torch keeps its worker info elsewhere: stream with num_workers=0")
+            raise RuntimeError(
+                "this torch keeps its worker info elsewhere: stream with num_workers=0"
+            )
         samples = _Shard(self.source, self.config, self.tokenizer, slot, slots).samples(state)
         while True:
             rows, states = zip(*islice(samples, self.micro_batch), strict=True)

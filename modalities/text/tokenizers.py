@@ -44,7 +44,15 @@ if TYPE_CHECKING:
 _ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("bpe-1k", "bpe-4k")  # assets/NAME.json; assets/README.md says how they were made
 _NAMES = {
-    "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]"),
+    "bos": (
+        "<s>",
+        "<|begin_of_text|>",
+        "<bos>",
+        "[BOS]",
+        "<|startoftext|>",
+        "<|endoftext|>",
+        "[CLS]",
+    ),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
 }
@@ -88,19 +96,27 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return bytes(i for i in _as_ints(ids, self.vocab_size) if i < 256).decode("utf-8", errors="replace")
+        return bytes(i for i in _as_ints(ids, self.vocab_size) if i < 256).decode(
+            "utf-8", errors="replace"
+        )
 
 
 class BPETokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, `backend`."""
 
-    def __init__(self, backend: Backend, *, name: str, bos_id: int, eos_id: int, pad_id: int) -> None:
+    def __init__(
+        self, backend: Backend, *, name: str, bos_id: int, eos_id: int, pad_id: int
+    ) -> None:
         self.backend = backend
         self.name = name
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
         added = backend.get_added_tokens_decoder()
-        plain = [added[n].content for n in {bos_id, eos_id, pad_id} if n in added and not added[n].special]
+        plain = [
+            added[n].content
+            for n in {bos_id, eos_id, pad_id}
+            if n in added and not added[n].special
+        ]
         backend.add_special_tokens(plain)  # ids stay
         backend.encode_special_tokens = True  # as text: a text that spells one has no special token
         content = f"{backend.to_str()}|{bos_id}|{eos_id}|{pad_id}"
@@ -120,7 +136,11 @@ class BPETokenizer(Tokenizer):
             return self.backend.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        plain = [i for i in _as_ints(ids, self.vocab_size) if i not in (self.bos_id, self.eos_id, self.pad_id)]
+        plain = [
+            i
+            for i in _as_ints(ids, self.vocab_size)
+            if i not in (self.bos_id, self.eos_id, self.pad_id)
+        ]
         return self.backend.decode(plain, skip_special_tokens=False)
 
 
@@ -130,7 +150,11 @@ class OutsideTokenizer(Tokenizer):
     Where it puts a space before a text, as sentencepiece does, a space that begins the text is left out.
     """
 
-    BARE: ClassVar[dict[str, bool]] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    BARE: ClassVar[dict[str, bool]] = {
+        "add_special_tokens": False,
+        "split_special_tokens": True,
+        "verbose": False,
+    }
 
     def __init__(self, inner: PreTrainedTokenizerBase, name: str) -> None:
         self.inner, self.name = inner, f"hf:{name}"
@@ -156,13 +180,19 @@ class OutsideTokenizer(Tokenizer):
             return None
         skipped = int(self._puts_space and text.startswith(" "))
         with no_panic(self.name):
-            offsets = self.inner(text[skipped:], **self.BARE, return_offsets_mapping=True)["offset_mapping"]
+            offsets = self.inner(text[skipped:], **self.BARE, return_offsets_mapping=True)[
+                "offset_mapping"
+            ]
         return [skipped + end for _, end in offsets]
 
     def decode(self, ids: Iterable[int]) -> str:
         """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are left out too."""
-        known = [i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size]
-        return str(self.inner.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        known = [
+            i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size
+        ]
+        return str(
+            self.inner.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
 
 _outside = lru_cache(maxsize=8)(lambda name, place: OutsideTokenizer(open_tokenizer(place), name))
@@ -196,17 +226,25 @@ def _load_gpt2(spec: str) -> BPETokenizer:
             break
     else:
         wanted = " or ".join(f"{a} + {b}" for a, b in pairs)
-        raise FileNotFoundError(f"tokenizer {spec!r}: no {wanted} in {folder}; `priorzoo fetch-data text gpt2` fetches")
+        raise FileNotFoundError(
+            f"tokenizer {spec!r}: no {wanted} in {folder}; `priorzoo fetch-data text gpt2` fetches"
+        )
     require("tokenizers", f"tokenizer {spec!r}", "text")
     import tokenizers
 
     try:
-        backend = tokenizers.ByteLevelBPETokenizer(str(folder / vocabulary), str(folder / merges))._tokenizer
+        backend = tokenizers.ByteLevelBPETokenizer(
+            str(folder / vocabulary), str(folder / merges)
+        )._tokenizer
     except Exception as error:  # as in `read_backend`
-        raise ValueError(f"tokenizer {spec!r}: {folder / vocabulary} and {merges} are not BPE's: {error}") from error
+        raise ValueError(
+            f"tokenizer {spec!r}: {folder / vocabulary} and {merges} are not BPE's: {error}"
+        ) from error
     end = backend.token_to_id("<|endoftext|>")
     if end is None:
-        raise ValueError(f"tokenizer {spec!r}: {folder / vocabulary} has no '<|endoftext|>', so it is not GPT-2's")
+        raise ValueError(
+            f"tokenizer {spec!r}: {folder / vocabulary} has no '<|endoftext|>', so it is not GPT-2's"
+        )
     return BPETokenizer(backend, name="gpt2", bos_id=end, eos_id=end, pad_id=end)
 
 
@@ -229,10 +267,14 @@ def _load_json(spec: str, path: Path) -> BPETokenizer:
     bos = _special_id(backend, spec, "bos", special.get("bos"))
     eos = _special_id(backend, spec, "eos", special.get("eos"), default=bos)
     pad = _special_id(backend, spec, "pad", special.get("pad"), default=eos)
-    return BPETokenizer(backend, name=Path(spec.partition("?")[0]).stem, bos_id=bos, eos_id=eos, pad_id=pad)
+    return BPETokenizer(
+        backend, name=Path(spec.partition("?")[0]).stem, bos_id=bos, eos_id=eos, pad_id=pad
+    )
 
 
-def _special_id(backend: Backend, spec: str, role: str, named: str | None, default: int | None = None) -> int:
+def _special_id(
+    backend: Backend, spec: str, role: str, named: str | None, default: int | None = None
+) -> int:
     """The id of a special token: the named one, else the first known name, else the default, else an error."""
     for name in (named,) if named else _NAMES[role]:
         if (number := backend.token_to_id(name)) is not None:
@@ -240,7 +282,9 @@ def _special_id(backend: Backend, spec: str, role: str, named: str | None, defau
     if named is None and default is not None:
         return default
     looked_for = repr(named) if named else ", ".join(map(repr, _NAMES[role]))
-    raise ValueError(f"tokenizer {spec!r}: no {role} token; looked for {looked_for}; give one as 'FILE.json?{role}=…'")
+    raise ValueError(
+        f"tokenizer {spec!r}: no {role} token; looked for {looked_for}; give one as 'FILE.json?{role}=…'"
+    )
 
 
 def _as_ints(ids: Iterable[int], vocab_size: int) -> list[int]:

@@ -95,7 +95,9 @@ class VisionConfig:
         check_start(self.weight_init)
         for name in ("pad", "logit_options"):
             if value := getattr(self, name):
-                raise ValueError(f"{name}={value!r} went with version 0.6: expected {type(value)()!r}")
+                raise ValueError(
+                    f"{name}={value!r} went with version 0.6: expected {type(value)()!r}"
+                )
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -104,9 +106,13 @@ class VisionConfig:
                 expected = f"expected one of {', '.join(map(repr, choices))}"
                 raise ValueError(f"{name}={value!r}; {did_you_mean(value, choices)}{expected}")
         if self.global_pool == "token" and not self.class_token:
-            raise ValueError("global_pool='token' reads the class token; set class_token=True, or global_pool='avg'")
+            raise ValueError(
+                "global_pool='token' reads the class token; set class_token=True, or global_pool='avg'"
+            )
         if wrong := not_multiples(self.train_size, self.patch_size):
-            raise ValueError(f"img_size={self.img_size} does not divide into patches of {self.patch_size}: {wrong}")
+            raise ValueError(
+                f"img_size={self.img_size} does not divide into patches of {self.patch_size}: {wrong}"
+            )
         if (patches := math.prod(self.train_grid)) > LONGEST_CONTEXT:
             size = f"{patches:,} patches of {self.patch_size}"
             raise ValueError(f"img_size={self.img_size} has {size}; at most {LONGEST_CONTEXT:,}")
@@ -129,18 +135,26 @@ def not_multiples(sides: Sequence[int], patch: int) -> str:
     wrong = []
     for side in sides:  # symbols while torch.export traces, which have no hash
         if side < 1 or side % patch:
-            near = [size for size in (side // patch * patch, (side // patch + 1) * patch) if size > 0]
-            wrong.append(f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}")
+            near = [
+                size for size in (side // patch * patch, (side // patch + 1) * patch) if size > 0
+            ]
+            wrong.append(
+                f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}"
+            )
     return "; ".join(dict.fromkeys(wrong))
 
 
 def _config(position: str, size: str, ssmax: bool) -> Options:
     options = OPTIONS.get((size, position)) or OPTIONS.get(("*", position), {})
-    return asdict(VisionConfig(**SIZES[size], position=position, position_options=options, ssmax=ssmax))
+    return asdict(
+        VisionConfig(**SIZES[size], position=position, position_options=options, ssmax=ssmax)
+    )
 
 
 def _build(**config: Any) -> ZooModel:
-    return load_modality("vision").model(VisionConfig(**config))  # ImportError names the extra where timm is missing
+    return load_modality("vision").model(
+        VisionConfig(**config)
+    )  # ImportError names the extra where timm is missing
 
 
 FAMILY = ModelFamily("vision", _build, SIZES, _config, list_grid_positions, check_grid_position)

@@ -53,12 +53,16 @@ def preserve_rng_state() -> Iterator[None]:
 def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
     """PIL -> PIL of `shape`, as `augment` says; of a window what is done to its pixels. Draws from the global generators."""
     if config.augment == "none":
-        return v2.Compose([v2.Lambda(limit_aspect), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)])
+        return v2.Compose(
+            [v2.Lambda(limit_aspect), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)]
+        )
     steps: list[Callable[[Image.Image], Image.Image]] = []
     if config.augment != "window":
         # An aspect of 3:4 to 4:3, torchvision's, of the picture relative to the shape's own.
         ratio = tuple(aspect * (shape[1] / shape[0]) for aspect in (3 / 4, 4 / 3))
-        steps.append(v2.RandomResizedCrop(shape, scale=config.crop_scale, ratio=ratio, interpolation=BICUBIC))
+        steps.append(
+            v2.RandomResizedCrop(shape, scale=config.crop_scale, ratio=ratio, interpolation=BICUBIC)
+        )
     if config.hflip > 0:
         steps.append(v2.RandomHorizontalFlip(config.hflip))
     if jitter := config.color_jitter:
@@ -78,7 +82,11 @@ class BatchMaker:
     def __init__(self, config: VisionDataConfig) -> None:
         self.config, self.shapes = config, config.train_shapes
         self.transforms = {shape: train_transform(config, shape) for shape in self.shapes}
-        self.erase = RandomErasing(config.random_erasing, mode="pixel", device="cpu") if config.random_erasing else None
+        self.erase = (
+            RandomErasing(config.random_erasing, mode="pixel", device="cpu")
+            if config.random_erasing
+            else None
+        )
         self.mix = None
         if config.mixup > 0 or config.cutmix > 0:
             classes = {"label_smoothing": config.label_smoothing, "num_classes": config.num_classes}
@@ -96,7 +104,9 @@ class BatchMaker:
         """keys: one per image; batch_key: of what is drawn once per batch. The config's seed precedes each."""
         config, shape, targets = self.config, self.shapes[0], []
         if len(self.shapes) > 1:
-            drawn = np.random.default_rng([config.seed, _SHAPE, *batch_key]).integers(len(self.shapes))
+            drawn = np.random.default_rng([config.seed, _SHAPE, *batch_key]).integers(
+                len(self.shapes)
+            )
             shape = self.shapes[int(drawn)]
         pixels = np.empty((len(images), *shape, 3), dtype=np.uint8)
         with preserve_rng_state():
@@ -108,7 +118,10 @@ class BatchMaker:
             batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
             batch = batch.to(torch.float32, memory_format=torch.contiguous_format)
             batch.sub_(self.mean).mul_(self.scale)
-            tensors = {n: torch.tensor(np.array([t[n] for t in targets]), dtype=torch.int64) for n in targets[0]}
+            tensors = {
+                n: torch.tensor(np.array([t[n] for t in targets]), dtype=torch.int64)
+                for n in targets[0]
+            }
             if self.erase is not None:
                 for image, key in zip(batch, keys, strict=True):
                     seeded(config.seed, _ERASE, *key)
@@ -117,15 +130,21 @@ class BatchMaker:
                 seeded(config.seed, _MIX, *batch_key)
                 batch, tensors["targets"] = self.mix(batch, tensors["targets"])
             elif smoothing := config.label_smoothing:
-                tensors["targets"] = mixup_target(tensors["targets"], config.num_classes, smoothing=smoothing)
+                tensors["targets"] = mixup_target(
+                    tensors["targets"], config.num_classes, smoothing=smoothing
+                )
         return {"images": batch} | tensors
 
-    def _seen(self, image: Image.Image, label: int | Objects, shape: Shape) -> tuple[Image.Image, Mapping[str, object]]:
+    def _seen(
+        self, image: Image.Image, label: int | Objects, shape: Shape
+    ) -> tuple[Image.Image, Mapping[str, object]]:
         """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
         if self.config.target == "label":
             return image, {"targets": label}
         objects = None if isinstance(label, int) else label
-        window = window_on(image.size, objects or NO_OBJECTS, shape, (random.random(), random.random()))
+        window = window_on(
+            image.size, objects or NO_OBJECTS, shape, (random.random(), random.random())
+        )
         if objects and self.config.unmarked and random.random() < self.config.unmarked:
             window = window_off(image, objects, shape) or window
         return cut(image, window), targets_of(objects and objects.in_window(window), shape)

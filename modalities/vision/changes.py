@@ -34,16 +34,22 @@ def changed(image: Image.Image, objects: Objects, name: str) -> tuple[Image.Imag
     if name in SIZES:
         size = [round(side * SIZES[name]) for side in image.size]
         scale = np.tile(np.divide(size, image.size), 2)
-        return image.resize((size[0], size[1]), Image.Resampling.BICUBIC), replace(objects, boxes=objects.boxes * scale)
+        return image.resize((size[0], size[1]), Image.Resampling.BICUBIC), replace(
+            objects, boxes=objects.boxes * scale
+        )
     angle, side = math.radians(TURN), min(image.size)
     inner = int(side / (math.cos(angle) + math.sin(angle)))
     middle, corner = np.array(image.size) / 2, (np.array(image.size) - inner) // 2
     offset = objects.boxes[:, :2] + objects.boxes[:, 2:] / 2 - middle
-    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])  # y points down
+    turn = np.array(
+        [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+    )  # y points down
     sizes = objects.boxes[:, 2:] @ np.abs(turn).T
     boxes = np.hstack([offset @ turn.T + middle - sizes / 2 - corner, sizes])
     left, top = corner.tolist()
-    image = image.rotate(TURN, Image.Resampling.BICUBIC).crop((left, top, left + inner, top + inner))
+    image = image.rotate(TURN, Image.Resampling.BICUBIC).crop(
+        (left, top, left + inner, top + inner)
+    )
     return image, replace(objects, boxes=boxes).in_window((0, 0, inner, inner))
 
 

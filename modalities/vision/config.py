@@ -71,16 +71,24 @@ class VisionDataConfig:
         for name in ("crop_scale", "mean", "std", "shapes"):  # lists, as JSON and --set give them
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale {self.crop_scale}: expected two rising shares of the area, such as (0.7, 1)")
+            raise ValueError(
+                f"crop_scale {self.crop_scale}: expected two rising shares of the area, such as (0.7, 1)"
+            )
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(f"mean {self.mean} and std {self.std} must have three values each, std positive")
+            raise ValueError(
+                f"mean {self.mean} and std {self.std} must have three values each, std positive"
+            )
         for name, choices in (("augment", tuple(_UNUSED)), ("target", TARGETS)):
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} {value!r}: {nearest(value, choices)}")
         for name in _UNUSED[self.augment]:
             if value := getattr(self, name):
-                need = "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
-                raise ValueError(f"{name}={value!r} has no effect with augment={self.augment!r}; set augment to {need}")
+                need = (
+                    "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
+                )
+                raise ValueError(
+                    f"{name}={value!r} has no effect with augment={self.augment!r}; set augment to {need}"
+                )
         if self.rand_augment:
             rand_augment(self.rand_augment, self.image_size, self.mean)
         if (self.target == "label") == (self.augment == "window"):
@@ -90,7 +98,9 @@ class VisionDataConfig:
             raise ValueError(f"unmarked={self.unmarked} with target='label': expected 0")
         for name in ("mixup", "cutmix", "label_smoothing"):
             if self.target != "label" and getattr(self, name):
-                raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} with target={self.target!r}: expected 0"
+                )
         self.train_shapes  # noqa: B018  raises
 
     @property
@@ -100,7 +110,9 @@ class VisionDataConfig:
         for text in self.shapes:
             match = re.fullmatch(r"(\d+)x(\d+)", text)
             if not match or not 0 < int(match[1]) * int(match[2]) <= MAX_PIXELS:
-                raise ValueError(f"shapes: {text!r} is not height and width in pixels, such as 96x96 or 64x144")
+                raise ValueError(
+                    f"shapes: {text!r} is not height and width in pixels, such as 96x96 or 64x144"
+                )
             shapes.append((int(match[1]), int(match[2])))
         return tuple(shapes) or ((self.image_size, self.image_size),)
 

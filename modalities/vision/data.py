@@ -24,7 +24,12 @@ from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.sources import open_images, open_shard_source
 
 DEFAULT_SOURCE = "glyphs-builtin"
-DECIDING = ("source", "heldout_source", "num_classes", "target")  # settings on which held-out images depend
+DECIDING = (
+    "source",
+    "heldout_source",
+    "num_classes",
+    "target",
+)  # settings on which held-out images depend
 EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
 
 
@@ -40,17 +45,23 @@ def build_loader(
         return build_heldout(config, split=split, micro_batch=micro_batch, **share)
     share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
     if (config.mixup > 0 or config.cutmix > 0) and micro_batch % 2:
-        raise ValueError(f"micro_batch {micro_batch} must be even: mixup and cutmix mix images in pairs")
+        raise ValueError(
+            f"micro_batch {micro_batch} must be even: mixup and cutmix mix images in pairs"
+        )
     shards = open_shard_source(config.source, "train")
     if shards is not None:
         _check_classes(config, shards.classes)
         return StreamLoader(ShardStream(shards, config, micro_batch), micro_batch, **share)
-    images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=_stored_size(config))
+    images = open_images(
+        config.source, "train", hold_out=config.heldout_source is None, size=_stored_size(config)
+    )
     _check_classes(config, images.classes)
     return IndexedLoader(ImageSamples(images, config, train=True), micro_batch, **share)
 
 
-def build_heldout(config: VisionDataConfig, *, split: str = "heldout", micro_batch: int, **share: int) -> IndexedLoader:
+def build_heldout(
+    config: VisionDataConfig, *, split: str = "heldout", micro_batch: int, **share: int
+) -> IndexedLoader:
     share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
     images = _heldout(config, size=_stored_size(config))
     return IndexedLoader(ImageSamples(images, config, train=False), micro_batch, **share)
@@ -71,17 +82,25 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
             with contextlib.suppress(FileNotFoundError):  # on another machine
                 shards = open_shard_source(config.source, "train")
                 classes = (shards or open_images(config.source, "train", hold_out=False)).classes
-        images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
+        images = open_images(
+            config.heldout_source, "all", size=size, classes=classes if _folders(config) else None
+        )
     if classes and images.classes and classes != images.classes:
-        one, other = next((one, other) for one, other in zip_longest(classes, images.classes) if one != other)
+        one, other = next(
+            (one, other) for one, other in zip_longest(classes, images.classes) if one != other
+        )
         sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
-        raise ValueError(f"{sources} must list equal classes in one order: {one!r} in training is {other!r} held out")
+        raise ValueError(
+            f"{sources} must list equal classes in one order: {one!r} in training is {other!r} held out"
+        )
     _check_classes(config, images.classes)
     return images
 
 
 def _folders(config: VisionDataConfig) -> bool:
-    return all((source or "").startswith("folder:") for source in (config.source, config.heldout_source))
+    return all(
+        (source or "").startswith("folder:") for source in (config.source, config.heldout_source)
+    )
 
 
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
@@ -98,7 +117,9 @@ class HeldoutImages:
 
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
         self.images, self.objects = images, objects
-        self.classes = list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
+        self.classes = (
+            list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
+        )
         self.order = np.random.default_rng(0).permutation(len(images))
 
     def __len__(self) -> int:
@@ -108,7 +129,9 @@ class HeldoutImages:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         payload, label = self._stored(place)
         listed, classes = self.images.classes is not None, len(self.classes) or None
-        return checked_image(payload, label, self.name(place), num_classes=classes, listed=listed), label
+        return checked_image(
+            payload, label, self.name(place), num_classes=classes, listed=listed
+        ), label
 
     def _stored(self, place: int) -> tuple[bytes | Image.Image, int | Objects]:
         index = int(self.order[place])
@@ -129,16 +152,28 @@ class HeldoutImages:
             width, height = upright_size(self._stored(place)[0])
         except BadImage:
             return 0
-        return max(1, min(height, round(width * shape[0] / shape[1]), width, round(height * shape[1] / shape[0])))
+        return max(
+            1,
+            min(
+                height,
+                round(width * shape[0] / shape[1]),
+                width,
+                round(height * shape[1] / shape[0]),
+            ),
+        )
 
 
 def heldout_by(data: Mapping[str, object]) -> VisionDataConfig:
     """What a training held out, from its recipe's data section; equal for runs that held out the same. ValueError for shards
     without `heldout_source`."""
     deciding: Options = {name: data[name] for name in DECIDING if name in data}
-    config = VisionDataConfig(**deciding, augment="light" if deciding.get("target", "label") == "label" else "window")
+    config = VisionDataConfig(
+        **deciding, augment="light" if deciding.get("target", "label") == "label" else "window"
+    )
     if config.heldout_source is None and config.source.startswith("wds:"):
-        raise ValueError(f"training on {config.source!r} held out nothing: name the held-out images with --source")
+        raise ValueError(
+            f"training on {config.source!r} held out nothing: name the held-out images with --source"
+        )
     return config
 
 
@@ -148,11 +183,15 @@ def heldout_name(source: str | VisionDataConfig) -> str:
         return source
     if source.heldout_source is None:
         return source.source
-    return f"all of {source.heldout_source}" + (f", classes of {source.source}" if _folders(source) else "")
+    return f"all of {source.heldout_source}" + (
+        f", classes of {source.source}" if _folders(source) else ""
+    )
 
 
 @lru_cache(maxsize=4)
-def open_heldout(source: str | VisionDataConfig, *, objects: bool = False) -> Heldout[HeldoutImages]:
+def open_heldout(
+    source: str | VisionDataConfig, *, objects: bool = False
+) -> Heldout[HeldoutImages]:
     """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per process. objects: pictures
     with boxes. Shards given as "wds:…" are a held-out set as a whole."""
     if isinstance(source, VisionDataConfig):

@@ -14,7 +14,13 @@ from modalities.loading import Heldout
 from modalities.results import Row, write_table
 from modalities.vision.architectures import not_multiples
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout
+from modalities.vision.data import (
+    DEFAULT_SOURCE,
+    HeldoutImages,
+    heldout_by,
+    heldout_name,
+    open_heldout,
+)
 from modalities.vision.images import MAX_PIXELS, Shape
 from modalities.vision.model import VisionTransformer
 from modalities.vision.sources import HELD_OUT
@@ -36,7 +42,9 @@ class SizeSettings(Settings):
         super().__post_init__()
         if self.sizes is not None:
             if not self.sizes or min(self.sizes) < 1 or max(self.sizes) ** 2 > MAX_PIXELS:
-                raise ValueError(f"sizes {list(self.sizes)}: expected 1 or more, images of at most {MAX_PIXELS:,}")
+                raise ValueError(
+                    f"sizes {list(self.sizes)}: expected 1 or more, images of at most {MAX_PIXELS:,}"
+                )
             object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
 
 
@@ -52,7 +60,9 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     main: ClassVar[str] = "top1"  # the score that `controls` of rows are compared by
     way_out: ClassVar[str] = ""  # of an error for sizes that no picture reaches
 
-    def __init__(self, settings: Sizes | None = None, trained_on: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, settings: Sizes | None = None, trained_on: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(settings, trained_on)
         self.source: str | VisionDataConfig = self.settings.source or (
             heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE
@@ -83,7 +93,9 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         return f"{len(images):,} of the {images.among:,} pictures of {source} are held out; '{whole}' is all of them"
 
     def measured(self, results: list[ModelResult]) -> str:
-        row = max((row for result in results for row in result.rows), key=lambda row: row["skipped"])
+        row = max(
+            (row for result in results for row in result.rows), key=lambda row: row["skipped"]
+        )
         if not row["skipped"]:
             return ""
         count = row[self.unit]
@@ -94,7 +106,9 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """EVAL.controls.csv: the main score less that of each control; no file where no row has `controls`."""
         rows = [
-            {"model": result.label, "size": row["size"], "score": self.main} | control | {"groups": row["groups"]}
+            {"model": result.label, "size": row["size"], "score": self.main}
+            | control
+            | {"groups": row["groups"]}
             for result in results
             for row in result.rows
             for control in row.get("controls", ())  # earlier versions have none
@@ -118,29 +132,48 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         step, trained = self.step(model), model.config.train_size
         for size in self.settings.sizes or ():
             if wrong := not_multiples([size], step):
-                raise ValueError(f"size {size} does not divide into patches of {model.config.patch_size}: {wrong}")
+                raise ValueError(
+                    f"size {size} does not divide into patches of {model.config.patch_size}: {wrong}"
+                )
         factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
-        sizes = set(self.settings.sizes or (max(1, round(factor * min(trained) / step)) * step for factor in factors))
+        sizes = set(
+            self.settings.sizes
+            or (max(1, round(factor * min(trained) / step)) * step for factor in factors)
+        )
         if self.settings.sizes is None and not self.enlarges:
             sides = sorted(self.sides(model, PROBED).values(), reverse=True)
             sizes = {size for size in sizes if size <= sides[math.ceil(ENOUGH * len(sides)) - 1]}
         least = min(trained)
-        return [(size * trained[0] // least, size * trained[1] // least) for size in sorted(sizes | {least})]
+        return [
+            (size * trained[0] // least, size * trained[1] // least)
+            for size in sorted(sizes | {least})
+        ]
 
     def sides(self, model: VisionTransformer, count: int) -> dict[int, int]:
         """By place, the shorter side that each of the first `count` pictures reaches; without those whose header is broken."""
         items = self.heldout.items
-        sides = {place: items.side(place, model.config.train_size) for place in range(min(count, len(items)))}
+        sides = {
+            place: items.side(place, model.config.train_size)
+            for place in range(min(count, len(items)))
+        }
         if not any(sides.values()):
-            raise ValueError(f"source {self.heldout.name!r}: none of its held-out images can be read: {items.name(0)}")
+            raise ValueError(
+                f"source {self.heldout.name!r}: none of its held-out images can be read: {items.name(0)}"
+            )
         return {place: side for place, side in sides.items() if side}
 
     def check_reach(self, model: VisionTransformer, size: int, sides: Mapping[int, int]) -> None:
         """ValueError for a size that no picture reaches; it names the largest."""
         if size > (most := max(sides.values())):
             step, pictures = self.step(model), f"held-out pictures of {self.heldout.name!r} have"
-            largest = f"the largest size is {most // step * step}" if most >= step else "they reach no valid size"
-            raise ValueError(f"size {size} has more pixels than {pictures}: {largest}{self.way_out}")
+            largest = (
+                f"the largest size is {most // step * step}"
+                if most >= step
+                else "they reach no valid size"
+            )
+            raise ValueError(
+                f"size {size} has more pixels than {pictures}: {largest}{self.way_out}"
+            )
 
 
 def by_shape(cells: Iterable[CellValue]) -> dict[Shape, list[CellValue]]:
@@ -155,6 +188,8 @@ def counted(cells: Sequence[CellValue], **counts: int) -> Row:
     skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
     because = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
     if not all(counts.values()):
-        raise ValueError(f"none of the held-out pictures can be measured at {cells[0]['size']} pixels: {because}")
+        raise ValueError(
+            f"none of the held-out pictures can be measured at {cells[0]['size']} pixels: {because}"
+        )
     row: Row = {name: cells[0][name] for name in ("size", "height", "width")}
     return row | counts | {"skipped": skipped.total(), "skipped_because": because}

@@ -30,9 +30,27 @@ from torch import Tensor
 if TYPE_CHECKING:
     from modalities.vision.objects import Objects
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+EXTENSIONS = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".webp",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".jp2",
+    ".avif",
+)
 MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
-HELDOUT_NAMES = ("heldout", "val", "validation", "test")  # what a held-out folder or split may be called
+HELDOUT_NAMES = (
+    "heldout",
+    "val",
+    "validation",
+    "test",
+)  # what a held-out folder or split may be called
 HELDOUT_FRACTION = 0.1
 Event = tuple[str, str]  # why something was skipped, and its name
 _log = logging.getLogger(__name__)
@@ -63,7 +81,10 @@ class ImageReport:
 
     def __str__(self) -> str:
         """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME)"."""
-        parts = [f"{count} × {reason} (such as {self.names[reason]})" for reason, count in self.skipped.most_common()]
+        parts = [
+            f"{count} × {reason} (such as {self.names[reason]})"
+            for reason, count in self.skipped.most_common()
+        ]
         return f"skipped {', '.join(parts)}" if parts else ""
 
 
@@ -76,7 +97,12 @@ def decode_image(data: bytes) -> Image.Image:
         if image.width * image.height > MAX_PIXELS:
             raise BadImage("too large", f"{image.width}×{image.height} pixels")
         image.load()
-        if image.format == "PNG" and image.mode != "P" and data[24] in (2, 4, 16) and "transparency" in image.info:
+        if (
+            image.format == "PNG"
+            and image.mode != "P"
+            and data[24] in (2, 4, 16)
+            and "transparency" in image.info
+        ):
             if data[24] == 16:
                 raise BadImage("unsupported mode", "16 bits with a transparent colour")
             # Pillow scales the pixels alone.
@@ -90,17 +116,24 @@ def decode_image(data: bytes) -> Image.Image:
         raise BadImage("too large", str(error)) from None
     except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
         early = isinstance(error, EOFError) or "truncated" in str(error)
-        raise BadImage("truncated" if early else "corrupt", f"{type(error).__name__}: {error}") from None
+        raise BadImage(
+            "truncated" if early else "corrupt", f"{type(error).__name__}: {error}"
+        ) from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow cannot convert."""
     if orientation(image) > 1:
-        with contextlib.suppress(Exception):  # a broken tag besides the orientation: the picture counts as upright
+        with contextlib.suppress(
+            Exception
+        ):  # a broken tag besides the orientation: the picture counts as upright
             image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = _eight_bits(image)
-    mode, keyed = image.mode, "transparency" in image.info  # a transparent colour, as PNG and GIF have it
+    mode, keyed = (
+        image.mode,
+        "transparency" in image.info,
+    )  # a transparent colour, as PNG and GIF have it
     if mode == "RGB" and not keyed:
         return image
     try:
@@ -111,14 +144,20 @@ def to_rgb(image: Image.Image) -> Image.Image:
             raise BadImage("unsupported mode", mode)
         return image.convert("RGB")
     except (ValueError, TypeError, OSError) as error:
-        raise error if isinstance(error, BadImage) else BadImage("unsupported mode", f"{mode}: {error}") from error
+        raise (
+            error
+            if isinstance(error, BadImage)
+            else BadImage("unsupported mode", f"{mode}: {error}")
+        ) from error
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Grey of 16 bits in 8."""
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
-        raise BadImage("unsupported mode", f"{image.mode} with values {values.min()}…{values.max()}")
+        raise BadImage(
+            "unsupported mode", f"{image.mode} with values {values.min()}…{values.max()}"
+        )
     return Image.fromarray((values // 257).astype(np.uint8))
 
 
@@ -129,7 +168,9 @@ def orientation(image: Image.Image) -> int:
     try:
         turn = int(image.getexif().get(0x0112, 1))
         return turn if 1 <= turn <= 8 else 1
-    except Exception:  # Pillow's EXIF reader raises many things; a broken note does not make the picture bad
+    except (
+        Exception
+    ):  # Pillow's EXIF reader raises many things; a broken note does not make the picture bad
         return 1
 
 
@@ -139,7 +180,12 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
         image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
     except Exception as error:  # as in `decode_image`
         raise BadImage("unknown format") from error
-    on_its_side = image.format != "TIFF" and orientation(image) in (5, 6, 7, 8)  # Pillow turns a TIFF by itself
+    on_its_side = image.format != "TIFF" and orientation(image) in (
+        5,
+        6,
+        7,
+        8,
+    )  # Pillow turns a TIFF by itself
     return (image.height, image.width) if on_its_side else image.size
 
 
@@ -161,27 +207,46 @@ def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def rand_augment(spec: str, size: int, mean: Sequence[float]) -> Callable[[Image.Image], Image.Image]:
+def rand_augment(
+    spec: str, size: int, mean: Sequence[float]
+) -> Callable[[Image.Image], Image.Image]:
     """timm's RandAugment from a string such as "rand-m9-n2-mstd0.5"; uncovered areas are filled with the mean colour."""
-    from timm.data.auto_augment import rand_augment_transform  # timm takes longer to import than torch
+    from timm.data.auto_augment import (
+        rand_augment_transform,
+    )  # timm takes longer to import than torch
 
-    hparams = {"translate_const": int(0.45 * size), "img_mean": tuple(min(255, round(255 * m)) for m in mean)}
+    hparams = {
+        "translate_const": int(0.45 * size),
+        "img_mean": tuple(min(255, round(255 * m)) for m in mean),
+    }
     try:
         return rand_augment_transform(spec, hparams)
     except (AssertionError, ValueError, KeyError) as error:
-        raise ValueError(f"rand_augment {spec!r}: expected timm's form, such as 'rand-m9-n2-mstd0.5'") from error
+        raise ValueError(
+            f"rand_augment {spec!r}: expected timm's form, such as 'rand-m9-n2-mstd0.5'"
+        ) from error
 
 
 def preprocess(
-    image: Image.Image, height: int, width: int, *, via: int = 0, mean: Sequence[float], std: Sequence[float]
+    image: Image.Image,
+    height: int,
+    width: int,
+    *,
+    via: int = 0,
+    mean: Sequence[float],
+    std: Sequence[float],
 ) -> Tensor:
     """The largest central window of an image, at a given size: float32 (3, height, width), normalised. via: the shorter side is
     reduced to so many pixels first, and enlarged again: the control without new detail."""
     from torchvision.transforms.v2.functional import normalize  # slow to import
 
     image = to_rgb(image)
-    image = _centre(image, round(image.width * height / width), round(image.height * width / height))
-    image = (reduced(image, via) if via else image).resize((width, height), Image.Resampling.BICUBIC)
+    image = _centre(
+        image, round(image.width * height / width), round(image.height * width / height)
+    )
+    image = (reduced(image, via) if via else image).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32)
     return normalize(pixels / 255, list(mean), list(std))
 
@@ -212,7 +277,9 @@ class ImageSet:
 
     def read_objects(self, index: int) -> tuple[bytes | Image.Image, Objects]:
         """(stored bytes or a PIL image, its objects). Raises BadImage; ValueError for a source that has none."""
-        raise ValueError(f"source {self.spec!r} has no boxes; expected shards with objects in KEY.json")
+        raise ValueError(
+            f"source {self.spec!r} has no boxes; expected shards with objects in KEY.json"
+        )
 
     def group(self, index: int) -> str:
         """What the image shares with others that a measurement should not count as independent, such as a font; ""."""
@@ -235,7 +302,9 @@ def checked_image(
     outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage."""
     if isinstance(label, int) and num_classes is not None and not 0 <= label < num_classes:
         if listed:
-            raise ValueError(f"{name} has label {label}, outside 0…{num_classes - 1} (num_classes {num_classes})")
+            raise ValueError(
+                f"{name} has label {label}, outside 0…{num_classes - 1} (num_classes {num_classes})"
+            )
         raise BadImage("label out of range", f"{label} of {num_classes} classes")
     image = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
     if not isinstance(label, int):
@@ -249,7 +318,9 @@ def heldout_places(names: Iterable[str], split: str) -> list[int]:
     """Of a source without a held-out part, the places of a split's images: held out is a tenth, by blake2b of their names."""
 
     def held_out(name: str) -> bool:
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"priorzoo images").digest()
+        digest = hashlib.blake2b(
+            name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"priorzoo images"
+        ).digest()
         return int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64
 
     return [n for n, name in enumerate(names) if held_out(name) == (split == "heldout")]

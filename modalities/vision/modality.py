@@ -27,12 +27,19 @@ from modalities.vision.sources import class_names
 from zoo.catalog import create_model
 from zoo.model import ZooModel
 
-MAP_WEIGHT = 4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
+MAP_WEIGHT = (
+    4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
+)
 
 
 def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> ZooModel:
     """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
-    facts: Options = {"img_size": data.image_size, "num_classes": data.num_classes, "mean": data.mean, "std": data.std}
+    facts: Options = {
+        "img_size": data.image_size,
+        "num_classes": data.num_classes,
+        "mean": data.mean,
+        "std": data.std,
+    }
     model = create_model(name, **facts | dict(options))
     names = class_names(data.source)
     if data.target == "marked+map":
@@ -41,7 +48,9 @@ def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> Z
     return model
 
 
-def loss(model: Callable[..., Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(
+    model: Callable[..., Tensor], batch: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
 
     With maps it is the class token's + MAP_WEIGHT · the mean over the patches, each asked for the pixel in its middle. Raises
@@ -52,10 +61,15 @@ def loss(model: Callable[..., Tensor], batch: dict[str, Tensor]) -> tuple[Tensor
         prefix: int = model.num_prefix_tokens  # type: ignore[attr-defined]
         if logits.ndim != 3 or not prefix:
             way_out = "set model.options.global_pool='' and class_token=true"
-            raise ValueError(f"a target with a map needs logits of the class token and of every patch: {way_out}")
+            raise ValueError(
+                f"a target with a map needs logits of the class token and of every patch: {way_out}"
+            )
         patches = logits[:, prefix:]
         here = at_patches(batch["maps"], patches.shape[1])
-        extra, logits = MAP_WEIGHT * _counted(patches.flatten(0, 1), here.flatten())[0], logits[:, 0]
+        extra, logits = (
+            MAP_WEIGHT * _counted(patches.flatten(0, 1), here.flatten())[0],
+            logits[:, 0],
+        )
     if targets.is_floating_point():
         return F.cross_entropy(logits, targets), {}
     value, metrics = _counted(logits, targets)
@@ -86,11 +100,19 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     """
     config, patch = model.config, model.config.patch_size
     shapes = data.train_shapes if data.shapes else [config.train_size]
-    counts = [(height // patch) * (across // patch) + model.num_prefix_tokens for height, across in shapes]
+    counts = [
+        (height // patch) * (across // patch) + model.num_prefix_tokens for height, across in shapes
+    ]
     others = ("prefix_tokens", "position_embedding", "head")
-    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and not name.startswith(others))
+    matrices = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if p.ndim >= 2 and not name.startswith(others)
+    )
     flops = 6.0 * (matrices * (sum(counts) / len(counts)) + config.dim * config.num_classes)
-    flops += 12.0 * config.dim * (sum(tokens**2 for tokens in counts) / len(counts)) * config.num_layers
+    flops += (
+        12.0 * config.dim * (sum(tokens**2 for tokens in counts) / len(counts)) * config.num_layers
+    )
     sizes = config.num_layers, config.dim, 4 * config.hidden_dim
     layers = activation_numbers(*sizes, config.activation_checkpointing, width)
     return Cost(1, flops, max(counts) * width * layers)

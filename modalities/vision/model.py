@@ -15,7 +15,16 @@ from typing import cast
 
 import torch
 from PIL import Image
-from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_pool_nlc, lecun_normal_, trunc_normal_
+from timm.layers import (
+    DropPath,
+    LayerScale,
+    Mlp,
+    PatchEmbed,
+    SwiGLU,
+    global_pool_nlc,
+    lecun_normal_,
+    trunc_normal_,
+)
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +33,13 @@ from modalities.vision.architectures import Options, VisionConfig, not_multiples
 from modalities.vision.images import BadImage, decode_image, preprocess
 from zoo.attention.base import Kernel
 from zoo.layers import Attention, SSMax, is_offloaded, loaded, share_prior
-from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
+from zoo.methods import (
+    Position,
+    create_grid_position,
+    layer_methods,
+    shared_embedding,
+    stored_options,
+)
 from zoo.model import ZooModel
 from zoo.positions import Positions
 
@@ -37,24 +52,37 @@ class VisionBlock(nn.Module):
 
     def __init__(self, config: VisionConfig, position: Position, drop_path: float) -> None:
         super().__init__()
-        dim, tokens = config.dim, config.class_token + config.reg_tokens + math.prod(config.train_grid)
+        dim, tokens = (
+            config.dim,
+            config.class_token + config.reg_tokens + math.prod(config.train_grid),
+        )
         ssmax = None
         if config.ssmax:
-            ssmax = SSMax(config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start)
+            ssmax = SSMax(
+                config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start
+            )
         attention = Attention(
             dim, config.num_heads, prior=position.prior, rotary=position.rotary, ssmax=ssmax, lanes=config.lanes,
             causal=False, scale_prior=config.scale_prior, bias=config.attention_bias,
         )  # fmt: skip
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
         self.attention = attention
-        self.attention_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
+        self.attention_scale = (
+            LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
+        )
         self.mlp_norm = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = (SwiGLU if config.mlp == "swiglu" else Mlp)(dim, hidden_features=config.hidden_dim)
-        self.mlp_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
+        self.mlp = (SwiGLU if config.mlp == "swiglu" else Mlp)(
+            dim, hidden_features=config.hidden_dim
+        )
+        self.mlp_scale = (
+            LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
+        )
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto") -> Tensor:
-        x = x + self.drop_path(self.attention_scale(self.attention(self.attention_norm(x), positions, kernel=kernel)))
+        x = x + self.drop_path(
+            self.attention_scale(self.attention(self.attention_norm(x), positions, kernel=kernel))
+        )
         return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
 
@@ -75,15 +103,21 @@ class VisionTransformer(ZooModel):
         self.num_prefix_tokens = config.class_token + config.reg_tokens
         self.global_pool = config.global_pool
         self.grad_checkpointing = config.activation_checkpointing
-        self.patch_embed = PatchEmbed(None, config.patch_size, config.in_chans, config.dim, strict_img_size=False)
+        self.patch_embed = PatchEmbed(
+            None, config.patch_size, config.in_chans, config.dim, strict_img_size=False
+        )
         prefix = torch.zeros(1, self.num_prefix_tokens, config.dim)
         self.prefix_tokens = nn.Parameter(prefix) if self.num_prefix_tokens else None
         methods = layer_methods(config.position, config.position_options, config.num_layers)
         positions = [_position(config, *methods[0], 0)]
-        self.position_embedding = positions[0].embedding  # here for its place among the modules; settled below
+        self.position_embedding = positions[
+            0
+        ].embedding  # here for its place among the modules; settled below
         rates = [0.0] * config.num_layers
         if config.drop_path_rate:
-            rates = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu").tolist()
+            rates = torch.linspace(
+                0, config.drop_path_rate, config.num_layers, device="cpu"
+            ).tolist()
         self.layers = nn.ModuleList([VisionBlock(config, positions[0], rates[0])])
         for n, (method, rate) in enumerate(zip(methods[1:], rates[1:], strict=True), 1):
             positions.append(_position(config, *method, n))
@@ -94,13 +128,17 @@ class VisionTransformer(ZooModel):
         self.config = replace(config, position_options=stored_options(config.position, positions))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
         self.pretrained_cfg = self.default_cfg = timm_cfg(config) | {"architecture": ANY}
-        self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
+        self.head = (
+            nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
+        )
         self._init_weights()
 
     def _init_weights(self) -> None:
         # Of what enters the residual stream, this scales attention's output down with depth, not timm's MLPs.
         start_weights(self, self.config.weight_init, depth=self.config.num_layers)
-        lecun_normal_(self.patch_embed.proj.weight.flatten(1))  # a view: fan-in counts the patch's pixels
+        lecun_normal_(
+            self.patch_embed.proj.weight.flatten(1)
+        )  # a view: fan-in counts the patch's pixels
         nn.init.zeros_(cast(Tensor, self.patch_embed.proj.bias))
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=0.02)
@@ -114,7 +152,9 @@ class VisionTransformer(ZooModel):
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
 
-    def pixels(self, image: Image.Image, height: int, width: int, *, enlarged: bool = False) -> Tensor:
+    def pixels(
+        self, image: Image.Image, height: int, width: int, *, enlarged: bool = False
+    ) -> Tensor:
         """(3, H, W): the image at this shape, normalised as in training. enlarged: from the training size."""
         via = min(self.config.train_size) if enlarged else 0
         return preprocess(image, height, width, via=via, mean=self.config.mean, std=self.config.std)
@@ -138,12 +178,17 @@ class VisionTransformer(ZooModel):
         logits = self(self.read(path, size=size))[0]
         if logits.ndim == 2:
             if not self.config.class_token:
-                raise ValueError("every patch has an answer, and the picture has none: the model has no class token")
+                raise ValueError(
+                    "every patch has an answer, and the picture has none: the model has no class token"
+                )
             logits = logits[0]
         numbers = tuple(map(str, range(self.num_classes)))
         names = self.class_names if len(self.class_names) == self.num_classes else numbers
         shares = logits.double().softmax(-1)
-        return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
+        return [
+            (names[label], shares[label].item())
+            for label in shares.argsort(descending=True, stable=True).tolist()
+        ]
 
     def replaceable_parameters(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.startswith("head.")}
@@ -152,14 +197,18 @@ class VisionTransformer(ZooModel):
         """Of an image of `height` × `width` pixels; ValueError where these are no multiples of the patch."""
         patch = self.config.patch_size
         if wrong := not_multiples((height, width), patch):
-            raise ValueError(f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}")
+            raise ValueError(
+                f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}"
+            )
         rows, columns = height // patch, width // patch
         return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 
     def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
         """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         positions = self.positions(*images.shape[-2:])
-        x = self.patch_embed(images.to(self.patch_embed.proj.weight.dtype))  # loaders give float32 to models in bf16
+        x = self.patch_embed(
+            images.to(self.patch_embed.proj.weight.dtype)
+        )  # loaders give float32 to models in bf16
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
         if self.position_embedding is not None:
@@ -177,7 +226,9 @@ class VisionTransformer(ZooModel):
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B, C)."""
-        pooled = global_pool_nlc(features, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+        pooled = global_pool_nlc(
+            features, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens
+        )
         return pooled if pre_logits else self.head(pooled)
 
     def forward(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
@@ -192,12 +243,16 @@ class VisionTransformer(ZooModel):
         if global_pool is not None:
             pools = ("", "avg", "token") if self.config.class_token else ("", "avg")
             if global_pool not in pools:
-                raise ValueError(f"global_pool={global_pool!r}; this model has {', '.join(map(repr, pools))}")
+                raise ValueError(
+                    f"global_pool={global_pool!r}; this model has {', '.join(map(repr, pools))}"
+                )
             self.global_pool = global_pool
         self.num_classes, self.class_names = num_classes, ()
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
         like = self.patch_embed.proj.weight
-        self.head = nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
+        self.head = (
+            nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
+        )
         self._init_head()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -206,7 +261,10 @@ class VisionTransformer(ZooModel):
     @property
     def _model_args(self) -> dict[str, object]:
         """What timm saves to make this model again. train_size: timm overwrites img_size by its data configuration's."""
-        return asdict(self.config) | {"train_size": self.config.img_size, "class_names": self.class_names}
+        return asdict(self.config) | {
+            "train_size": self.config.img_size,
+            "class_names": self.class_names,
+        }
 
     @_model_args.setter
     def _model_args(self, args: Mapping[str, object]) -> None:
@@ -237,4 +295,6 @@ def timm_cfg(config: VisionConfig) -> dict[str, object]:
 def _position(config: VisionConfig, method: str, options: Options, layer: int) -> Position:
     depth, grid = None if config.share_prior else (layer, config.num_layers), config.train_grid
     size = {"dim": config.dim, "num_heads": config.num_heads}
-    return create_grid_position(method, **size, train_grid=grid, options=options, lanes=config.lanes, depth=depth)
+    return create_grid_position(
+        method, **size, train_grid=grid, options=options, lanes=config.lanes, depth=depth
+    )

@@ -58,7 +58,9 @@ NO_OBJECTS = Objects(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool),
 def parse_objects(fields: object, group: object = "") -> Objects:
     """The objects of a mapping as above. Raises BadImage "no objects", "bad objects"."""
     if not isinstance(fields, Mapping) or not {"bbox", "category"} <= fields.keys():
-        raise BadImage("no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}")
+        raise BadImage(
+            "no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}"
+        )
     expected = "expected equally many boxes of four numbers and whole categories from 0; marks, evidence true or false"
     try:
         boxes = np.array(fields["bbox"], np.float64).reshape(-1, 4)
@@ -77,7 +79,11 @@ def parse_objects(fields: object, group: object = "") -> Objects:
 
 
 def check_objects(
-    objects: Objects, size: tuple[int, int], target: str, shapes: Iterable[tuple[int, int]], num_classes: int
+    objects: Objects,
+    size: tuple[int, int],
+    target: str,
+    shapes: Iterable[tuple[int, int]],
+    num_classes: int,
 ) -> None:
     """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height), where the
     answer is none of `num_classes` (a map's are its categories + 1, and the background), and where a box is outside."""
@@ -90,12 +96,16 @@ def check_objects(
     categories = objects.categories[objects.marked] if target == "marked" else objects.categories
     largest = categories.max(initial=-1) + (target != "marked")
     if largest >= num_classes:
-        raise BadImage("label out of range", f"{largest} of {num_classes} classes, asked for {target!r}")
+        raise BadImage(
+            "label out of range", f"{largest} of {num_classes} classes, asked for {target!r}"
+        )
     for shape in shapes:
         window_on(size, objects, shape, (0.0, 0.0))
 
 
-def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], at: tuple[float, float]) -> Window:
+def window_on(
+    size: tuple[int, int], objects: Objects, shape: tuple[int, int], at: tuple[float, float]
+) -> Window:
     """A window of `shape` (height, width) on a picture of `size` (width, height) that holds all evidence; BadImage "too
     small" or "spread" where there is none. at: where among the possible places, from 0 (left, top) to 1. With one `at` a larger
     window contains each smaller one."""
@@ -107,9 +117,15 @@ def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], a
     for axis, (side, most, place) in enumerate(zip((width, height), size, at, strict=True)):
         low, high = 0, most - side
         if len(needed):
-            first, last = float(needed[:, axis].min()), float((needed[:, axis] + needed[:, axis + 2]).max())
+            first, last = (
+                float(needed[:, axis].min()),
+                float((needed[:, axis] + needed[:, axis + 2]).max()),
+            )
             if last - first > side:
-                raise BadImage("spread", f"the objects to be shown take {last - first:g} pixels, the window has {side}")
+                raise BadImage(
+                    "spread",
+                    f"the objects to be shown take {last - first:g} pixels, the window has {side}",
+                )
             room = min(MARGIN, (side - (last - first)) // 2)
             begin, end = max(0.0, first - room), min(float(most), last + room)
             low, high = max(low, int(np.ceil(end)) - side), min(high, int(begin))
@@ -119,7 +135,9 @@ def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], a
 
 def window_off(image: Image.Image, objects: Objects, shape: tuple[int, int]) -> Window | None:
     """The first of 16 random windows that lacks a box of the evidence and MARGIN pixels round it, or None."""
-    around = replace(objects, boxes=objects.boxes + np.array([-MARGIN, -MARGIN, 2 * MARGIN, 2 * MARGIN]))
+    around = replace(
+        objects, boxes=objects.boxes + np.array([-MARGIN, -MARGIN, 2 * MARGIN, 2 * MARGIN])
+    )
     (across, down), (height, width) = image.size, shape
     for _ in range(16):
         window = random.randint(0, across - width), random.randint(0, down - height), width, height
@@ -146,11 +164,15 @@ def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarr
     if target == "marked":
         marked = objects.categories[objects.marked]
         if len(marked) != 1:
-            raise BadImage("not one marked", f"{len(marked)} objects are marked; to be named, expected one")
+            raise BadImage(
+                "not one marked", f"{len(marked)} objects are marked; to be named, expected one"
+            )
         return marked[0]
     pixels = np.zeros(shape, np.int64)
     for box, category in zip(objects.boxes, objects.categories.tolist(), strict=True):
-        left, top, right, bottom = (max(0, round(side)) for side in (*box[:2], *(box[:2] + box[2:])))
+        left, top, right, bottom = (
+            max(0, round(side)) for side in (*box[:2], *(box[:2] + box[2:]))
+        )
         pixels[top:bottom, left:right] = category + 1
     return pixels
 
@@ -160,6 +182,13 @@ def at_patches(maps: Tensor, patches: int) -> Tensor:
     many square patches do not make up the map."""
     height, width = maps.shape[-2:]
     patch = math.isqrt(height * width // max(patches, 1))
-    if not patch or height % patch or width % patch or (height // patch) * (width // patch) != patches:
-        raise ValueError(f"a map of {height} × {width} pixels is not made up of {patches} square patches")
+    if (
+        not patch
+        or height % patch
+        or width % patch
+        or (height // patch) * (width // patch) != patches
+    ):
+        raise ValueError(
+            f"a map of {height} × {width} pixels is not made up of {patches} square patches"
+        )
     return maps[:, patch // 2 :: patch, patch // 2 :: patch].flatten(1)

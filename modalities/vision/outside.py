@@ -38,7 +38,11 @@ class OutsideClassifier(nn.Module):
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
         classifier: Any = model.eval()
-        self.model, self.data, cfg = classifier, resolve_model_data_config(classifier), classifier.pretrained_cfg
+        self.model, self.data, cfg = (
+            classifier,
+            resolve_model_data_config(classifier),
+            classifier.pretrained_cfg,
+        )
         if not classifier.num_classes:
             raise ValueError(f"timm:{name} has no classifier")
         self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
@@ -48,25 +52,35 @@ class OutsideClassifier(nn.Module):
             num_classes=classifier.num_classes,
             train_size=tuple(self.data["input_size"][1:]),
             patch_size=classifier.feature_info[-1]["reduction"],
-            fixed=not getattr(model, "dynamic_img_size", False) and bool(cfg.get("fixed_input_size", False)),
+            fixed=not getattr(model, "dynamic_img_size", False)
+            and bool(cfg.get("fixed_input_size", False)),
         )
 
-    def pixels(self, image: Image.Image, height: int, width: int, *, enlarged: bool = False) -> Tensor:
+    def pixels(
+        self, image: Image.Image, height: int, width: int, *, enlarged: bool = False
+    ) -> Tensor:
         """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and cuts out the centre.
         enlarged: after the shorter side is reduced to the training size."""
         image = to_rgb(image)
         if enlarged:
             image = reduced(image, min(self.config.train_size))
         names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
-        return create_transform((3, height, width), **{name: self.data[name] for name in names})(image)
+        return create_transform((3, height, width), **{name: self.data[name] for name in names})(
+            image
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model does not take."""
         config, shape = self.config, tuple(images.shape[-2:])
         if config.fixed and shape != config.train_size:
-            size, trained = f"{shape[0]}×{shape[1]}", f"{config.train_size[0]}×{config.train_size[1]}"
+            size, trained = (
+                f"{shape[0]}×{shape[1]}",
+                f"{config.train_size[0]}×{config.train_size[1]}",
+            )
             way_out = f"--sizes {min(config.train_size)}"
-            raise ValueError(f"timm:{config.name} takes images of {trained} alone, not {size}: {way_out}")
+            raise ValueError(
+                f"timm:{config.name} takes images of {trained} alone, not {size}: {way_out}"
+            )
         return self.model(images.to(next(self.model.parameters()).dtype))
 
 
@@ -74,7 +88,9 @@ def _load(word: str) -> tuple[nn.Module, bool]:
     """A registered model of ours is the zoo's, everything else an `OutsideClassifier`."""
     name, at, checkpoint = word.partition("@")
     if name.partition(".")[0] not in timm.list_models():
-        raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}")
+        raise ValueError(
+            f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}"
+        )
     options: Options = {}
     try:
         if at:
@@ -82,15 +98,21 @@ def _load(word: str) -> tuple[nn.Module, bool]:
             layer = classifier[0] if isinstance(classifier, tuple) else classifier
             options["num_classes"] = len(load_state_dict(checkpoint)[f"{layer}.weight"])
         try:
-            model = timm.create_model(name, dynamic_img_size=True, **options)  # positions are resampled at every call
+            model = timm.create_model(
+                name, dynamic_img_size=True, **options
+            )  # positions are resampled at every call
         except TypeError:  # no such option
             model = timm.create_model(name, **options)
         if at:
             load_checkpoint(model, checkpoint)
-    except Exception as error:  # torch and safetensors raise many things for a file that is none of theirs
+    except (
+        Exception
+    ) as error:  # torch and safetensors raise many things for a file that is none of theirs
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"timm:{word} cannot be loaded: {reason}") from error
-    return (model if isinstance(model, VisionTransformer) else OutsideClassifier(model, name)), bool(at)
+    return (
+        model if isinstance(model, VisionTransformer) else OutsideClassifier(model, name)
+    ), bool(at)
 
 
 OUTSIDE = Outside(_load)

@@ -17,8 +17,19 @@ from zoo import catalog as weights
 from zoo.catalog import model_entry
 
 # What timm's scripts pass to every model, and what it is here.
-_DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
-FIXED = dict.fromkeys(_DROPOUTS, 0.0) | {"dynamic_img_size": True, "strict_img_size": False, "features_only": False}
+_DROPOUTS = (
+    "drop_rate",
+    "proj_drop_rate",
+    "attn_drop_rate",
+    "pos_drop_rate",
+    "patch_drop_rate",
+    "drop_block_rate",
+)
+FIXED = dict.fromkeys(_DROPOUTS, 0.0) | {
+    "dynamic_img_size": True,
+    "strict_img_size": False,
+    "features_only": False,
+}
 default_cfgs: dict[str, object] = {}  # timm looks for this name
 
 
@@ -27,9 +38,16 @@ def _register_with_timm() -> None:
     cfgs: Options = {ANY: timm_cfg(VisionConfig())}
     for name in FAMILY.names():
         cfg = timm_cfg(VisionConfig(**model_entry(name).config)) | {"license": "apache-2.0"}
-        ours = {full: entry for full, entry in weights.manifest().items() if full.partition(".")[0] == name}
+        ours = {
+            full: entry
+            for full, entry in weights.manifest().items()
+            if full.partition(".")[0] == name
+        }
         for full, entry in ours.items():
-            cfgs[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
+            cfgs[full] = cfg | {
+                "file": str(weights.WEIGHTS / entry["file"]),
+                "license": entry["license"].lower(),
+            }
             if names := entry.get("class_names"):
                 cfgs[full]["label_names"] = tuple(names)
         if not ours:
@@ -52,17 +70,28 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
                 # timm reads it itself, and compares no digest.
                 if file and Path(file) == weights.WEIGHTS / entry["file"]:
                     overlay = kwargs.get("pretrained_cfg_overlay") or {}
-                    kwargs["pretrained_cfg_overlay"] = {**overlay, "file": str(weights.verified_file(full))}
+                    kwargs["pretrained_cfg_overlay"] = {
+                        **overlay,
+                        "file": str(weights.verified_file(full)),
+                    }
         config = asdict(VisionConfig()) if name == ANY else model_entry(name).config
-        options: Options = config | {key: value for key, value in kwargs.items() if value is not None}
+        options: Options = config | {
+            key: value for key, value in kwargs.items() if value is not None
+        }
         for key in FIXED.keys() & options.keys():
             if options.pop(key) != FIXED[key]:
-                raise ValueError(f"{name} has {key}={FIXED[key]}; it reads any size, and its dropout is drop_path_rate")
-        saved = options.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
+                raise ValueError(
+                    f"{name} has {key}={FIXED[key]}; it reads any size, and its dropout is drop_path_rate"
+                )
+        saved = options.pop(
+            "train_size", None
+        )  # of a model that timm saved, and the size that its weights are of
         names = options.pop("class_names", ())
         if pretrained or saved:
             options["img_size"] = saved or config["img_size"]
-        model = build_model_with_cfg(lambda **kw: VisionTransformer(VisionConfig(**kw)), name, pretrained, **options)
+        model = build_model_with_cfg(
+            lambda **kw: VisionTransformer(VisionConfig(**kw)), name, pretrained, **options
+        )
         names = tuple(names or cast(Sequence[str], model.pretrained_cfg.get("label_names") or ()))
         model.class_names = names if len(names) == model.num_classes else ()
         shown = {"input_size": (model.in_chans, *model.config.train_size)}

@@ -7,7 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-CHROMA = 140  # largest less least of red, green and blue: backgrounds and ink of `scenes` stay below
+CHROMA = (
+    140  # largest less least of red, green and blue: backgrounds and ink of `scenes` stay below
+)
 RADII = range(15, 21)  # pixels
 ANGLES = 48
 

@@ -66,8 +66,12 @@ class ImageSamples:
         indexes = (int(order[(position + step) % len(order)]) for step in range(len(order)))
         before = len(events)
         candidates = ((images.name(index), partial(read, index)) for index in indexes)
-        image, label = _first_good(candidates, self.make.config, images.classes is not None, events, images.spec)
-        again = not self.train and (epoch or len(events) > before)  # beyond the end, or in place of a skipped one
+        image, label = _first_good(
+            candidates, self.make.config, images.classes is not None, events, images.spec
+        )
+        again = not self.train and (
+            epoch or len(events) > before
+        )  # beyond the end, or in place of a skipped one
         return image, -1 if again else label
 
 
@@ -88,7 +92,9 @@ class ShardStream:
         facts = {"kind": "shards", "fingerprint": self.shards.fingerprint}
         return facts | {"seed": self.config.seed, "shuffle_buffer": self.config.shuffle_buffer}
 
-    def batches(self, slot: int, slots: int, done: int, state: None) -> Iterator[tuple[Batch, list[Event], None]]:
+    def batches(
+        self, slot: int, slots: int, done: int, state: None
+    ) -> Iterator[tuple[Batch, list[Event], None]]:
         events: list[Event] = []
         samples = self._samples(slot, slots, done * self.micro_batch, events)
         for batch in count(done):
@@ -131,7 +137,9 @@ class ShardStream:
     def _read(self, epoch: int, first: int, end: int) -> Iterator[tuple[int, str, Members]]:
         """(number, name, sample) of the samples first…end−1 of an epoch."""
         at = 0
-        order = np.random.default_rng([self.config.seed, _SHARDS, epoch]).permutation(len(self.shards.files))
+        order = np.random.default_rng([self.config.seed, _SHARDS, epoch]).permutation(
+            len(self.shards.files)
+        )
         for shard in order.tolist():
             start, stop = max(first - at, 0), min(end - at, self.shards.counts[shard])
             if start < stop:
@@ -143,22 +151,34 @@ class ShardStream:
         label_of = read_label if self.config.target == "label" else read_objects
         candidates = (
             (name, lambda members=members: (sample_image(members), label_of(members)))
-            for _, name, members in (block[(place + step) % len(block)] for step in range(len(block)))
+            for _, name, members in (
+                block[(place + step) % len(block)] for step in range(len(block))
+            )
         )
-        return _first_good(candidates, self.config, self.shards.classes is not None, events, self.shards.spec)
+        return _first_good(
+            candidates, self.config, self.shards.classes is not None, events, self.shards.spec
+        )
 
 
 def _first_good(
-    candidates: Iterable[tuple[str, Read]], config: VisionDataConfig, listed: bool, events: list[Event], spec: str
+    candidates: Iterable[tuple[str, Read]],
+    config: VisionDataConfig,
+    listed: bool,
+    events: list[Event],
+    spec: str,
 ) -> Sample:
     """The first of named images that training can ask for; `events` gets the others. ValueError where there is none."""
     before = len(events)
     for name, read in candidates:
         try:
             payload, label = read()
-            image = checked_image(payload, label, name, num_classes=config.num_classes, listed=listed)
+            image = checked_image(
+                payload, label, name, num_classes=config.num_classes, listed=listed
+            )
             if isinstance(label, Objects):
-                check_objects(label, image.size, config.target, config.train_shapes, config.num_classes)
+                check_objects(
+                    label, image.size, config.target, config.train_shapes, config.num_classes
+                )
             return image, label
         except BadImage as error:
             events.append((error.reason, name))

@@ -48,7 +48,10 @@ class Sample(NamedTuple):
 
     def load(self) -> Members:
         with self.path.open("rb") as stream:
-            return {name: os.pread(stream.fileno(), size, offset) for name, (offset, size) in self.places.items()}
+            return {
+                name: os.pread(stream.fileno(), size, offset)
+                for name, (offset, size) in self.places.items()
+            }
 
 
 def scan(path: Path) -> list[Sample]:
@@ -59,7 +62,9 @@ def scan(path: Path) -> list[Sample]:
         with path.open("rb") as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 if member.issparse() or member.size < 0:
-                    raise tarfile.ReadError(f"{member.name[:80]!r} is a sparse file, or has no size")
+                    raise tarfile.ReadError(
+                        f"{member.name[:80]!r} is a sparse file, or has no size"
+                    )
                 key, extension = base_plus_ext(member.name)
                 if not member.isreg() or _META.match(member.name) or key is None:
                     continue
@@ -71,7 +76,9 @@ def scan(path: Path) -> list[Sample]:
                 samples[-1].places[name[1]] = (member.offset_data, member.size)
             stream.seek(tar.offset)
             if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError("a damaged header, or no end-of-archive mark: it is cut short")
+                raise tarfile.ReadError(
+                    "a damaged header, or no end-of-archive mark: it is cut short"
+                )
     except (tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError) as error:
         raise ValueError(f"shard {path} cannot be read: {error}") from error
     return samples
@@ -88,11 +95,15 @@ class Entry(NamedTuple):
 class Shards(ImageSet):
     """Shards with their sizes; samples are numbered in shard order. classes: where an index has them."""
 
-    def __init__(self, spec: str, entries: Mapping[Path, Entry], classes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, spec: str, entries: Mapping[Path, Entry], classes: Sequence[str] = ()
+    ) -> None:
         self.spec, self.files, self.classes = spec, tuple(entries), tuple(classes) or None
         self.counts = tuple(entry.samples for entry in entries.values())
         contents = [[e.file, e.samples, e.sha256 or _digest(path)] for path, e in entries.items()]
-        self.fingerprint = hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).hexdigest()
+        self.fingerprint = hashlib.blake2b(
+            json.dumps(contents).encode(), digest_size=16
+        ).hexdigest()
         self._samples: list[Sample] = []
         if not sum(self.counts):
             raise ValueError(f"source {spec!r}: its {len(entries)} shards hold no sample")
@@ -104,12 +115,16 @@ class Shards(ImageSet):
         """Raises ValueError where they are not as many as the index says."""
         samples, count = scan(self.files[shard]), self.counts[shard]
         if len(samples) != count:
-            raise ValueError(f"shard {self.files[shard]} has {len(samples)} samples, its index says {count}")
+            raise ValueError(
+                f"shard {self.files[shard]} has {len(samples)} samples, its index says {count}"
+            )
         return samples
 
     def indexed(self) -> Shards:
         """These shards with the places of all samples read, which reading by index needs."""
-        self._samples = [sample for shard in range(len(self.files)) for sample in self.samples(shard)]
+        self._samples = [
+            sample for shard in range(len(self.files)) for sample in self.samples(shard)
+        ]
         return self
 
     def stream(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, str, Members]]:
@@ -144,11 +159,17 @@ def open_shards(spec: str, pattern: str) -> Shards:
     Raises FileNotFoundError for missing shards, ValueError for a wrong index and for shards without a sample.
     """
     folder = Path(pattern)
-    paths = [] if folder.is_dir() else [Path(place) for place in webdataset.shardlists.expand_urls(pattern)]
+    paths = (
+        []
+        if folder.is_dir()
+        else [Path(place) for place in webdataset.shardlists.expand_urls(pattern)]
+    )
     index = (paths[0].parent if paths else folder) / "index.json"
     entries, classes = _read_index(index)
     if not entries and not paths:
-        raise FileNotFoundError(f"source {spec!r}: no index {index}; tars without one are named by a pattern")
+        raise FileNotFoundError(
+            f"source {spec!r}: no index {index}; tars without one are named by a pattern"
+        )
     paths = paths or [folder / file for file in entries]
     for path in paths:
         if not path.is_file():
@@ -165,17 +186,28 @@ def _read_index(path: Path) -> tuple[dict[str, Entry], list[str]]:
         return {}, []
     content = read_json(path)
     try:
-        entries = [Entry(row["file"], row["samples"], row.get("sha256")) for row in content["shards"]]
+        entries = [
+            Entry(row["file"], row["samples"], row.get("sha256")) for row in content["shards"]
+        ]
         classes = content.get("classes") or []
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError(f"classes={classes!r:.80}: expected a list of names")
         for file, samples, sha256 in entries:
-            named = isinstance(file, str) and file and "\0" not in file and isinstance(sha256, str | None)
+            named = (
+                isinstance(file, str)
+                and file
+                and "\0" not in file
+                and isinstance(sha256, str | None)
+            )
             if not named or type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
                 row = f"file={file!r:.80}, samples={samples!r:.80}, sha256={sha256!r:.80}"
-                raise ValueError(f"{row}: expected a tar's name, 0 to {MOST_SAMPLES:,} and hex digits")
+                raise ValueError(
+                    f"{row}: expected a tar's name, 0 to {MOST_SAMPLES:,} and hex digits"
+                )
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is no index of shards: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{path} is no index of shards: {type(error).__name__}: {error}"
+        ) from error
     return {entry.file: entry for entry in entries}, classes
 
 
@@ -215,7 +247,9 @@ def read_label(members: Members) -> int:
     with contextlib.suppress(ValueError):
         label = int(label) if isinstance(label, bytes) else label
     if type(label) is not int:  # True is an int to isinstance
-        raise BadImage("no label" if label is None else "bad label", f"{label!r} is not a whole number")
+        raise BadImage(
+            "no label" if label is None else "bad label", f"{label!r} is not a whole number"
+        )
     return label
 
 

@@ -25,7 +25,15 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
-from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, Event, ImageSet, digest_of, heldout_places
+from modalities.vision.images import (
+    EXTENSIONS,
+    HELDOUT_NAMES,
+    BadImage,
+    Event,
+    ImageSet,
+    digest_of,
+    heldout_places,
+)
 from modalities.vision.shards import Shards, open_shards
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, read_object
@@ -49,13 +57,20 @@ def open_shard_source(spec: str, split: str) -> Shards | None:
         return open_shards(spec, str(folder))
     if spec.startswith("wds:"):
         if split == "heldout":
-            raise ValueError(f"source {spec!r} has no held-out split of its own: set heldout_source to its shards")
+            raise ValueError(
+                f"source {spec!r} has no held-out split of its own: set heldout_source to its shards"
+            )
         return open_shards(spec, spec[len("wds:") :])
     return None
 
 
 def open_images(
-    spec: str, split: str, *, hold_out: bool = True, size: int = 128, classes: Sequence[str] | None = None
+    spec: str,
+    split: str,
+    *,
+    hold_out: bool = True,
+    size: int = 128,
+    classes: Sequence[str] | None = None,
 ) -> ImageSet:
     """The images of a spec's split: "train", "heldout", or "all" of a held-out set (its held-out part if it has one).
 
@@ -66,7 +81,9 @@ def open_images(
     options = query.split("&")
     if spec.startswith(("folder:", "hf:")) and HELD_OUT in options:
         if split == "train":
-            raise ValueError(f"source {spec!r} is held out as a whole: set heldout_source to it, and train on another")
+            raise ValueError(
+                f"source {spec!r} is held out as a whole: set heldout_source to it, and train on another"
+            )
         options.remove(HELD_OUT)
         spec, split = "?".join([place, "&".join(options)] if options else [place]), "all"
     if (shards := open_shard_source(spec, split)) is not None:
@@ -78,7 +95,11 @@ def open_images(
     if spec.startswith("hf:"):
         return HFImages(spec, split, hold_out=hold_out)
     folder = f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else ""
-    hint = did_you_mean(spec, _FORMS) or folder or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
+    hint = (
+        did_you_mean(spec, _FORMS)
+        or folder
+        or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
+    )
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
 
 
@@ -103,7 +124,11 @@ class BuiltinImages(ImageSet):
         self.fonts: list[str] = part["fonts"]
         self.scenes, self.letters, self.split = part["scenes"], len(index["classes"]), split
         self.sheets: dict[str, Image.Image] = {}
-        self.spec, self.classes, self.fingerprint = spec, tuple(index["classes"]), part["fingerprint"]
+        self.spec, self.classes, self.fingerprint = (
+            spec,
+            tuple(index["classes"]),
+            part["fingerprint"],
+        )
 
     def __len__(self) -> int:
         return len(self.fonts) * self.letters * self.scenes
@@ -111,7 +136,9 @@ class BuiltinImages(ImageSet):
     def read(self, index: int) -> tuple[Image.Image, int]:
         label, font = index % self.letters, self.group(index)
         if font not in self.sheets:
-            self.sheets[font] = Image.open(BUILTIN / f"{self.split}-{self.side}-{font}.webp").convert("RGB")
+            self.sheets[font] = Image.open(
+                BUILTIN / f"{self.split}-{self.side}-{font}.webp"
+            ).convert("RGB")
         left, top = label * self.side, index // (self.letters * len(self.fonts)) * self.side
         return self.sheets[font].crop((left, top, left + self.side, top + self.side)), label
 
@@ -123,7 +150,11 @@ def _shown_folders(folder: Path) -> list[str]:
     """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's checkpoints."""
     if not folder.is_dir():
         return []
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(
+        entry.name
+        for entry in os.scandir(folder)
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
 
 
 def _version(path: str) -> tuple[int, int]:
@@ -138,12 +169,20 @@ def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, in
         top, entries = os.path.join(root, name), []
         for place, folders, files in os.walk(top):  # not through links
             folders[:] = [name for name in folders if not name.startswith(".")]
-            entries.append((place, folders, sorted(name for name in files if not name.startswith("."))))
+            entries.append(
+                (place, folders, sorted(name for name in files if not name.startswith(".")))
+            )
         for place, folders, files in sorted(entries):
-            links = (path for path in (os.path.join(place, folder) for folder in folders) if os.path.islink(path))
+            links = (
+                path
+                for path in (os.path.join(place, folder) for folder in folders)
+                if os.path.islink(path)
+            )
             problems += [("linked folder in a class", path) for path in links]
             for path in (os.path.join(place, file) for file in files):
-                target = os.path.realpath(path) if os.path.islink(path) or os.path.islink(top) else path
+                target = (
+                    os.path.realpath(path) if os.path.islink(path) or os.path.islink(top) else path
+                )
                 if not path.lower().endswith(EXTENSIONS):
                     problems.append(("unknown extension", path))
                 elif not os.path.isfile(path):
@@ -177,16 +216,25 @@ def _relative(root: Path, file: str) -> str:
 class FolderImages(ImageSet):
     """A folder of class folders. Labels are the places of the class names in alphabetical order, those of PATH/train."""
 
-    def __init__(self, spec: str, split: str, *, hold_out: bool, classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, spec: str, split: str, *, hold_out: bool, classes: Sequence[str] | None = None
+    ) -> None:
         path = Path(spec[len("folder:") :]).expanduser()
         if not path.is_dir():
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
-        train, heldout = path / "train", next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
+        train, heldout = (
+            path / "train",
+            next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None),
+        )
         parts = _shown_folders(train)  # without them "train" is a class
         if parts and heldout is None and split != "train":
-            raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
+            raise ValueError(
+                f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source"
+            )
         if heldout and {*_shown_folders(path)} <= {*HELDOUT_NAMES}:
-            raise ValueError(f"source {spec!r} has no train: name that of classes, folder:{heldout}?split=heldout")
+            raise ValueError(
+                f"source {spec!r} has no train: name that of classes, folder:{heldout}?split=heldout"
+            )
         root = (heldout if heldout and split != "train" else train) if parts else path
         names = _shown_folders(root)
         if not names:
@@ -195,17 +243,27 @@ class FolderImages(ImageSet):
         for name in names:
             if name not in self.classes:
                 hint = did_you_mean(name, self.classes)
-                raise ValueError(f"{root} has a class {name!r} that training does not have; {hint}".rstrip("; "))
+                raise ValueError(
+                    f"{root} has a class {name!r} that training does not have; {hint}".rstrip("; ")
+                )
         samples, self.problems = _list_images(root, self.classes)
         empty = sorted(set(range(len(self.classes))) - {label for _, label in samples})
         self.problems += [("empty class", str(root / self.classes[label])) for label in empty]
         if root == path and hold_out and split != "all":
-            self.among, places = len(samples), heldout_places(_names_of_content(root, samples), split)
+            self.among, places = (
+                len(samples),
+                heldout_places(_names_of_content(root, samples), split),
+            )
             samples = [samples[place] for place in places]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
-        versions = split != "train"  # of a training set the names suffice: a stat of every file would take minutes
-        facts = ((_relative(root, file), label, _version(file) if versions else 0) for file, label in samples)
+        versions = (
+            split != "train"
+        )  # of a training set the names suffice: a stat of every file would take minutes
+        facts = (
+            (_relative(root, file), label, _version(file) if versions else 0)
+            for file, label in samples
+        )
         self.fingerprint = digest_of(facts)
         # In one buffer: forked workers share it, while they would copy a list of objects page by page.
         self.paths = np.array([os.fsencode(file) for file, _ in samples])
@@ -232,11 +290,15 @@ class HFImages(ImageSet):
         try:
             import datasets  # takes seconds
         except ImportError as error:
-            raise ImportError(f"source {spec!r} needs the package `datasets`: pip install datasets") from error
+            raise ImportError(
+                f"source {spec!r} needs the package `datasets`: pip install datasets"
+            ) from error
         place, _, query = spec[len("hf:") :].partition("?")
         columns = dict(parse_qsl(query))
         if unknown := sorted(columns.keys() - {"image", "label"}):
-            raise ValueError(f"source {spec!r}: unknown option {unknown[0]!r}; expected image, label or {HELD_OUT}")
+            raise ValueError(
+                f"source {spec!r}: unknown option {unknown[0]!r}; expected image, label or {HELD_OUT}"
+            )
         name, config, named = [*place.split(":", 2), "", ""][:3]
         saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
         if not named and (saved or config in ("train", *HELDOUT_NAMES)):
@@ -244,16 +306,27 @@ class HFImages(ImageSet):
         if not name:
             raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
         if split == "train" and named in HELDOUT_NAMES:
-            raise ValueError(f"source {spec!r} names a held-out split: give it as heldout_source, and train on another")
-        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config or None)
+            raise ValueError(
+                f"source {spec!r} names a held-out split: give it as heldout_source, and train on another"
+            )
+        loaded = (
+            datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config or None)
+        )
         splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-        heldout = next((part for part in (named, *HELDOUT_NAMES) if part in HELDOUT_NAMES and part in splits), "")
+        heldout = next(
+            (part for part in (named, *HELDOUT_NAMES) if part in HELDOUT_NAMES and part in splits),
+            "",
+        )
         self.spec, self.split = spec, named or "train"
         if split != "train":
             self.split = (split == "all" and named) or heldout or named or "train"
         if self.split not in splits:
             hint = did_you_mean(self.split, splits)
-            raise ValueError(f"source {spec!r}: no split {self.split!r} among {', '.join(splits)}; {hint}".rstrip("; "))
+            raise ValueError(
+                f"source {spec!r}: no split {self.split!r} among {', '.join(splits)}; {hint}".rstrip(
+                    "; "
+                )
+            )
         data = splits[self.split]
         if split != "all" and hold_out and not heldout:
             self.among = len(data)
@@ -261,11 +334,17 @@ class HFImages(ImageSet):
         if not len(data):
             raise ValueError(f"source {spec!r}: split {self.split!r} has no row for {split!r}")
         roles = (("image", datasets.Image), ("label", datasets.ClassLabel))
-        self.image, self.label = (_column(spec, data.features, role, kind, columns) for role, kind in roles)
+        self.image, self.label = (
+            _column(spec, data.features, role, kind, columns) for role, kind in roles
+        )
         feature = data.features[self.label]
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-        self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns([self.image, self.label])
-        self.fingerprint = digest_of([name, config or None, self.split, len(data), self.data._fingerprint])
+        self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns(
+            [self.image, self.label]
+        )
+        self.fingerprint = digest_of(
+            [name, config or None, self.split, len(data), self.data._fingerprint]
+        )
 
     def __len__(self) -> int:
         return len(self.data)
@@ -277,18 +356,26 @@ class HFImages(ImageSet):
             raise BadImage("no image", f"column {self.image!r} is null")
         if label is None or label == -1:  # -1 is a ClassLabel's missing label
             raise BadImage("no label", f"column {self.label!r} is {label}")
-        return image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes(), int(label)
+        return image["bytes"] if image["bytes"] is not None else Path(
+            image["path"]
+        ).read_bytes(), int(label)
 
     def name(self, index: int) -> str:
         return f"{self.spec}[{self.split}][{index}]"
 
 
-def _column(spec: str, features: Mapping[str, object], role: str, kind: type, named: Mapping[str, str]) -> str:
+def _column(
+    spec: str, features: Mapping[str, object], role: str, kind: type, named: Mapping[str, str]
+) -> str:
     """The column that is named for a role, else the only one of its type; labels may be whole numbers, called "label"."""
     fitting = [name for name, feature in features.items() if isinstance(feature, kind)] or [role]
     column = named.get(role) or (fitting[0] if len(fitting) == 1 else "")
     feature = features.get(column)
-    if isinstance(feature, kind) or (role == "label" and "int" in str(getattr(feature, "dtype", ""))):
+    if isinstance(feature, kind) or (
+        role == "label" and "int" in str(getattr(feature, "dtype", ""))
+    ):
         return column
     what = f"expected one column of {role}s among {', '.join(features)}, got {named.get(role) or fitting}"
-    raise ValueError(f"source {spec!r}: {what}; {did_you_mean(column, fitting)}name it with '?{role}=COLUMN'")
+    raise ValueError(
+        f"source {spec!r}: {what}; {did_you_mean(column, fitting)}name it with '?{role}=COLUMN'"
+    )

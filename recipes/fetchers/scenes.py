@@ -44,7 +44,11 @@ def jpeg(picture: Image.Image) -> bytes:
 
 def versions() -> dict[str, str | None]:
     """The versions that decide on the pixels."""
-    return {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
+    return {
+        "pillow": PIL.__version__,
+        "freetype": features.version("freetype2"),
+        "numpy": np.__version__,
+    }
 
 
 # ---- letters of font files
@@ -79,7 +83,10 @@ def _letter_mask(font: str, letter: str, size: float) -> tuple[Image.Image, Poin
 
 CAP = (17.0, 22.0)  # cap height in pixels, log-uniform
 AREA = 48.0**2  # pixels a letter, and as many a piece of clutter
-DARKEST_INK, BRIGHTEST_DARK = 60, 120  # values of ink reach the first, those of backgrounds begin at the second
+DARKEST_INK, BRIGHTEST_DARK = (
+    60,
+    120,
+)  # values of ink reach the first, those of backgrounds begin at the second
 ROOM = 3.0  # pixels between the ink's circle and the middle of the ring's line
 TRIES = 60  # places that are tried for a letter; where all overlap others it is left out
 # Pixels, of the larger coordinate, between letters that a line joins: half the training size, and what fits.
@@ -117,7 +124,11 @@ class Stroke(NamedTuple):
 
 
 def crowd(
-    rng: np.random.Generator, fonts: Sequence[str], size: tuple[int, int], answer: tuple[str, str], within: int
+    rng: np.random.Generator,
+    fonts: Sequence[str],
+    size: tuple[int, int],
+    answer: tuple[str, str],
+    within: int,
 ) -> tuple[list[Letter], list[Stroke]]:
     """Letters, and clutter and last a ring, on a canvas of (height, width) pixels.
 
@@ -125,29 +136,48 @@ def crowd(
     where that has no room.
     """
     (height, width), side = size, min(within, *size)
-    square = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
+    square = (
+        int(rng.integers(0, width - side + 1)),
+        int(rng.integers(0, height - side + 1)),
+        side,
+        side,
+    )
     letter = _place(rng, *answer, [], square)
     if letter is None:
         raise ValueError(f"a letter with a ring does not fit into {side} × {side} pixels")
     letters = [letter._replace(marked=True, ringed=True)]
-    ring = Stroke(letter.at, (letter.radius + ROOM,) * 2, (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng))
+    ring = Stroke(
+        letter.at,
+        (letter.radius + ROOM,) * 2,
+        (0.0, 360.0),
+        float(rng.uniform(2.0, 3.0)),
+        _hue(rng),
+    )
     for _ in range(max(0, round(height * width / AREA) - 1)):
         font, name = fonts[int(rng.integers(len(fonts)))], CLASSES[int(rng.integers(len(CLASSES)))]
         if placed := _place(rng, font, name, letters, (0, 0, width, height)):
             letters.append(placed)
     order = rng.permutation(len(letters)).tolist()  # so that the order of the list tells nothing
     clutter = []
-    for _ in range(round(height * width / AREA)):  # arcs from the curvature of a ring to nearly straight, anywhere
+    for _ in range(
+        round(height * width / AREA)
+    ):  # arcs from the curvature of a ring to nearly straight, anywhere
         y, x = (int(rng.integers(0, most)) for most in size)
         radius = math.exp(rng.uniform(math.log(CAP[0]), math.log(4 * CAP[0])))
         start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
         radii = (radius, radius * float(rng.uniform(0.6, 1)))
-        clutter.append(Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng)))
+        clutter.append(
+            Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng))
+        )
     return [letters[n] for n in order], [*clutter, ring]
 
 
 def linked_crowd(
-    rng: np.random.Generator, fonts: Sequence[str], size: tuple[int, int], answer: tuple[str, str], within: int
+    rng: np.random.Generator,
+    fonts: Sequence[str],
+    size: tuple[int, int],
+    answer: tuple[str, str],
+    within: int,
 ) -> tuple[list[Letter], list[Stroke]]:
     """A crowd with lines that join letters in pairs and pass no other letter, until no more fits. The ring is round the letter
     that is joined to `answer` and has their line's colour. ValueError where no letter is REACH away from `answer`."""
@@ -157,18 +187,31 @@ def linked_crowd(
         if any(_can_join(letters, order[0], m) for m in order[1:]):
             break
     else:
-        raise ValueError(f"no letter is {REACH[0]} to {REACH[1]} pixels away from another on a canvas of {size} pixels")
+        raise ValueError(
+            f"no letter is {REACH[0]} to {REACH[1]} pixels away from another on a canvas of {size} pixels"
+        )
     pairs: dict[int, int] = {}
     for n in order:
         partners = [m for m in order if not {n, m} & pairs.keys() and _can_join(letters, n, m)]
         if partners:
             m = partners[int(rng.integers(len(partners)))]
             pairs |= {n: m, m: n}
-            step = np.subtract(letters[m].at, letters[n].at) / math.dist(letters[m].at, letters[n].at)
+            step = np.subtract(letters[m].at, letters[n].at) / math.dist(
+                letters[m].at, letters[n].at
+            )
             gaps = [(letters[k].radius + ROOM) * step for k in (n, m)]
-            (x, y), (to_x, to_y) = np.round([letters[n].at + gaps[0], letters[m].at - gaps[1]]).astype(int).tolist()
-            strokes.append(Stroke((x, y), (0, 0), (0, 0), float(rng.uniform(2.0, 3.0)), _hue(rng), (to_x, to_y)))
-    start, line = letters[pairs[order[0]]], next(stroke for stroke in strokes if stroke.to is not None)
+            (x, y), (to_x, to_y) = (
+                np.round([letters[n].at + gaps[0], letters[m].at - gaps[1]]).astype(int).tolist()
+            )
+            strokes.append(
+                Stroke(
+                    (x, y), (0, 0), (0, 0), float(rng.uniform(2.0, 3.0)), _hue(rng), (to_x, to_y)
+                )
+            )
+    start, line = (
+        letters[pairs[order[0]]],
+        next(stroke for stroke in strokes if stroke.to is not None),
+    )
     ring = ring._replace(at=start.at, radii=(start.radius + ROOM,) * 2, colour=line.colour)
     return [letter._replace(ringed=letter is start) for letter in letters], [*strokes, ring]
 
@@ -181,10 +224,16 @@ def _can_join(letters: Sequence[Letter], n: int, m: int) -> bool:
     others = [letter for k, letter in enumerate(letters) if k not in (n, m)]
     places = np.array([letter.at for letter in others]).reshape(-1, 2) - letters[n].at
     nearest = np.clip(places @ line / (line @ line), 0, 1)[:, None] * line
-    return bool((np.linalg.norm(places - nearest, axis=1) > [letter.radius + ROOM for letter in others]).all())
+    return bool(
+        (
+            np.linalg.norm(places - nearest, axis=1) > [letter.radius + ROOM for letter in others]
+        ).all()
+    )
 
 
-def _place(rng: np.random.Generator, font: str, name: str, others: Sequence[Letter], inside: Box) -> Letter | None:
+def _place(
+    rng: np.random.Generator, font: str, name: str, others: Sequence[Letter], inside: Box
+) -> Letter | None:
     """A letter within a box where it, with a ring, overlaps none of the others."""
     cap = float(math.exp(rng.uniform(*np.log(CAP))))
     rotation = float(rng.uniform(-ROTATION, ROTATION))
@@ -209,7 +258,9 @@ def _hue(rng: np.random.Generator) -> Colour:
 # ---- crowds: how they are drawn
 
 
-def draw_crowd(letters: list[Letter], strokes: list[Stroke], background: np.ndarray) -> tuple[Image.Image, list[Box]]:
+def draw_crowd(
+    letters: list[Letter], strokes: list[Stroke], background: np.ndarray
+) -> tuple[Image.Image, list[Box]]:
     """The picture, and the box round the ink of each letter, over a background of uint8 (height, width, 3)."""
     dim = BRIGHTEST_DARK + (255 - BRIGHTEST_DARK) / 255 * background.astype(np.float32)
     picture = Image.fromarray(np.round(dim).astype(np.uint8))
@@ -228,7 +279,9 @@ def draw_crowd(letters: list[Letter], strokes: list[Stroke], background: np.ndar
     boxes = []
     for letter in letters:
         # hinting moves outlines by up to one fine pixel
-        glyph, (x, y) = _letter_mask(letter.font, letter.letter, round(FINE * letter.cap / cap_ratio(letter.font)))
+        glyph, (x, y) = _letter_mask(
+            letter.font, letter.letter, round(FINE * letter.cap / cap_ratio(letter.font))
+        )
         half = math.ceil((max(glyph.size) / 2 + 1) / FINE)
         square = Image.new("L", (2 * half * FINE, 2 * half * FINE))
         square.paste(glyph, (round(half * FINE - x), round(half * FINE - y)))
@@ -240,15 +293,24 @@ def draw_crowd(letters: list[Letter], strokes: list[Stroke], background: np.ndar
     return picture, boxes
 
 
-def photograph_region(rng: np.random.Generator, files: Sequence[bytes], height: int, width: int) -> np.ndarray:
+def photograph_region(
+    rng: np.random.Generator, files: Sequence[bytes], height: int, width: int
+) -> np.ndarray:
     """A random region of a random photograph, reduced by up to the picture's own size."""
     with Image.open(io.BytesIO(files[int(rng.integers(len(files)))])) as opened:
         photo = opened.convert("RGB")
     most = min(photo.width / width, photo.height / height)
-    scale = float(rng.uniform(min(1.0, most), most))  # below 1 the whole of a small photograph is enlarged
+    scale = float(
+        rng.uniform(min(1.0, most), most)
+    )  # below 1 the whole of a small photograph is enlarged
     across, down = round(scale * width), round(scale * height)
-    left, top = int(rng.integers(photo.width - across + 1)), int(rng.integers(photo.height - down + 1))
-    region = photo.crop((left, top, left + across, top + down)).resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (
+        int(rng.integers(photo.width - across + 1)),
+        int(rng.integers(photo.height - down + 1)),
+    )
+    region = photo.crop((left, top, left + across, top + down)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
     return np.asarray(region)
 
 
@@ -269,10 +331,24 @@ def write_scenes(
 ) -> None:
     """Draw "scenes" or "links" into folder/train and folder/heldout; answers walk through the letters, then the fonts."""
     for split, count in COUNTS.items():
-        index = {"classes": CLASSES, "size": SIDES[split], "seed": 0, "made_with": {**about, **versions()}}
+        index = {
+            "classes": CLASSES,
+            "size": SIDES[split],
+            "seed": 0,
+            "made_with": {**about, **versions()},
+        }
         jobs = [(kind, split, number) for number in range(count)]
-        with Pool(initializer=_start_worker, initargs=(tuple(fonts[split]), photographs[split])) as pool:
-            write_shards(folder / split, pool.imap(_draw_sample, jobs, chunksize=16), kind, 2000, count, index)
+        with Pool(
+            initializer=_start_worker, initargs=(tuple(fonts[split]), photographs[split])
+        ) as pool:
+            write_shards(
+                folder / split,
+                pool.imap(_draw_sample, jobs, chunksize=16),
+                kind,
+                2000,
+                count,
+                index,
+            )
 
 
 def _start_worker(fonts: Sequence[str], photographs: Sequence[bytes]) -> None:
@@ -292,12 +368,23 @@ def _end_with_parent() -> None:
 def _draw_sample(job: tuple[str, str, int]) -> Sample:
     (kind, split, number), (fonts, photographs) = job, _worker
     # The second number is 0 for the pixels of the published scenes.
-    rng, side = np.random.default_rng([0, kind == "links", split == "heldout", number]), SIDES[split]
+    rng, side = (
+        np.random.default_rng([0, kind == "links", split == "heldout", number]),
+        SIDES[split],
+    )
     label, font = number % len(CLASSES), fonts[number // len(CLASSES) % len(fonts)]
     draw = linked_crowd if kind == "links" else crowd
     letters, strokes = draw(rng, fonts, (side, side), (font, CLASSES[label]), WITHIN)
     picture, boxes = draw_crowd(letters, strokes, photograph_region(rng, photographs, side, side))
     categories = [CLASSES.index(letter.letter) for letter in letters]
-    objects = {"bbox": boxes, "category": categories, "marked": [letter.marked for letter in letters]}
-    evidence = {"evidence": [letter.marked or letter.ringed for letter in letters]} if kind == "links" else {}
+    objects = {
+        "bbox": boxes,
+        "category": categories,
+        "marked": [letter.marked for letter in letters],
+    }
+    evidence = (
+        {"evidence": [letter.marked or letter.ringed for letter in letters]}
+        if kind == "links"
+        else {}
+    )
     return Sample(jpeg(picture), label, {"objects": objects | evidence, "group": Path(font).name})

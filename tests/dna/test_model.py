@@ -25,7 +25,10 @@ def test_only_targets_can_be_predicted() -> None:
     logits = model(torch.tensor([[tokenizer.bos_id, 0, 1]]))
     assert logits[..., : tokenizer.num_targets].isfinite().all()
     assert (logits[..., tokenizer.num_targets :] == -torch.inf).all()
-    assert model.read("ACGTAC")[0].tolist() == [tokenizer.bos_id, *tokenizer.encode(encode("ACGTAC")).ids]
+    assert model.read("ACGTAC")[0].tolist() == [
+        tokenizer.bos_id,
+        *tokenizer.encode(encode("ACGTAC")).ids,
+    ]
     written = model.generate([[tokenizer.bos_id]], max_new_tokens=40, temperature=5.0, seed=0)[0]
     assert len(written) == 40 and max(written) < tokenizer.num_targets
 
@@ -37,11 +40,16 @@ def test_configurations_that_cannot_be() -> None:
     for options, message in (
         ({"strands": "two"}, "'one' or 'both'"),
         ({"num_targets": 9}, "num_targets 9"),
-        ({"tokenizer": "kmer:6"}, r"tokenizer 'kmer:6' has 4096 targets in \d+ ids; the model has num_targets 4, "),
+        (
+            {"tokenizer": "kmer:6"},
+            r"tokenizer 'kmer:6' has 4096 targets in \d+ ids; the model has num_targets 4, ",
+        ),
         ({"tokenizer": "bases", **sizes}, "weights are of one tokenizer"),
     ):
         refuses(message, DnaConfig, **options)
-    refuses("evaluate with --strands both", build, "dna_goat_tiny", {"strands": "both"}, DnaDataConfig())
+    refuses(
+        "evaluate with --strands both", build, "dna_goat_tiny", {"strands": "both"}, DnaDataConfig()
+    )
 
 
 ORDERS = [1, 3, 5, 24]
@@ -60,8 +68,12 @@ def repetitive(rows: int = 3, length: int = 120, seed: int = 0) -> np.ndarray:
 
 def words(codes: np.ndarray, size: int) -> list[bytes]:
     """Words of known bases on both strands, as they are written."""
-    known = [word for at in range(len(codes) - size + 1) if ((word := codes[at : at + size]) < 4).all()]
-    return [w.astype(codes.dtype).tobytes() for word in known for w in (word, reverse_complement(word))]
+    known = [
+        word for at in range(len(codes) - size + 1) if ((word := codes[at : at + size]) < 4).all()
+    ]
+    return [
+        w.astype(codes.dtype).tobytes() for word in known for w in (word, reverse_complement(word))
+    ]
 
 
 def plain(before: list[np.ndarray], codes: np.ndarray, order: int, place: int) -> list[int]:
@@ -80,10 +92,14 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
     tokens = torch.from_numpy(codes)
     row, recent = counts_so_far(tokens, [order], 70)
     ends = np.full((2, 1), 4)
-    index = Index(torch.from_numpy(np.concatenate([memory, ends], 1).ravel())).counts(tokens, [order])
+    index = Index(torch.from_numpy(np.concatenate([memory, ends], 1).ravel())).counts(
+        tokens, [order]
+    )
     for n, sequence in enumerate(codes):
         for place in range(0, 120, 3):
-            assert row[n, place, 0].tolist() == plain([sequence[: place + 1]], sequence, order, place)
+            assert row[n, place, 0].tolist() == plain(
+                [sequence[: place + 1]], sequence, order, place
+            )
             ends = sequence[max(0, place + 1 - 70 - order) : place + 1]  # of words in the last 70
             assert recent[n, place, 0].tolist() == plain([ends], sequence, order, place)
             assert index[n, place, 0].tolist() == plain(list(memory), sequence, order, place)
@@ -95,7 +111,13 @@ def model(name: str = "dna_goat_tiny", **overrides) -> DnaDecoder:
     """A small decoder whose gates are open, and whose memory holds something."""
     torch.manual_seed(0)
     sizes = dict(
-        num_layers=2, dim=32, num_heads=2, hidden_dim=32, train_context=40, copy_orders=[3, 6], copy_memory=999
+        num_layers=2,
+        dim=32,
+        num_heads=2,
+        hidden_dim=32,
+        train_context=40,
+        copy_orders=[3, 6],
+        copy_memory=999,
     )
     decoder = create_model(name, **sizes | overrides).double()
     torch.nn.init.normal_(decoder.copy_expert.gate_out.weight)
@@ -124,8 +146,14 @@ def test_prefix_and_cache(name: str) -> None:
     cache.crop(70)
     cache.select(torch.tensor([2, 0]))
     close(decoder(tokens[[2, 0], 70:], cache=cache), full[[2, 0], 70:])
-    without = DnaDecoder(DnaConfig(**{**vars(decoder.config), "copy_orders": [], "copy_memory": 0})).double().eval()
-    without.load_state_dict({k: v for k, v in decoder.state_dict().items() if not k.startswith("copy_expert")})
+    without = (
+        DnaDecoder(DnaConfig(**{**vars(decoder.config), "copy_orders": [], "copy_memory": 0}))
+        .double()
+        .eval()
+    )
+    without.load_state_dict(
+        {k: v for k, v in decoder.state_dict().items() if not k.startswith("copy_expert")}
+    )
     assert (without(tokens)[..., :4] - full[..., :4]).abs().amax() > 0.1  # the expert speaks
 
 
@@ -138,7 +166,9 @@ def test_documents_and_padding_know_nothing_of_one_another() -> None:
     counts = counts_so_far(tokens, ORDERS, 30, segments), counts_so_far(tokens[:, 45:], ORDERS, 30)
     assert all(torch.equal(both[:, 45:], alone) for both, alone in zip(*counts, strict=True))
     rows = [tokens[0].tolist(), tokens[1, :77].tolist()]
-    assert decoder.generate(rows, max_new_tokens=9) == [decoder.generate([row], max_new_tokens=9)[0] for row in rows]
+    assert decoder.generate(rows, max_new_tokens=9) == [
+        decoder.generate([row], max_new_tokens=9)[0] for row in rows
+    ]
     assert len("".join(decoder.stream_text("ACGTACGT", max_new_tokens=12))) == 12
 
 
@@ -155,7 +185,9 @@ def test_the_memory_is_what_training_read() -> None:
     assert decoder.copy_expert.gate_out.weight.grad.abs().sum() > 0
     assert int(expert.held) == before + 34  # 2 rows of 50 digits, three to a byte
     decoder.eval()
-    assert expert.index().counts(tokens, [12])[:, 11:-1].sum() >= 2 * 38 - 13  # but for where a base is unknown
+    assert (
+        expert.index().counts(tokens, [12])[:, 11:-1].sum() >= 2 * 38 - 13
+    )  # but for where a base is unknown
     for _ in range(9):
         expert.remember(tokens, batch["segments"])
     assert int(expert.held) + 34 > len(expert.memory) == 200  # full: what does not fit is not kept
@@ -184,19 +216,28 @@ def test_saving_loading_and_transformers(tmp_path: Path) -> None:
     hf.wrap(ours).save_pretrained(tmp_path)
     again = hf.PriorzooDnaForCausalLM.from_pretrained(tmp_path).eval()
     close(again(tokens).logits, ours(tokens))
-    written = again.generate(tokens[:1, :60], max_new_tokens=8, do_sample=False, pad_token_id=BOS + 1)[0, 60:].tolist()
+    written = again.generate(
+        tokens[:1, :60], max_new_tokens=8, do_sample=False, pad_token_id=BOS + 1
+    )[0, 60:].tolist()
     assert written == ours.generate(tokens[:1, :60], max_new_tokens=8)[0]
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, message in (
-        ({"copy_orders": [12, 11]}, r"copy_orders=\[12, 11\]: expected ascending numbers of bases from 1 to 24"),
+        (
+            {"copy_orders": [12, 11]},
+            r"copy_orders=\[12, 11\]: expected ascending numbers of bases from 1 to 24",
+        ),
         ({"copy_orders": [LONGEST + 1]}, r"copy_orders=\[25\]: expected ascending .* to 24"),
         ({"copy_orders": [3], "tokenizer": "kmer:3"}, r"copies are of single bases, 'bases'"),
         ({"copy_memory": 9}, r"copy_memory=9 without copy_orders, such as \[11"),
     ):
         refuses(message, DnaConfig, **options)
-    refuses("pass ids of tokens, not their embeddings", model(), torch.zeros(1, 5, 32, dtype=torch.float64))
+    refuses(
+        "pass ids of tokens, not their embeddings",
+        model(),
+        torch.zeros(1, 5, 32, dtype=torch.float64),
+    )
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="by one process, not by 2: train on one, or set it to 0"):

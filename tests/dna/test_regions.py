@@ -30,7 +30,10 @@ def bed(tmp_path, text):
 
 def score(model, **options):
     evaluator = Score(RegionSettings(**options))
-    return {row["name"]: row for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))}
+    return {
+        row["name"]: row
+        for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))
+    }
 
 
 def expected(model, text, window, both):
@@ -41,7 +44,9 @@ def expected(model, text, window, both):
         for start in range(0, max(1, len(strand) - half), half):
             scores = score_windows(model, strand[None, start : start + window])
             first = half if start else 0
-            nats[start + first : start + window] = np.where(scores.bases[0] > 0, scores.nll[0], np.nan)[first:]
+            nats[start + first : start + window] = np.where(
+                scores.bases[0] > 0, scores.nll[0], np.nan
+            )[first:]
         strands.append(nats if not strands else nats[::-1])
     return np.mean(strands, axis=0) / math.log(2)
 
@@ -50,20 +55,32 @@ def expected(model, text, window, both):
 def test_tracks_hold_every_base(tmp_path, model, strands, monkeypatch):
     """Places count from 0, half-open, as BED does."""
     monkeypatch.setattr(regions, "CELL_BASES", 50)
-    settings = RegionSettings(fasta=write_fasta(tmp_path, **CONTIGS), window=16, strands=strands, batch_tokens=40)
+    settings = RegionSettings(
+        fasta=write_fasta(tmp_path, **CONTIGS), window=16, strands=strands, batch_tokens=40
+    )
     evaluator = Track(settings)
     assert len(evaluator.cells(model)) > 3
     cells = json.loads(json.dumps(dict(evaluator.run(model))))
     result = ModelResult("m (a)", 8, evaluator.rows(cells), cells)
     evaluator.write([result], tmp_path / "out")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"track.m__a_.tsv", "track.m__a_.bedgraph"}
-    lines = [line.split("\t") for line in (tmp_path / "out" / "track.m__a_.bedgraph").read_text().splitlines()]
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "track.m__a_.tsv",
+        "track.m__a_.bedgraph",
+    }
+    lines = [
+        line.split("\t")
+        for line in (tmp_path / "out" / "track.m__a_.bedgraph").read_text().splitlines()
+    ]
     assert all(int(stop) == int(start) + 1 for _, start, stop, _ in lines)
     values = {(contig, int(start)): float(value) for contig, start, _, value in lines}
-    assert list(values) == [(c, n) for c, text in CONTIGS.items() for n, base in enumerate(text) if base != "N"]
+    assert list(values) == [
+        (c, n) for c, text in CONTIGS.items() for n, base in enumerate(text) if base != "N"
+    ]
     for name, text in CONTIGS.items():
         bits = expected(model, text, 16, strands == "both")
-        np.testing.assert_allclose([values.get((name, n), np.nan) for n in range(len(text))], bits, rtol=1e-4)
+        np.testing.assert_allclose(
+            [values.get((name, n), np.nan) for n in range(len(text))], bits, rtol=1e-4
+        )
         (row,) = (row for row in result.rows if row["contig"] == name)
         assert row["bases"] == np.isfinite(bits).sum()
         assert row["bits_per_base"] == pytest.approx(np.nanmean(bits), rel=1e-4)
@@ -77,12 +94,25 @@ def test_a_base_costs_the_same_in_every_region(tmp_path, model):
     bits = {name: expected(model, text, 16, False) for name, text in CONTIGS.items()}
     for _, contig, start, values in regions._values(dict(part.run(model))):
         np.testing.assert_allclose(values, bits[contig][start : start + len(values)], rtol=1e-4)
-    places = [(row["contig"], row["bed_start"], row["bed_stop"]) for row in part.rows(dict(part.run(model)))]
-    assert places == [("b", 3, 9), ("b", 40, 77), ("a", 0, 37)]  # joined, in the order of the genome
+    places = [
+        (row["contig"], row["bed_start"], row["bed_stop"])
+        for row in part.rows(dict(part.run(model)))
+    ]
+    assert places == [
+        ("b", 3, 9),
+        ("b", 40, 77),
+        ("a", 0, 37),
+    ]  # joined, in the order of the genome
     evaluator = Score(RegionSettings(**options, regions=rows))
     scored = evaluator.rows(dict(evaluator.run(model)))
     assert [row["name"] for row in scored] == ["g1", "b:41-77", "g1", "a:1-37", "b:61-61"]
-    assert [(row["bed_start"], row["bed_stop"]) for row in scored] == [(3, 9), (40, 77), (5, 9), (0, 37), (60, 61)]
+    assert [(row["bed_start"], row["bed_stop"]) for row in scored] == [
+        (3, 9),
+        (40, 77),
+        (5, 9),
+        (0, 37),
+        (60, 61),
+    ]
     for row in scored:
         costs = bits[row["contig"]][row["bed_start"] : row["bed_stop"]]
         assert row["bits_per_base"] == pytest.approx(np.nanmean(costs), rel=1e-5)
@@ -98,18 +128,36 @@ def test_unknown_bases_are_listed_and_not_counted(tmp_path):
     assert [rows[name]["bases"] for name in sequences] == [0, 4, 4, 2]
     for column in ("gc", "log_likelihood", "nats_per_base", "bits_per_base"):
         assert math.isnan(rows["n"][column])
-    assert rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15) and rows["some"]["gc"] == 0.5
+    assert (
+        rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15) and rows["some"]["gc"] == 0.5
+    )
     kmers = score(tiny("kmer:3"), fasta=write_fasta(tmp_path, **sequences))
-    assert [kmers[name]["bases"] for name in sequences] == [0, 0, 3, 0]  # no k-mer of "ACN NRG" is known
+    assert [kmers[name]["bases"] for name in sequences] == [
+        0,
+        0,
+        3,
+        0,
+    ]  # no k-mer of "ACN NRG" is known
 
 
 def test_a_region_of_the_other_strand_is_read_there(tmp_path):
     model, text = tiny("kmer:3"), letters(200)
-    rows = bed(tmp_path, "a\t40\t110\tthe gene\t0\t-\na\t0\t70\tstart\t0\t-\na\t40\t110\tplus\t0\t+\n")
+    rows = bed(
+        tmp_path, "a\t40\t110\tthe gene\t0\t-\na\t0\t70\tstart\t0\t-\na\t40\t110\tplus\t0\t+\n"
+    )
     ours = score(model, fasta=write_fasta(tmp_path, a=text), regions=rows, window=36)
-    assert {name: row["strand"] for name, row in ours.items()} == {"the gene": "-", "start": "-", "plus": "+"}
+    assert {name: row["strand"] for name, row in ours.items()} == {
+        "the gene": "-",
+        "start": "-",
+        "plus": "+",
+    }
     turned = write_fasta(tmp_path, a=decode(reverse_complement(encode(text))))
-    other = score(model, fasta=turned, regions=bed(tmp_path, "a\t90\t160\tthe gene\na\t130\t200\tstart\n"), window=36)
+    other = score(
+        model,
+        fasta=turned,
+        regions=bed(tmp_path, "a\t90\t160\tthe gene\na\t130\t200\tstart\n"),
+        window=36,
+    )
     for name, row in other.items():
         for column in ("log_likelihood", "bases", "gc"):
             assert ours[name][column] == pytest.approx(row[column], rel=1e-5)
@@ -123,5 +171,10 @@ def test_requests_that_cannot_be_served(tmp_path):
     with pytest.raises(ValueError, match=r"window 5: .*'kmer:3' needs at least 6"):
         Score(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), window=5)).cells(kmers)
     with pytest.raises(FileNotFoundError, match=r"no BED file none\.bed"):
-        Track(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), regions="none.bed")).cells(kmers)
-    assert [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)] == [18, 16 * 16 * 3]
+        Track(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), regions="none.bed")).cells(
+            kmers
+        )
+    assert [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)] == [
+        18,
+        16 * 16 * 3,
+    ]

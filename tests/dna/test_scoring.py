@@ -14,7 +14,14 @@ from modalities.dna import baselines as markov
 from modalities.dna.baselines import MarkovChain
 from modalities.dna.scoring import score_windows
 from modalities.dna.splits import GenomeSplit, Region
-from modalities.dna.tokenizers import BASES, UNKNOWN, decode, encode, load_tokenizer, reverse_complement
+from modalities.dna.tokenizers import (
+    BASES,
+    UNKNOWN,
+    decode,
+    encode,
+    load_tokenizer,
+    reverse_complement,
+)
 from modalities.loading import Heldout
 from tests.dna.models import bpe_tokenizer, genome_of, tiny
 from tests.refusals import refuses
@@ -29,9 +36,14 @@ def sequence(*shape, seed=0, unknown=0.1):
 
 def test_letters():
     assert encode("ACGTacgtUu").tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 3, 3]
-    assert set(encode("NXRYSWKMBDHVnxryswkmbdhv").tolist()) == {UNKNOWN} and encode("").shape == (0,)
+    assert set(encode("NXRYSWKMBDHVnxryswkmbdhv").tolist()) == {UNKNOWN} and encode("").shape == (
+        0,
+    )
     codes = sequence(1000)
-    assert np.array_equal(encode(decode(codes).encode()), codes) and decode(np.arange(5)) == BASES + "N"
+    assert (
+        np.array_equal(encode(decode(codes).encode()), codes)
+        and decode(np.arange(5)) == BASES + "N"
+    )
     assert decode(reverse_complement(encode("AACGTN"))) == "NACGTT"
     for text, message in (
         ("ACGTMKVLT", r"letter 7 of the sequence: 'L' is not a nucleotide code \(protein"),
@@ -55,10 +67,16 @@ def test_kmers_read_in_base_four(k):
     back = tokenizer.decode(encoded.ids).reshape(count, k)
     lost = encoded.ids == tokenizer.unknown_id
     assert np.array_equal(back[~lost], pieces[~lost]) and (back[lost] == UNKNOWN).all()
-    assert (tokenizer.num_targets, tokenizer.vocab_size, tokenizer.pad_id) == (4**k, 4**k + 3, 4**k + 2)
+    assert (tokenizer.num_targets, tokenizer.vocab_size, tokenizer.pad_id) == (
+        4**k,
+        4**k + 3,
+        4**k + 2,
+    )
     assert tokenizer.widths.tolist() == [k] * (4**k + 1) + [0, 0] and tokenizer.bases_per_token == k
     bases = load_tokenizer("bases")
-    assert bases is load_tokenizer("bases") and (bases.fingerprint == tokenizer.fingerprint) == (k == 1)
+    assert bases is load_tokenizer("bases") and (bases.fingerprint == tokenizer.fingerprint) == (
+        k == 1
+    )
 
 
 def test_unknown_specs():
@@ -86,7 +104,9 @@ def test_scores_are_those_of_the_logits(tokenizer, bpe):
     for row, window in enumerate(windows):
         encoded = spec.encode(window)
         left_over += encoded.left_over
-        logits = model(torch.tensor([[spec.bos_id, *encoded.ids[:-1]]]))[0, :, : spec.num_targets].double()
+        logits = model(torch.tensor([[spec.bos_id, *encoded.ids[:-1]]]))[
+            0, :, : spec.num_targets
+        ].double()
         for n, (token, span) in enumerate(zip(encoded.ids, encoded.spans, strict=True)):
             counts = token < spec.num_targets
             nll = -float(logits[n].log_softmax(-1)[token]) if counts else 0.0
@@ -104,7 +124,9 @@ def test_cut_windows_score_the_same_bases(strands):
     cut, whole = (score_windows(model, codes, **options, at_once=n) for n in (16, 50))
     assert cut.bases.equal(whole.bases) and cut.nll.shape == whole.nll.shape
     starts = {0: 0, 8: 8, 16: 8, 24: 8, 32: 8, 34: 14}
-    parts = [score_windows(model, codes[:, n : n + 16], **options).nll[:, k:] for n, k in starts.items()]
+    parts = [
+        score_windows(model, codes[:, n : n + 16], **options).nll[:, k:] for n, k in starts.items()
+    ]
     torch.testing.assert_close(cut.nll, torch.cat(parts, 1))
 
 
@@ -117,7 +139,9 @@ def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
         assert getattr(scores, name).flip(1).equal(getattr(mirror, name)), name
     forth, back = (score_windows(model, w, by_base=True) for w in (codes, turned))
     counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
-    torch.testing.assert_close(scores.nll, torch.where(counted, (forth.nll + back.nll.flip(1)) / 2, 0.0))
+    torch.testing.assert_close(
+        scores.nll, torch.where(counted, (forth.nll + back.nll.flip(1)) / 2, 0.0)
+    )
 
 
 LENGTHS = {"a": 3000, "b": 1200, "c": 400}
@@ -125,7 +149,9 @@ LENGTHS = {"a": 3000, "b": 1200, "c": 400}
 
 @pytest.fixture
 def genome():
-    return genome_of(**{name: decode(sequence(n, seed=n, unknown=0.02)) for name, n in LENGTHS.items()})
+    return genome_of(
+        **{name: decode(sequence(n, seed=n, unknown=0.02)) for name, n in LENGTHS.items()}
+    )
 
 
 REGIONS = (
@@ -155,7 +181,9 @@ def probability(words, order, taus, context, letter):
     below = probability(words, order, taus, context[1:] if context else None, letter)
 
     def n(word):
-        return sum(words["".join(head) + word] for head in product("ACGT", repeat=order + 1 - len(word)))
+        return sum(
+            words["".join(head) + word] for head in product("ACGT", repeat=order + 1 - len(word))
+        )
 
     tau = taus[len(context)]
     return (n(context + letter) + tau * below) / (sum(n(context + other) for other in "ACGT") + tau)
@@ -163,7 +191,10 @@ def probability(words, order, taus, context, letter):
 
 def test_probabilities_are_those_of_a_dictionary(genome):
     order, taus = 3, (7.0, 1.0, 3.5, 20.0)
-    words = counted([decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"], order)
+    words = counted(
+        [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"],
+        order,
+    )
     chain = markov.Markov(markov.fit(genome, REGIONS, order).tables, taus)
     windows = sequence(3, 40, seed=1)
     for k in range(order + 1):
@@ -171,7 +202,9 @@ def test_probabilities_are_those_of_a_dictionary(genome):
         for row, window in enumerate(windows):
             text = decode(window)
             for at in range(len(text)):
-                context = text[max(0, at - k) : at].rpartition("N")[2]  # from the start of the window, or the last N
+                context = text[max(0, at - k) : at].rpartition("N")[
+                    2
+                ]  # from the start of the window, or the last N
                 expected = [probability(words, order, taus, context, letter) for letter in "ACGT"]
                 np.testing.assert_allclose(p[row, at], expected, rtol=1e-12)
     np.testing.assert_allclose(chain.probabilities(windows, order).sum(-1), 1, rtol=1e-12)
@@ -179,14 +212,23 @@ def test_probabilities_are_those_of_a_dictionary(genome):
 
 def test_pseudo_counts_are_the_likeliest_for_what_is_set_aside(genome):
     bulk, aside = markov._pieces([r for r in REGIONS if r.label == "train"])
-    texts, rest = ([decode(genome.codes(r.contig, r.start, r.stop)) for r in pieces] for pieces in (bulk, aside))
+    texts, rest = (
+        [decode(genome.codes(r.contig, r.start, r.stop)) for r in pieces]
+        for pieces in (bulk, aside)
+    )
     words, taus = counted(texts, 1), []
     for k in range(2):
-        places = [(text, at) for text in rest for at in range(k, len(text)) if "N" not in text[at - k : at + 1]]
+        places = [
+            (text, at)
+            for text in rest
+            for at in range(k, len(text))
+            if "N" not in text[at - k : at + 1]
+        ]
 
         def likelihood(tau, k=k, places=places):
             return sum(
-                math.log(probability(words, 1, [*taus, tau], text[at - k : at], text[at])) for text, at in places
+                math.log(probability(words, 1, [*taus, tau], text[at - k : at], text[at]))
+                for text, at in places
             )
 
         taus.append(max(markov.TAUS, key=likelihood))

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from modalities.dna.evaluators import variants
-from modalities.dna.evaluators.variants import Change, Variant, Variants, VariantSettings, normalize, read_variants
+from modalities.dna.evaluators.variants import (
+    Change,
+    Variant,
+    Variants,
+    VariantSettings,
+    normalize,
+    read_variants,
+)
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import decode, load_tokenizer, reverse_complement
@@ -68,7 +75,9 @@ def test_variants_and_their_reasons(tmp_path, name):
         ("d", 802, ".", "N", "."),
     ]
     symbolic = [False, False, False, True, True, False, True, True, True]
-    assert ["symbolic" in v.reason for v in variants] == [bool(v.reason) for v in variants] == symbolic
+    assert (
+        ["symbolic" in v.reason for v in variants] == [bool(v.reason) for v in variants] == symbolic
+    )
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
@@ -76,7 +85,11 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path, name, capfd):
     """Also between two blocks, where gzip notices nothing."""
     path = written(tmp_path / name)
     data = path.read_bytes()
-    for size in [*np.random.default_rng(0).integers(30, len(data), 20).tolist(), len(data) - 28, len(data) - 1]:
+    for size in [
+        *np.random.default_rng(0).integers(30, len(data), 20).tolist(),
+        len(data) - 28,
+        len(data) - 1,
+    ]:
         path.write_bytes(data[:size])
         refuses(r"v\..*(truncated|damaged)", list, read_variants(path))
     assert capfd.readouterr().err == ""
@@ -85,7 +98,10 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path, name, capfd):
 def test_malformed_files(tmp_path):
     for content, message in (
         (TEXT.encode() + b"c\t3\t.\tA\n", r"record 8: truncated, damaged or malformed"),
-        (TEXT.encode() + b"c\tthree\t.\tA\tC\t.\t.\t.\n", r"record 8: truncated, damaged or malformed"),
+        (
+            TEXT.encode() + b"c\tthree\t.\tA\tC\t.\t.\t.\n",
+            r"record 8: truncated, damaged or malformed",
+        ),
         (TEXT.encode() + b"c\t3\tr\xe9\tA\tC\t.\t.\t.\n", r"record 8: .*utf-8"),
         (gzip.compress(TEXT.encode()), "compressed with gzip and not with bgzip"),
         (b"chrom\tpos\tref\talt\nc\t3\tA\tC\n", r"the header: truncated, damaged or malformed VCF"),
@@ -101,7 +117,9 @@ def files(tmp_path):
 
     def write(contigs, text, **options):
         (tmp_path / "v.vcf").write_text(text)
-        return VariantSettings(fasta=write_fasta(tmp_path, **contigs), variants=str(tmp_path / "v.vcf"), **options)
+        return VariantSettings(
+            fasta=write_fasta(tmp_path, **contigs), variants=str(tmp_path / "v.vcf"), **options
+        )
 
     return write
 
@@ -140,19 +158,42 @@ def test_normal_form():
 def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files):
     """On one strand behind a contig's last base; on both the other strand reads the bases before it."""
     text = letters(40)
-    rows = [("c", at, ".", text[at - 1], "ACGT"[("ACGT".index(text[at - 1]) + 1) % 4]) for at in (40, 39, 1)]
+    rows = [
+        ("c", at, ".", text[at - 1], "ACGT"[("ACGT".index(text[at - 1]) + 1) % 4])
+        for at in (40, 39, 1)
+    ]
     for strands in ("one", "both"):
-        last, before, first = rows_of(tiny(), files({"c": text}, vcf(*rows), strands=strands, window=16))
-        assert math.isnan(last["flank_llr_nats"]) is (strands == "one") and math.isfinite(last["llr_nats"])
-        assert all(math.isfinite(row["flank_llr_nats"]) and row["flank_llr_nats"] for row in (before, first))
+        last, before, first = rows_of(
+            tiny(), files({"c": text}, vcf(*rows), strands=strands, window=16)
+        )
+        assert math.isnan(last["flank_llr_nats"]) is (strands == "one") and math.isfinite(
+            last["llr_nats"]
+        )
+        assert all(
+            math.isfinite(row["flank_llr_nats"]) and row["flank_llr_nats"]
+            for row in (before, first)
+        )
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("tokenizer", "strands", "size"), [("bases", "both", 16), ("kmer:3", "one", 18)])
+@pytest.mark.parametrize(
+    ("tokenizer", "strands", "size"), [("bases", "both", 16), ("kmer:3", "one", 18)]
+)
 def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
     text = letters(300)
-    spots = [(8, 1, "T"), (100, 1, "TGT"), (101, 3, "G"), (150, 1, "GACT"), (200, 4, "AAAAA"), (290, 1, "AC")]
-    lines = [("c", at + 1, f"v{at}", text[at : at + r], alt) for at, r, alt in spots if text[at : at + r] != alt]
+    spots = [
+        (8, 1, "T"),
+        (100, 1, "TGT"),
+        (101, 3, "G"),
+        (150, 1, "GACT"),
+        (200, 4, "AAAAA"),
+        (290, 1, "AC"),
+    ]
+    lines = [
+        ("c", at + 1, f"v{at}", text[at : at + r], alt)
+        for at, r, alt in spots
+        if text[at : at + r] != alt
+    ]
     model, k = tiny(tokenizer), 3 if tokenizer == "kmer:3" else 1
     chosen = files({"c": text}, vcf(*lines), window=size + k // 2, strands=strands, batch_tokens=40)
     genome, rows = open_genome(find_source(chosen.fasta)), rows_of(model, chosen)
@@ -177,7 +218,10 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
         assert decode(windows[1]) == haplotype[where.start :][: len(windows[1])]
         nats = [by_base(codes) for codes in windows]
         if strands == "both":
-            nats = [(a + by_base(reverse_complement(w))[::-1]) / 2 for a, w in zip(nats, windows, strict=True)]
+            nats = [
+                (a + by_base(reverse_complement(w))[::-1]) / 2
+                for a, w in zip(nats, windows, strict=True)
+            ]
         flank = [n[: where.left].sum() + n[len(n) - where.right :].sum() for n in nats]
         assert row["llr_nats"] == pytest.approx(nats[0].sum() - nats[1].sum(), abs=1e-5)
         assert row["flank_llr_nats"] == pytest.approx(flank[0] - flank[1], abs=1e-5)
@@ -189,13 +233,17 @@ def test_every_spelling_of_a_haplotype_is_one_change():
     rng, text, starts = np.random.default_rng(11), letters(50), []
     for n in range(60):
         starts.append(len(text) + 1)
-        text += letters(int(rng.integers(1, 5)), 1000 + n) * int(rng.integers(3, 6)) + letters(20, 2000 + n)
+        text += letters(int(rng.integers(1, 5)), 1000 + n) * int(rng.integers(3, 6)) + letters(
+            20, 2000 + n
+        )
     genome = genome_of(c=text)
     for n, at in enumerate(starts):
         local, unit = text[at - 8 : at + 26], text[at : at + int(rng.integers(1, 4))]
         haplotype = local[:9] + unit + local[9:] if n % 2 else local[:9] + local[9 + len(unit) :]
         spelled = list(spellings(local, haplotype))
-        changes = {normalize(genome, "c", at - 8 + place_, ref, alt) for place_, ref, alt in spelled}
+        changes = {
+            normalize(genome, "c", at - 8 + place_, ref, alt) for place_, ref, alt in spelled
+        }
         assert len(spelled) > 3 and len(changes) == 1
 
 
@@ -212,20 +260,39 @@ def test_every_variant_is_listed_with_its_reason(files, tmp_path):
         ("gap", 20, "uneven", "AC", "A"),
         ("c", 40, "long", text[39:60], text[39]),
         ("c", 7, "none", text[6], "<INS>"),
-        ("c", 60, "full", text[59], text[59] + other[text[60]] + "ACGTACGTACGTAC" + other[text[59]]),
+        (
+            "c",
+            60,
+            "full",
+            text[59],
+            text[59] + other[text[60]] + "ACGTACGTACGTAC" + other[text[59]],
+        ),
     ]
     chosen = files({"c": text, "gap": "G" * 19 + "AC" + "G" * 5 + "N" * 30}, vcf(*rows), window=16)
     reasons = {row["id"]: row["reason"] for row in rows_of(Composed(), chosen)}
     assert list(reasons) == [row[2] for row in rows]
     assert [name for name, reason in reasons.items() if not reason] == ["fine", "end", "uneven"]
-    assert f"record 2: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in reasons["wrong"]
+    assert (
+        f"record 2: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in reasons["wrong"]
+    )
     assert "'chrC'" in reasons["where"] and "c:100 of the reference has A" in reasons["beyond"]
-    assert "symbolic" in reasons["none"] and reasons["long"].startswith(f"{variants.NO_ROOM}: the alleles")
+    assert "symbolic" in reasons["none"] and reasons["long"].startswith(
+        f"{variants.NO_ROOM}: the alleles"
+    )
     assert reasons["full"].endswith("span 16 bases; the longer window has 16, the other 0")
     kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
-    assert kmers["uneven"]["reason"] == variants.UNEVEN and math.isnan(kmers["uneven"]["llr_nats"])  # the frame moves
+    assert kmers["uneven"]["reason"] == variants.UNEVEN and math.isnan(
+        kmers["uneven"]["llr_nats"]
+    )  # the frame moves
     unscored = files({"c": text}, vcf(rows[7]))
-    words = ["dna_goat_tiny.genomes", "variants", "--fasta", unscored.fasta, "--variants", unscored.variants]
+    words = [
+        "dna_goat_tiny.genomes",
+        "variants",
+        "--fasta",
+        unscored.fasta,
+        "--variants",
+        unscored.variants,
+    ]
     assert call(main, *words, "--out", tmp_path / "out").exit_code == 0
 
 
@@ -239,7 +306,11 @@ def test_requests_that_cannot_be_served(files, tmp_path):
         ([], {}, r"v\.vcf has no variants"),
         (other, {"variants": None}, "--variants"),
         (other, {"fasta": None}, "--fasta"),
-        (other, {"variants": path[:-3] + "vfc"}, r"no file of variants .*; did you mean '.*v\.vcf'"),
+        (
+            other,
+            {"variants": path[:-3] + "vfc"},
+            r"no file of variants .*; did you mean '.*v\.vcf'",
+        ),
     ):
         chosen = replace(files({"c": text, "e": "ACGT"}, vcf(*rows)), **options)
         refuses(message, Variants(chosen).cells, Composed(), error=(ValueError, FileNotFoundError))

@@ -20,19 +20,24 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut": lambda data: data[: len(data) // 2],
     "first bytes": lambda data: b"\xff\0\xff\xff" + data[4:],
-    "middle": lambda data: data[: len(data) // 2] + b"\xff\0\x80\n>9999999999\t" + data[len(data) // 2 + 8 :],
+    "middle": lambda data: (
+        data[: len(data) // 2] + b"\xff\0\x80\n>9999999999\t" + data[len(data) // 2 + 8 :]
+    ),
     "moved": lambda data: data[len(data) // 3 :] + data[: len(data) // 3],
     "another kind": lambda data: b"\x80\x04\x95" + b"PK\x03\x04" * 20,
 }
-RECORDS = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n" + "".join(
-    f"c\t{n}\tr\tA\tC,G\t.\t.\t.\n" for n in range(1, 30)
+RECORDS = (
+    "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    + "".join(f"c\t{n}\tr\tA\tC,G\t.\t.\t.\n" for n in range(1, 30))
 )
 
 
 def save_model(folder: Path) -> CausalLM:
     """A tiny saved model without the digests of manifest.json: whoever changes a file may change its digest too."""
     torch.manual_seed(0)
-    model = CausalLM(TextConfig(dim=8, num_layers=1, num_heads=2, hidden_dim=8, position="nope", vocab_size=264))
+    model = CausalLM(
+        TextConfig(dim=8, num_layers=1, num_heads=2, hidden_dim=8, position="nope", vocab_size=264)
+    )
     model.save_pretrained(folder)
     (folder / "manifest.json").unlink()
     return model

@@ -21,13 +21,19 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs Linux and a C compiler")
+@pytest.mark.skipif(
+    COMPILER is None or sys.platform != "linux", reason="needs Linux and a C compiler"
+)
 def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
     library = tmp_path / "inject.so"
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, HERE / "inject.c", "-ldl"], check=True)
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", "-O1", "-o", library, HERE / "inject.c", "-ldl"], check=True
+    )
     stride = "1" if os.environ.get("PRIORZOO_FAULTS") else "45"
     words = [sys.executable, str(HERE / "trials.py"), str(tmp_path), stride]
-    printed = command(words, timeout=7200, folder=ROOT, LD_PRELOAD=str(library), PYTHONPATH=str(ROOT))
+    printed = command(
+        words, timeout=7200, folder=ROOT, LD_PRELOAD=str(library), PYTHONPATH=str(ROOT)
+    )
     outcome = json.loads(printed.splitlines()[-1])
     assert outcome["operations"] > 100 and outcome["trials"] >= 3 and outcome["differences_seen"]
     assert outcome["wrong"] == {}

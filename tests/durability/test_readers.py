@@ -100,7 +100,9 @@ def test_members_of_a_tar_are_bytes(mark: Path, tmp_path: Path) -> None:
     refuses("unknown format", decode_image, trap)
 
 
-@pytest.mark.parametrize("open_", [lambda spec: list(open_source(spec)), lambda spec: open_images(spec, "all")])
+@pytest.mark.parametrize(
+    "open_", [lambda spec: list(open_source(spec)), lambda spec: open_images(spec, "all")]
+)
 def test_a_dataset_s_script_is_not_run(open_, mark: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "dataset"
@@ -115,7 +117,9 @@ def test_weights_tokens_and_tokenizers_are_no_pickles(mark: Path, tmp_path: Path
     torch.save({"model": Runs(mark)}, tmp_path / "model" / "model.safetensors")
     refuses("is no safetensors file", load_model, tmp_path / "model")
     corpus_of([Document("words")], ByteTokenizer()).save(tmp_path / "tokens")
-    np.save(tmp_path / "tokens" / "tokens.npy", np.array([Runs(mark)], dtype=object), allow_pickle=True)
+    np.save(
+        tmp_path / "tokens" / "tokens.npy", np.array([Runs(mark)], dtype=object), allow_pickle=True
+    )
     seal(tmp_path / "tokens")
     refuses(r"memory-mapped|allow_pickle", TokenCorpus.load, tmp_path / "tokens")
     (tmp_path / "tokenizer.json").write_bytes(pickle.dumps(Runs(mark)))
@@ -133,11 +137,19 @@ def test_memory_follows_what_a_file_holds_and_not_its_numbers(tmp_path: Path, mo
     with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as file:
         for piece in (b'{"text": "', *[b" " * 2**20] * 16, b'"}'):
             file.write(piece)
-    with Peak() as peak, pytest.raises(ValueError, match=r"a\.jsonl\.gz, row 1: more than 65,536 bytes"):
+    with (
+        Peak() as peak,
+        pytest.raises(ValueError, match=r"a\.jsonl\.gz, row 1: more than 65,536 bytes"),
+    ):
         read(tmp_path / "a.jsonl.gz")
     assert peak.bytes < 2 * 2**20
     refuses("nested too deep", parse_json, "[" * 10**5, "x")
-    refuses(r"100,000 bytes of JSON; at most 1,000 are read", read_json, tmp_path / "deep.jsonl", most=1000)
+    refuses(
+        r"100,000 bytes of JSON; at most 1,000 are read",
+        read_json,
+        tmp_path / "deep.jsonl",
+        most=1000,
+    )
 
 
 def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
@@ -145,16 +157,43 @@ def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
     path, config = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
     state = load_file(path)
     save_file(state | {"norm.weight": torch.full_like(state["norm.weight"], float("nan"))}, path)
-    refuses(r"the tensor 'norm\.weight' has values that are not fin", load_model, tmp_path / "model")
+    refuses(
+        r"the tensor 'norm\.weight' has values that are not fin", load_model, tmp_path / "model"
+    )
     save_file(state, path)
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 2**24, "dim": 2**15}))  # 2 TiB
-    refuses(r"do not fit its config\.json: 'embedding\.weight' has shape \(264, 8\)", load_model, tmp_path / "model")
-    for content in (b"[]", b"{", b'{"modality": 3}', b"\0", b'{"a": "\xff"}', b'{"a": ' + b"[" * 10**5):
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"vocab_size": 2**24, "dim": 2**15})
+    )  # 2 TiB
+    refuses(
+        r"do not fit its config\.json: 'embedding\.weight' has shape \(264, 8\)",
+        load_model,
+        tmp_path / "model",
+    )
+    for content in (
+        b"[]",
+        b"{",
+        b'{"modality": 3}',
+        b"\0",
+        b'{"a": "\xff"}',
+        b'{"a": ' + b"[" * 10**5,
+    ):
         config.write_bytes(content)
         refuses(r"config\.json|holds a model of 3", CausalLM.from_pretrained, tmp_path / "model")
 
 
 def test_numbers_are_bounded() -> None:
-    refuses("num_layers=1000000: expected a whole number from 1 to 1,024", TextConfig, num_layers=10**6)
-    refuses(r"a model of about .* parameters; at most", TextConfig, dim=2**17, hidden_dim=2**20, num_layers=1024)
-    refuses("lengths 99,999,999,999: expected at most 134,217,728", LengthSettings, lengths=(128, 99_999_999_999))
+    refuses(
+        "num_layers=1000000: expected a whole number from 1 to 1,024", TextConfig, num_layers=10**6
+    )
+    refuses(
+        r"a model of about .* parameters; at most",
+        TextConfig,
+        dim=2**17,
+        hidden_dim=2**20,
+        num_layers=1024,
+    )
+    refuses(
+        "lengths 99,999,999,999: expected at most 134,217,728",
+        LengthSettings,
+        lengths=(128, 99_999_999_999),
+    )

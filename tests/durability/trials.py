@@ -22,9 +22,20 @@ from pathlib import Path
 
 KINDS = ("count", "kill", "half", "no space")  # as inject.c numbers them
 SETTINGS = (
-    *("data.source=yeast-chr01", "data.context=16", "model.options.num_layers=1", "model.options.dim=32"),
+    *(
+        "data.source=yeast-chr01",
+        "data.context=16",
+        "model.options.num_layers=1",
+        "model.options.dim=32",
+    ),
     *("model.options.num_heads=1", "model.options.hidden_dim=32", "train.batch=4", "train.steps=3"),
-    *("train.save_every=1", "train.keep=2", "train.log_every=1", "optim.warmup=1", "evaluate.every=0"),
+    *(
+        "train.save_every=1",
+        "train.keep=2",
+        "train.log_every=1",
+        "optim.warmup=1",
+        "evaluate.every=0",
+    ),
 )
 WORDS = ["dna.ggd_ssmax_tiny", *(word for setting in SETTINGS for word in ("--set", setting))]
 TIMED = ("seconds", "tokens_per_s")  # of the machine and the hour
@@ -77,7 +88,11 @@ def fork(call: Callable[[], int], log: Path, folder: Path, kind: str = "", at: i
         os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     output = log.read_text()
-    return Trial(code, output, int(output.rpartition("operations: ")[2]) if kind == "count" and code == 0 else 0)
+    return Trial(
+        code,
+        output,
+        int(output.rpartition("operations: ")[2]) if kind == "count" and code == 0 else 0,
+    )
 
 
 def contents(run: Path) -> dict[str, object]:
@@ -86,7 +101,9 @@ def contents(run: Path) -> dict[str, object]:
     return {
         "files": sorted(str(path.relative_to(run)) for path in run.rglob("*")),
         "records": [{k: v for k, v in record.items() if k not in TIMED} for record in records],
-        "weights": {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*.safetensors")},
+        "weights": {
+            str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*.safetensors")
+        },
         "latest": (run / "checkpoints" / "latest").read_text(),
     }
 
@@ -126,7 +143,16 @@ def main(folder: Path, stride: int) -> None:
                 wrong[f"{kind} at {at}"] = problem
     changed = whole | {"latest": "step_00000001"}  # or every trial could pass without a comparison
     seen = bool(broken_run(folder, "kill", first.operations // 2, changed))
-    print(json.dumps({"operations": first.operations, "trials": trials, "wrong": wrong, "differences_seen": seen}))
+    print(
+        json.dumps(
+            {
+                "operations": first.operations,
+                "trials": trials,
+                "wrong": wrong,
+                "differences_seen": seen,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

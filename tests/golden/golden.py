@@ -43,8 +43,22 @@ TRAININGS = {
 EVALUATIONS = {
     "perplexity": ["text_ggd_goat_ssmax_tiny.facts", "--lengths", "128,512", "--samples", "4"],
     "passkey": ["text_ggd_ssmax_tiny.facts", "--lengths", "128,512", "--samples", "2"],
-    "find": ["vision_ggd2d_separable_ssmax_scene_patch8.scenes", "--sizes", "96,144", "--source", "wds:{scenes}"],
-    "bits": ["dna_goat_tiny.genomes", "--lengths", "256,1024", "--samples", "4", "--source", "yeast-chr01"],
+    "find": [
+        "vision_ggd2d_separable_ssmax_scene_patch8.scenes",
+        "--sizes",
+        "96,144",
+        "--source",
+        "wds:{scenes}",
+    ],
+    "bits": [
+        "dna_goat_tiny.genomes",
+        "--lengths",
+        "256,1024",
+        "--samples",
+        "4",
+        "--source",
+        "yeast-chr01",
+    ],
 }
 
 
@@ -63,7 +77,9 @@ def logits(name: str) -> torch.Tensor:
         inputs = torch.randint(0, 4, (1, 64), generator=generator)
     with torch.inference_mode():
         output = model(inputs)
-    return (output[0] if isinstance(output, (tuple, list)) else output).detach().float().contiguous()
+    return (
+        (output[0] if isinstance(output, (tuple, list)) else output).detach().float().contiguous()
+    )
 
 
 def weights(names: Iterable[str]) -> dict[str, Any]:
@@ -81,7 +97,13 @@ def training(recipe: str, settings: list[str], folder: Path) -> dict[str, Any]:
     from recipes.train import main
 
     run = folder / recipe
-    common = ["train.steps=20", "train.batch=8", "train.seed=1", "evaluate.every=20", "evaluate.samples=16"]
+    common = [
+        "train.steps=20",
+        "train.batch=8",
+        "train.seed=1",
+        "evaluate.every=20",
+        "evaluate.samples=16",
+    ]
     words = [word for setting in (*settings, *common) for word in ("--set", setting)]
     if code := main([recipe, *words, "--run-dir", str(run)]):
         raise RuntimeError(f"{recipe} ended with {code}")
@@ -103,7 +125,11 @@ def scenes(path: Path) -> None:
         picture, boxes, categories = Image.new("RGB", (144, 144), (210, 210, 200)), [], []
         pen = ImageDraw.Draw(picture)
         for place in rng.permutation(9):
-            x, y, category = 48 * int(place % 3) + 24, 48 * int(place // 3) + 24, int(rng.integers(26))
+            x, y, category = (
+                48 * int(place % 3) + 24,
+                48 * int(place // 3) + 24,
+                int(rng.integers(26)),
+            )
             pen.text((x, y), chr(65 + category), font=font, fill=ink, anchor="mm")
             if not boxes:
                 pen.ellipse((x - 19, y - 19, x + 19, y + 19), outline=ink, width=2)
@@ -112,7 +138,10 @@ def scenes(path: Path) -> None:
         stream = io.BytesIO()
         picture.save(stream, "PNG")
         objects = {"bbox": boxes, "category": categories, "marked": [n == 0 for n in range(9)]}
-        members |= {f"{number}.png": stream.getvalue(), f"{number}.json": json.dumps({"objects": objects}).encode()}
+        members |= {
+            f"{number}.png": stream.getvalue(),
+            f"{number}.json": json.dumps({"objects": objects}).encode(),
+        }
     with tarfile.open(path, "w") as tar:
         for name, content in members.items():
             entry = tarfile.TarInfo(name)
@@ -130,7 +159,9 @@ def evaluation(evaluator: str, words: list[str], folder: Path) -> dict[str, Any]
         raise RuntimeError(f"{evaluator} ended with {code}")
     payload = (out / f"{evaluator}.csv").read_bytes()
     rows = list(csv.DictReader(payload.decode().splitlines()))
-    cells = [cell for row in rows for name, cell in sorted(row.items()) if "second" not in name and cell]
+    cells = [
+        cell for row in rows for name, cell in sorted(row.items()) if "second" not in name and cell
+    ]
     return {"digest": digest(payload), "values": [float(cell) for cell in cells if is_number(cell)]}
 
 
@@ -153,8 +184,12 @@ def golden(*words: str) -> dict[str, dict[str, Any]]:
         scenes(folder / "scenes.tar")
         return {
             "weights": weights(chosen(zoo.list_models(pretrained=True))),
-            "training": {recipe: training(recipe, TRAININGS[recipe], folder) for recipe in chosen(TRAININGS)},
-            "evaluation": {kind: evaluation(kind, EVALUATIONS[kind], folder) for kind in chosen(EVALUATIONS)},
+            "training": {
+                recipe: training(recipe, TRAININGS[recipe], folder) for recipe in chosen(TRAININGS)
+            },
+            "evaluation": {
+                kind: evaluation(kind, EVALUATIONS[kind], folder) for kind in chosen(EVALUATIONS)
+            },
         }
 
 
@@ -163,5 +198,9 @@ if __name__ == "__main__":
     entries = golden(*sys.argv[1:])
     sys.stdout = stdout
     json.dump(entries, sys.stdout, indent=1)
-    digests = {f"{kind}.{name}": entry["digest"] for kind, group in entries.items() for name, entry in group.items()}
+    digests = {
+        f"{kind}.{name}": entry["digest"]
+        for kind, group in entries.items()
+        for name, entry in group.items()
+    }
     print("golden", digest(json.dumps(digests, sort_keys=True).encode())[:16], file=sys.stderr)

@@ -18,7 +18,13 @@ DNA = ("dna.", "tiny.genomes", "ggd_goat_copy_tiny", "bits")
 @pytest.mark.parametrize("words", [("text", "perplexity", "passkey"), ("vision", "find"), DNA])
 def test_golden_numbers(words: tuple[str, ...]) -> None:
     for kind, group in golden(*words).items():
-        recorded = {name: values for name, values in RECORDED[kind].items() if any(word in name for word in words)}
+        recorded = {
+            name: values
+            for name, values in RECORDED[kind].items()
+            if any(word in name for word in words)
+        }
         assert group.keys() == recorded.keys()
         for name, entry in group.items():
-            assert entry["values"] == pytest.approx(recorded[name], rel=1e-4, abs=1e-5), f"{kind} {name}"
+            assert entry["values"] == pytest.approx(recorded[name], rel=1e-4, abs=1e-5), (
+                f"{kind} {name}"
+            )

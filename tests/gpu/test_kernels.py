@@ -34,7 +34,12 @@ CUDA = DEVICE.type == "cuda"
 LENGTH, GRID, TILE = (1031, (31, 32, 3), 64) if CUDA else (40, (5, 7, 2), 16)
 FORMATS = [(16, torch.float32)]
 if CUDA:
-    FORMATS = [(64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (64, torch.float32)]
+    FORMATS = [
+        (64, torch.bfloat16),
+        (128, torch.bfloat16),
+        (64, torch.float16),
+        (64, torch.float32),
+    ]
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,9 @@ def line(queries: int = LENGTH, **options: Any) -> Case:
     return Case(queries, LENGTH, **options)
 
 
-ON_GRID = dict(queries=GRID[0] * GRID[1] + GRID[2], keys=GRID[0] * GRID[1] + GRID[2], causal=False, grid=GRID)
+ON_GRID = dict(
+    queries=GRID[0] * GRID[1] + GRID[2], keys=GRID[0] * GRID[1] + GRID[2], causal=False, grid=GRID
+)
 CUTS = (LENGTH // 5, LENGTH // 2)
 EVERYTHING = dict(groups=2, documents=CUTS, window=LENGTH // 3, scale="shared")
 CASES = {
@@ -86,10 +93,22 @@ CASES = {
     "decode-ramp": Setup(line(1, groups=2), "none", prior="ramp", gradients=False),
     "decode-everything": Setup(line(7, **EVERYTHING), "both", gradients=False),
 }
-QUICK = ["bare", "lanes", "table", "parametric-scale-skip", "documents", "grouped", "grid", "ramp", "decode"]
+QUICK = [
+    "bare",
+    "lanes",
+    "table",
+    "parametric-scale-skip",
+    "documents",
+    "grouped",
+    "grid",
+    "ramp",
+    "decode",
+]
 
 
-def tensors_of(setup: Setup, width: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any], Any]:
+def tensors_of(
+    setup: Setup, width: int, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[str, Any], Any]:
     """Leaves on the device as a kernel gets them, options, and the prior, if there is one, whose parameters are leaves."""
     leaves, options = build(setup.case, setup.realised, width=width, lanes=setup.lanes)
     queries, keys = setup.case.queries, setup.case.keys
@@ -102,7 +121,10 @@ def tensors_of(setup: Setup, width: int, dtype: torch.dtype) -> tuple[dict[str, 
     if setup.table == "hidden":
         hidden = (distance > min(70, keys // 3)) & (distance % 3 == 0)
         leaves["table"] = leaves["table"].detach().masked_fill(hidden, -math.inf)
-    rounded = {name: x.detach().to(dtype).to(dtype if name in "qkv" else torch.float32) for name, x in leaves.items()}
+    rounded = {
+        name: x.detach().to(dtype).to(dtype if name in "qkv" else torch.float32)
+        for name, x in leaves.items()
+    }
     low = {name: x.to(DEVICE).requires_grad_() for name, x in rounded.items()}
     prior: Any = Alibi(4).to(DEVICE) if setup.prior == "ramp" else None
     if setup.prior.startswith("ggd"):
@@ -110,16 +132,24 @@ def tensors_of(setup: Setup, width: int, dtype: torch.dtype) -> tuple[dict[str, 
         with torch.no_grad():
             prior.theta_beta.add_(0.1 * torch.randn_like(prior.theta_beta))
             prior.theta_alpha.add_(float(setup.skip))
-        low |= {name: parameter for name, parameter in prior.named_parameters() if parameter.requires_grad}
+        low |= {
+            name: parameter
+            for name, parameter in prior.named_parameters()
+            if parameter.requires_grad
+        }
     options = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in options.items()}
     return low, options, prior
 
 
-def run(setup: Setup, leaves: dict[str, Tensor], options: dict[str, Any], prior: Any, kernel: str) -> dict[str, Tensor]:
+def run(
+    setup: Setup, leaves: dict[str, Tensor], options: dict[str, Any], prior: Any, kernel: str
+) -> dict[str, Tensor]:
     terms = None
     if prior is not None:
         k_pos = Positions.line(setup.case.keys)
-        terms = prior(k_pos.tail(setup.case.queries), k_pos, causal=setup.case.causal, x=leaves["q"][:, 0])
+        terms = prior(
+            k_pos.tail(setup.case.queries), k_pos, causal=setup.case.causal, x=leaves["q"][:, 0]
+        )
     return evaluate(leaves, options, kernel, setup.case.grid, terms)
 
 
@@ -134,7 +164,9 @@ def worst_tile(value: Tensor, exact: Tensor, tokens: int) -> float:
         torch.stack([tile.norm(dim=(-2, -1)) for tile in x.double().split(tokens, dim=-2)], -1)
         for x in (value.double() - exact, exact)
     )
-    least = torch.finfo(value.dtype).smallest_normal * math.sqrt(min(tokens, value.shape[-2]) * value.shape[-1])
+    least = torch.finfo(value.dtype).smallest_normal * math.sqrt(
+        min(tokens, value.shape[-2]) * value.shape[-1]
+    )
     return float((errors / norms.clamp(min=max(least, 1e-30))).max())
 
 
@@ -155,7 +187,9 @@ def nan_filled() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "dtype"), FORMATS, ids=lambda x: str(x).removeprefix("torch."))
 @pytest.mark.parametrize("name", CASES if CUDA else some(QUICK, 3))
-def test_a_case_is_as_exact_as_rounding_allows(name: str, width: int, dtype: torch.dtype, monkeypatch) -> None:
+def test_a_case_is_as_exact_as_rounding_allows(
+    name: str, width: int, dtype: torch.dtype, monkeypatch
+) -> None:
     monkeypatch.setattr(TRITON, "least_keys", 1)
     if not CUDA:
         monkeypatch.setattr(common, "TILE", TILE)
@@ -166,12 +200,19 @@ def test_a_case_is_as_exact_as_rounding_allows(name: str, width: int, dtype: tor
         wide = {key: x.detach().double().requires_grad_() for key, x in leaves.items()}
         wide_prior = None if prior is None else copy.deepcopy(prior).double()
         if wide_prior is not None:
-            wide |= {key: parameter for key, parameter in wide_prior.named_parameters() if key in wide}
+            wide |= {
+                key: parameter for key, parameter in wide_prior.named_parameters() if key in wide
+            }
         exact = run(setup, wide, options, wide_prior, "reference")
-        results, *again = (run(setup, leaves, options, prior, "triton") for _ in range(2 if CUDA else 1))
+        results, *again = (
+            run(setup, leaves, options, prior, "triton") for _ in range(2 if CUDA else 1)
+        )
     for key, value in results.items():
         bound = BOUNDS[dtype] * (1.0 if key in ("out", "q", "k", "v") else CANCELLING)
         assert relative_error(value, exact[key]) <= bound, key
         if key in ("out", "q", "k", "v"):  # a tile is not averaged with others
-            assert worst_tile(value, exact[key], 1 if key == "out" else TILE) <= BOUNDS[dtype] * CANCELLING, key
+            assert (
+                worst_tile(value, exact[key], 1 if key == "out" else TILE)
+                <= BOUNDS[dtype] * CANCELLING
+            ), key
         assert all(torch.equal(other[key], value) for other in again), key

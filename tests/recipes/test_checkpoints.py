@@ -17,7 +17,17 @@ import torch
 
 from recipes import verify
 from recipes.config import ConfigError, find_recipe, resolve
-from recipes.runs import FACTS, RunFolder, RunLock, check_same, convert, load_run, new_run_dir, newest_run_dir, seal
+from recipes.runs import (
+    FACTS,
+    RunFolder,
+    RunLock,
+    check_same,
+    convert,
+    load_run,
+    new_run_dir,
+    newest_run_dir,
+    seal,
+)
 from tests.durability.files import Runs
 from tests.recipes.test_train import SMALL, main, run
 from tests.refusals import refuses
@@ -52,7 +62,11 @@ def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
     poison(RunFolder(copy).checkpoints()[-1] / "mp_rank_00_model_states.pt", mark)
     assert run(copy, "evaluate.every=0", resume="auto") == 2
     error = capsys.readouterr().err
-    assert "nothing in it was executed" in error and "posix.mkdir" in error and "Traceback" not in error
+    assert (
+        "nothing in it was executed" in error
+        and "posix.mkdir" in error
+        and "Traceback" not in error
+    )
     assert not mark.exists()
     load_run(copy)  # safetensors alone
     assert run(tmp_path / "other", f"model.init_from={copy}") == 0 and not mark.exists()
@@ -63,7 +77,13 @@ def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
     assert run(tmp_path / "run", "train.zero_stage=1", "evaluate.every=0") == 0
     newest, mark = RunFolder(tmp_path / "run").checkpoints()[-1], tmp_path / "executed"
     poison(next(newest.glob("*optim_states.pt")), mark)
-    refuses("nothing in it was executed", convert, newest, tmp_path / "universal" / newest.name, error=ConfigError)
+    refuses(
+        "nothing in it was executed",
+        convert,
+        newest,
+        tmp_path / "universal" / newest.name,
+        error=ConfigError,
+    )
     assert not mark.exists()
 
 
@@ -104,13 +124,19 @@ def test_what_others_put_beside_checkpoints_stays(copy, tmp_path):
     (root / "step_00000002").rename(moved)
     (root / "step_00000002").symlink_to(moved)
     assert run(copy, "evaluate.every=0", "train.steps=5", "train.keep=1", resume="auto") == 0
-    assert sorted(path.name for path in root.glob("step_*")) == ["step_00000005", "step_best", "step_notes.txt"]
+    assert sorted(path.name for path in root.glob("step_*")) == [
+        "step_00000005",
+        "step_best",
+        "step_notes.txt",
+    ]
     assert (moved / "complete.json").exists()
 
 
 def test_records_survive_a_torn_line(copy, whole, capsys):
     lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (copy / "metrics.jsonl").write_bytes(b"".join([lines[0], lines[1][:9] + b"\xff\n", b"[]\n", *lines[2:], b'{"st']))
+    (copy / "metrics.jsonl").write_bytes(
+        b"".join([lines[0], lines[1][:9] + b"\xff\n", b"[]\n", *lines[2:], b'{"st'])
+    )
     assert [r["step"] for r in RunFolder(copy).metrics()] == [1, 3, 4]
     assert verify.main([str(copy)]) == 1 and "3 unreadable" in capsys.readouterr().out
     assert run(copy, "evaluate.every=0", resume="auto") == 0
@@ -123,7 +149,10 @@ def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    assert verify.main([str(copy)]) == 1 and "model.safetensors has another SHA-256" in capsys.readouterr().out
+    assert (
+        verify.main([str(copy)]) == 1
+        and "model.safetensors has another SHA-256" in capsys.readouterr().out
+    )
     assert verify.main([str(copy / "model"), str(copy / "checkpoints" / "step_00000002")]) == 0
     assert verify.main([str(copy / "plots")]) == 2
     (copy / "metrics.jsonl").unlink()
@@ -132,14 +161,18 @@ def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
     model, _ = load_run(copy)
     assert "reading an older one" in capsys.readouterr().err
     expected = type(model).from_pretrained(whole / "checkpoints" / "step_00000002" / "model")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True)
+    )
 
 
 @pytest.mark.slow
 def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path):
     script = "import sys, time; from pathlib import Path; from recipes.runs import RunLock\n"
     script += "lock = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         refuses(rf"in use: process {other.pid} on ", RunLock, tmp_path, error=ConfigError)
         other.kill()
@@ -162,7 +195,11 @@ def test_the_newest_run_is_that_of_the_greatest_number(whole, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     first, second, third = (new_run_dir("text.x") for _ in range(3))
     assert [path.name[:4] for path in (first, second, third)] == ["0001", "0002", "0003"]
-    for path in (first, second, first.with_name("20991231-235959")):  # the last: of a version without numbers
+    for path in (
+        first,
+        second,
+        first.with_name("20991231-235959"),
+    ):  # the last: of a version without numbers
         shutil.copytree(whole, path, dirs_exist_ok=True)
     assert newest_run_dir("text.x") == Path("runs/text.x") / second.name
 
@@ -185,7 +222,9 @@ def test_a_run_of_a_version_with_fewer_settings_is_resumed(tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(stored))
     check_same(resolve(recipe, world=1), tmp_path)
     recipe.data = dataclasses.replace(recipe.data, documents="packed")
-    with pytest.raises(ConfigError, match=r"its data\.documents is 'masked', this recipe has 'packed'"):
+    with pytest.raises(
+        ConfigError, match=r"its data\.documents is 'masked', this recipe has 'packed'"
+    ):
         check_same(resolve(recipe, world=1), tmp_path)
 
 

@@ -30,7 +30,10 @@ def test_help_names_every_command(capsys):
     assert main(["evaluate", "--list"]) == 0 and "--sizes" in capsys.readouterr().out
     assert main(["list", "text_ggd_*", "--pretrained"]) == 0
     printed = capsys.readouterr().out
-    assert "text_ggd_goat_ssmax_tiny.facts" in printed.split() and max(map(len, printed.splitlines())) <= 80
+    assert (
+        "text_ggd_goat_ssmax_tiny.facts" in printed.split()
+        and max(map(len, printed.splitlines())) <= 80
+    )
     assert {"trained", "256", "0.92M"} <= set(printed.split())
     assert main(["--version"]) == 0 and priorzoo.__version__ == zoo.__version__
     assert capsys.readouterr().out == f"priorzoo {zoo.__version__}\n"
@@ -50,8 +53,15 @@ print("loaded", *sys.modules)
 """
     lines = ["--help", "evaluate --help", "adapt --help", "evaluate txt_ggd_tiny passkey"]
     lines += ["evaluate vision_gg map", "evaluate hf:./none recall", "adapt ./none --out x"]
-    loaded = set(command([sys.executable, "-c", script, *lines], folder=ROOT).rpartition("loaded ")[2].split())
-    assert "torch" in loaded and not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & loaded
+    loaded = set(
+        command([sys.executable, "-c", script, *lines], folder=ROOT)
+        .rpartition("loaded ")[2]
+        .split()
+    )
+    assert (
+        "torch" in loaded
+        and not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & loaded
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +78,10 @@ print("loaded", *sys.modules)
         (["generate", "text_ggd_tiny.facts", "a", "--top-p", "2"], ["top_p", "2.0"]),
         (["predict", "text_ggd_tiny.facts", __file__], ["models of text name nothing"]),
         (["predict", GLYPHS, "none.png"], ["none.png"]),
-        (["plot-prior", "text_ggd_tiny", "--out", f"{__file__}/x.png"], [__file__, "a file is where a folder is"]),
+        (
+            ["plot-prior", "text_ggd_tiny", "--out", f"{__file__}/x.png"],
+            [__file__, "a file is where a folder is"],
+        ),
         (["lm-eval", "--model", "priorzoo"], ["lm_eval", "pip install 'priorzoo[lm-eval]'"]),
     ],
 )
@@ -82,7 +95,10 @@ def test_what_cannot_be_done_is_one_line(words, named, capsys, monkeypatch):
 def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
     words = ["text_ggd_tiny.facts", "--max-new-tokens", "12"]
     model = zoo.create_model(words[0])
-    expected = "".join(model.stream_text("The é", max_new_tokens=12, temperature=0.8, top_p=0.95, seed=0)) + "\n"
+    expected = (
+        "".join(model.stream_text("The é", max_new_tokens=12, temperature=0.8, top_p=0.95, seed=0))
+        + "\n"
+    )
     assert main(["generate", *words, "The é"]) == 0
     assert capsys.readouterr().out == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("The é\n".encode())))
@@ -100,24 +116,34 @@ def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
 
 
 def test_predict_prints_names_and_probabilities(tmp_path, capsys):
-    files, images = [str(tmp_path / f"{name}.png") for name in "AB"], open_images("glyphs-builtin", "heldout", size=64)
+    files, images = (
+        [str(tmp_path / f"{name}.png") for name in "AB"],
+        open_images("glyphs-builtin", "heldout", size=64),
+    )
     for label, file in enumerate(files):
         images.read(label)[0].save(file)
     assert main(["predict", GLYPHS, *files, "--top", "2", "--size", "72"]) == 0
     printed = capsys.readouterr().out
     model = zoo.create_model(GLYPHS).eval()
     for file in files:
-        classes, shares = model.classify(file, size=72), model(model.read(file, size=72))[0].softmax(-1)
+        classes, shares = (
+            model.classify(file, size=72),
+            model(model.read(file, size=72))[0].softmax(-1),
+        )
         assert sum(share for _, share in classes) == pytest.approx(1) and len(classes) == 26
         assert all(f"{share:.4f}" in printed for _, share in classes[:2])
         assert classes[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
-    assert main(["predict", SCENES, files[0], "--size", "96"]) == 0  # 27 classes, the first of them the background
+    assert (
+        main(["predict", SCENES, files[0], "--size", "96"]) == 0
+    )  # 27 classes, the first of them the background
     assert zoo.create_model(SCENES).class_names == ("background", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     for name in zoo.list_models("vision_*", pretrained=True):
         model = zoo.create_model(name)
         assert len(model.class_names) in (0, model.num_classes), name
     assert main(["predict", GLYPHS, files[0], "--size", "50", "--verbose"]) == 2
-    assert "nearest sizes are 48 and 56" in capsys.readouterr().err.split("\nerror: ")[1]  # behind its trace
+    assert (
+        "nearest sizes are 48 and 56" in capsys.readouterr().err.split("\nerror: ")[1]
+    )  # behind its trace
 
 
 def test_recipes_are_listed_by_family_and_planned_as_json(capsys):

@@ -14,7 +14,9 @@ from tests.refusals import refuses
 
 def plan(*settings, user_config=None, **where):
     recipe, overridden = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)
-    return resolve(recipe, **{"world": 1} | where, user_config=user_config, overridden_keys=overridden)
+    return resolve(
+        recipe, **{"world": 1} | where, user_config=user_config, overridden_keys=overridden
+    )
 
 
 def test_overrides_take_their_fields_types():
@@ -25,7 +27,11 @@ def test_overrides_take_their_fields_types():
     ])  # fmt: skip
     assert recipe.train.steps == 1000 and isinstance(recipe.train.steps, int)
     assert recipe.optim.lr == 3e-4 and recipe.optim.betas == (0.9, 0.99)
-    assert recipe.train.micro_batch is None and recipe.data.source == "a=b.txt" and recipe.data.facts_fraction == 0.25
+    assert (
+        recipe.train.micro_batch is None
+        and recipe.data.source == "a=b.txt"
+        and recipe.data.facts_fraction == 0.25
+    )
     assert recipe.model.options == {"dim": 32, "position_options": {}}
     assert recipe.evaluate.during == {"passkey": {"every": 2, "lengths": [96]}}
 
@@ -56,7 +62,9 @@ def test_batch_is_micro_times_accumulation_times_ranks():
     assert resolve_batch(1152, 36, None, 8) == (36, 4)
     assert resolve_batch(32, None, 4, 2) == (4, 4)
     refuses(r"\b32\b.* 10 × 1 × 3\b.* 30\b", resolve_batch, 32, None, None, 3, error=ConfigError)
-    refuses(r"groups of ranks = 2 × 1 × 2", resolve_batch, 3, 2, None, 4, shared=2, error=ConfigError)
+    refuses(
+        r"groups of ranks = 2 × 1 × 2", resolve_batch, 3, 2, None, 4, shared=2, error=ConfigError
+    )
 
 
 def test_bf16_begins_at_stage_1():
@@ -68,9 +76,14 @@ def test_bf16_begins_at_stage_1():
     assert stage() == 0 and stage(device="cuda") == 1 and stage("train.precision=bf16") == 1
     assert stage("optim.name=muon", "train.zero_stage=2", "train.clip=0") == 2
     with pytest.raises(ConfigError, match=r"train\.clip=1.*expected 0 .*muon"):
-        stage("optim.name=muon", "train.clip=1", device="cuda")  # where the precision chooses the stage
+        stage(
+            "optim.name=muon", "train.clip=1", device="cuda"
+        )  # where the precision chooses the stage
     assert stage(user_config={"fp16": {"enabled": True}}) == 1
-    for settings, user_config in ((["train.zero_stage=0"], {}), ([], {"zero_optimization": {"stage": 0}})):
+    for settings, user_config in (
+        (["train.zero_stage=0"], {}),
+        ([], {"zero_optimization": {"stage": 0}}),
+    ):
         with pytest.raises(ConfigError, match=r"train\.zero_stage=0 is not served in bf16"):
             stage("train.precision=bf16", *settings, user_config=user_config)
 
@@ -133,7 +146,12 @@ def test_a_deepspeed_file_without_the_batch_gives_it():
     """The batch is micro × accumulation × ranks, as DeepSpeed derives it, unless the file or a --set names it."""
     file = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
     assert [plan(user_config=file, world=n).recipe.train.batch for n in (1, 2, 4)] == [4, 8, 16]
-    assert plan(user_config={"train_micro_batch_size_per_gpu": 3}, world=2).deepspeed["train_batch_size"] == 6
+    assert (
+        plan(user_config={"train_micro_batch_size_per_gpu": 3}, world=2).deepspeed[
+            "train_batch_size"
+        ]
+        == 6
+    )
     assert plan("train.sequence_parallel=2", user_config=file, world=4).recipe.train.batch == 8
     assert plan("train.batch=8", user_config=file, world=2).recipe.train.batch == 8
     assert plan(user_config=file | {"train_batch_size": 8}, world=2).recipe.train.batch == 8
@@ -142,7 +160,12 @@ def test_a_deepspeed_file_without_the_batch_gives_it():
 
 def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():
     adam = {"lr": 3e-4, "betas": [0.8, 0.999], "eps": 1e-6, "weight_decay": 0, "torch_adam": True}
-    cosine = {"total_num_steps": 70, "warmup_num_steps": 7, "cos_min_ratio": 0.25, "warmup_type": "linear"}
+    cosine = {
+        "total_num_steps": 70,
+        "warmup_num_steps": 7,
+        "cos_min_ratio": 0.25,
+        "warmup_type": "linear",
+    }
     user_config = {
         "optimizer": {"type": "Adam", "params": adam},
         "scheduler": {"type": "WarmupCosineLR", "params": cosine},
@@ -150,8 +173,21 @@ def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():
     }
     recipe = plan(user_config=user_config).recipe
     optim = recipe.optim
-    assert (optim.name, optim.lr, optim.betas, optim.eps, optim.weight_decay) == ("adamw", 3e-4, (0.8, 0.999), 1e-6, 0)
-    assert (optim.schedule, optim.warmup, optim.floor, recipe.train.steps) == ("cosine", 7, 0.25, 70)
+    assert (optim.name, optim.lr, optim.betas, optim.eps, optim.weight_decay) == (
+        "adamw",
+        3e-4,
+        (0.8, 0.999),
+        1e-6,
+        0,
+    )
+    assert (optim.schedule, optim.warmup, optim.floor, recipe.train.steps) == (
+        "cosine",
+        7,
+        0.25,
+        70,
+    )
     assert recipe.train.clip == 0.5
     words = "adamw, learning rate 0.0003: linear warm-up over 7 steps, then cosine to 7.5e-05 at step 70"
-    assert schedule_in_words(optim, 70) == words and "rate 0.000214286 at the end" in schedule_in_words(optim, 5)
+    assert schedule_in_words(
+        optim, 70
+    ) == words and "rate 0.000214286 at the end" in schedule_in_words(optim, 5)

@@ -48,7 +48,9 @@ def saved_run(folder: Path, seed: int = 0, *, data=None, model=None, **config) -
 
 def vision_run(folder: Path, source: str, seed: int = 0, **config) -> str:
     torch.manual_seed(seed)
-    small = dict(img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
+    small = dict(
+        img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16
+    )
     model = VisionTransformer(VisionConfig(**(small | {"position": "ggd2d"} | config)))
     return saved_run(folder, seed, data={"source": source, "num_classes": 2}, model=model)
 
@@ -73,7 +75,11 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "print_plan", lambda *_, **__: None)  # which times two cells
     request = (saved_run(tmp_path / "run"), "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
-    measured, measure, failures = [], Passkey.measure, [KeyboardInterrupt(), RuntimeError("can't allocate memory")]
+    measured, measure, failures = (
+        [],
+        Passkey.measure,
+        [KeyboardInterrupt(), RuntimeError("can't allocate memory")],
+    )
 
     def recording(self, model, cell):
         if failures and len(measured) in (7, 9):
@@ -87,9 +93,13 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
     assert not (tmp_path / "parts" / "passkey").exists() and len(measured) == 7
     measured += ["", ""]
     code, _, errors = invoke(*request, tmp_path / "parts")
-    assert code == 2 and re.search(r"memory at length=96/.*lower (--lengths|--batch-tokens) or --", errors)
+    assert code == 2 and re.search(
+        r"memory at length=96/.*lower (--lengths|--batch-tokens) or --", errors
+    )
     del measured[7:]
-    assert invoke(*request, tmp_path / "parts")[0] == 0 and len(measured) == len(set(measured)) == 20
+    assert (
+        invoke(*request, tmp_path / "parts")[0] == 0 and len(measured) == len(set(measured)) == 20
+    )
     folders = [tmp_path / name for name in ("whole", "parts")]
     assert len({(folder / "passkey.csv").read_bytes() for folder in folders}) == 1
     assert len({next((folder / "cells").iterdir()).read_bytes() for folder in folders}) == 1
@@ -98,7 +108,9 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
     path.write_text("\n".join([*lines[:5], lines[5][:30], *lines[6:]]) + "\n")
     assert "no cell in line 6: measured again" in invoke(*request, tmp_path / "parts")[1]
     assert measured[20:] == [measured[4]]
-    assert invoke(*request, tmp_path / "parts", "--seed", 7)[0] == 0 and len(measured) == 41  # another measurement
+    assert (
+        invoke(*request, tmp_path / "parts", "--seed", 7)[0] == 0 and len(measured) == 41
+    )  # another measurement
 
 
 @pytest.mark.slow
@@ -109,17 +121,35 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
     out = tmp_path / "out"
     options = ("perplexity", "--lengths", "16,32", "--samples", 13, "--out", out, "--against")
     code, printed, errors = invoke(*runs[:2], *options, f"{runs[2]}/")
-    assert code == 0 and "95% interval" in printed and "documents" in printed and "2, 1" in printed, errors
+    assert (
+        code == 0 and "95% interval" in printed and "documents" in printed and "2, 1" in printed
+    ), errors
     rows, models = table(out / "perplexity.paired.csv"), contents(out, "perplexity")
-    facts = [(m["method"], m["evaluator"], m["train_context"], m["settings"]["lengths"]) for m in models.values()]
-    assert facts == [(method, "perplexity", 96, [16, 32]) for method in ("ggd", "ggd", "rope_ssmax")]
-    written = [(r["model"], int(r["length"]), float(r["bits_per_byte"])) for r in table(out / "perplexity.csv")]
-    assert written == [(label, r["length"], r["bits_per_byte"]) for label, m in models.items() for r in m["rows"]]
+    facts = [
+        (m["method"], m["evaluator"], m["train_context"], m["settings"]["lengths"])
+        for m in models.values()
+    ]
+    assert facts == [
+        (method, "perplexity", 96, [16, 32]) for method in ("ggd", "ggd", "rope_ssmax")
+    ]
+    written = [
+        (r["model"], int(r["length"]), float(r["bits_per_byte"]))
+        for r in table(out / "perplexity.csv")
+    ]
+    assert written == [
+        (label, r["length"], r["bits_per_byte"]) for label, m in models.items() for r in m["rows"]
+    ]
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
-    assert [(r["length"], r["score"], r["units"]) for r in rows] == [(n, "bits_per_byte", "13") for n in ("16", "32")]
+    assert [(r["length"], r["score"], r["units"]) for r in rows] == [
+        (n, "bits_per_byte", "13") for n in ("16", "32")
+    ]
     for k, row in enumerate(rows):
-        first, second, other = (models[f"text.test ({name})"]["rows"][k]["bits_per_byte"] for name in "abc")
-        assert first != second and float(row["difference"]) == pytest.approx((first + second) / 2 - other)
+        first, second, other = (
+            models[f"text.test ({name})"]["rows"][k]["bits_per_byte"] for name in "abc"
+        )
+        assert first != second and float(row["difference"]) == pytest.approx(
+            (first + second) / 2 - other
+        )
         assert float(row["low"]) < float(row["difference"]) < float(row["high"])
         assert (row["model"], row["seeds"], row["against_seeds"]) == ("text.test (a)", "2", "1")
         assert float(row["seed_deviation"]) == pytest.approx(abs(first - second) / 2**0.5)
@@ -136,7 +166,10 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
         ("text_ggd_tiny", ["model"]),
         (", passkey", ["','", "text_ggd_ssmax_tiny.facts"]),
         ("text_ggd_tiny perplexity --against text_ggd_tiny", ["'text_ggd_tiny'", "another"]),
-        ("text_ggd_tiny perplexity --against text_ggd*_tiny.*", ["text_ggd_tiny.facts", "text_ggd_ssmax_tiny.facts"]),
+        (
+            "text_ggd_tiny perplexity --against text_ggd*_tiny.*",
+            ["text_ggd_tiny.facts", "text_ggd_ssmax_tiny.facts"],
+        ),
         ("--sizes 96 text_ggd_tiny passkey", ["--sizes", "--samples"]),
         ("runs/none passkey", ["'runs/none'"]),
         ("text_rope_tiny passkey --set position_option.scaling=yarn", ["'position_options'"]),
@@ -154,12 +187,22 @@ def test_wrong_requests_name_the_nearest_valid_one(request_, words, tmp_path, mo
 
 def test_override_keeps_the_weights_and_changes_the_options():
     options = {"rope": {"theta": 500.0}, "table": {"length": 8}}
-    model = CausalLM(TextConfig(**(SMALL | {"position": "rope+table", "position_options": options})))
+    model = CausalLM(
+        TextConfig(**(SMALL | {"position": "rope+table", "position_options": options}))
+    )
     settings = ("rope.scaling=linear", "rope.factor=4", "table.beyond=zero")
-    changed = override(model, parse_overrides([f"position_options.{setting}" for setting in settings]))
-    assert changed.config.position_options["rope"] == {"theta": 500.0, "scaling": "linear", "factor": 4}
+    changed = override(
+        model, parse_overrides([f"position_options.{setting}" for setting in settings])
+    )
+    assert changed.config.position_options["rope"] == {
+        "theta": 500.0,
+        "scaling": "linear",
+        "factor": 4,
+    }
     assert changed.config.position_options["table"] == {"length": 8, "beyond": "zero"}
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), changed.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), changed.parameters(), strict=True)
+    )
     tokens = torch.arange(64)[None]
     assert not torch.allclose(model(tokens), changed(tokens), atol=1e-4)
 
@@ -171,7 +214,9 @@ def test_override_keeps_the_weights_and_changes_the_options():
 def pictures(tmp_path_factory):
     """A folder source of two classes, six held-out images of 40 pixels each, one of them too small."""
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for split, label, n in ((s, c, n) for s in ("train", "val") for c in ("cat", "dog") for n in range(6)):
+    for split, label, n in (
+        (s, c, n) for s in ("train", "val") for c in ("cat", "dog") for n in range(6)
+    ):
         side = 24 if (split, label, n) == ("val", "cat", 0) else 40
         (folder / split / label).mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 255, (side, side, 3), dtype=np.uint8)
@@ -181,7 +226,10 @@ def pictures(tmp_path_factory):
 
 @pytest.mark.slow
 def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
-    runs = [vision_run(tmp_path / "run", pictures), vision_run(tmp_path / "run-s1", pictures, seed=1)]
+    runs = [
+        vision_run(tmp_path / "run", pictures),
+        vision_run(tmp_path / "run-s1", pictures, seed=1),
+    ]
     runs.append(vision_run(tmp_path / "other", pictures, position="learned"))
     elsewhere, out = vision_run(tmp_path / "elsewhere", "glyphs-builtin"), tmp_path / "out"
     code, _, errors = invoke(*runs, elsewhere, "resolution", "--out", out)
@@ -196,15 +244,25 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     models, rows = contents(out, "resolution"), table(out / "resolution.csv")
     first = "vision.test (run)"
     labels = [first, "vision.test (run-s1)", "vision.test (other)"]
-    assert {label: m["group"] for label, m in models.items()} == dict(zip(labels, (first, first, ""), strict=True))
+    assert {label: m["group"] for label, m in models.items()} == dict(
+        zip(labels, (first, first, ""), strict=True)
+    )
     assert {(m["train_size"], m["source"]) for m in models.values()} == {(16, pictures)}
-    assert [(row["model"], row["size"]) for row in rows] == [(m, n) for m in labels for n in ("16", "32")]
-    assert {(row["images"], row["skipped"], row["skipped_because"]) for row in rows} == {("11", "1", "1 too small")}
-    assert any(line.split()[-3:-2] == ["skipped"] for line in printed.splitlines() if "skipped" in line)
+    assert [(row["model"], row["size"]) for row in rows] == [
+        (m, n) for m in labels for n in ("16", "32")
+    ]
+    assert {(row["images"], row["skipped"], row["skipped_because"]) for row in rows} == {
+        ("11", "1", "1 too small")
+    }
+    assert any(
+        line.split()[-3:-2] == ["skipped"] for line in printed.splitlines() if "skipped" in line
+    )
 
     monkeypatch.setattr(Resolution, "measure", None)  # all is there: nothing is measured again
     assert invoke(*request).exit_code == 0
-    assert [m["rows"] for m in contents(out, "resolution").values()] == [m["rows"] for m in models.values()]
+    assert [m["rows"] for m in contents(out, "resolution").values()] == [
+        m["rows"] for m in models.values()
+    ]
 
 
 # ---- seeds
@@ -230,7 +288,9 @@ def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     labels = [weights, "text.ggd_ssmax_tiny (ggd_ssmax-s1)", "text.ggd_ssmax_tiny (ggd_ssmax-s2)"]
     assert groups(weights, "text_rope_ssmax_tiny.facts", *runs) == dict.fromkeys(labels, weights)
     assert groups(weights, run("longer-s3", 3, steps=steps + 1)) == {}
-    assert groups(weights, run("other-rate", 4, batch=4), *runs) == dict.fromkeys(labels[1:], labels[1])
+    assert groups(weights, run("other-rate", 4, batch=4), *runs) == dict.fromkeys(
+        labels[1:], labels[1]
+    )
     assert groups(weights, run("the-same", 0)) == {}  # the weights' own run: no second seed
 
 
@@ -249,7 +309,12 @@ def filled(folder, count=3):
 def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
     path = filled(tmp_path).path
     whole = path.read_bytes()
-    for size in (len(whole) - 1, len(whole) - 20, whole.index(b"\n") + 5, 10):  # the last cuts the key itself
+    for size in (
+        len(whole) - 1,
+        len(whole) - 20,
+        whole.index(b"\n") + 5,
+        10,
+    ):  # the last cuts the key itself
         path.write_bytes(whole[:size])
         left = max(whole[:size].count(b"\n") - 1, 0)
         assert list(CellStore(tmp_path, KEY).finished) == [f"cell={n}" for n in range(left)]
@@ -266,7 +331,10 @@ def test_processes_share_a_file_and_lose_nothing(tmp_path):
         for n in random.Random(seed).sample(range(300), 300):
             store.add(f"cell={n}", {"score": n / 3, "of": [n] * 200})
 
-    processes = [multiprocessing.get_context("fork").Process(target=append, args=(seed,)) for seed in range(5)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=append, args=(seed,))
+        for seed in range(5)
+    ]
     for process in processes:
         process.start()
     path = CellStore(tmp_path, KEY).path
@@ -279,7 +347,9 @@ def test_processes_share_a_file_and_lose_nothing(tmp_path):
     assert [process.exitcode for process in processes[2:]] == [0, 0, 0]
     names = [json.loads(line).get("cell") for line in path.read_text().splitlines()]
     assert names[0] is None and sorted(names[1:]) == sorted(f"cell={n}" for n in range(300))
-    assert CellStore(tmp_path, KEY).damaged == [] and [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert CellStore(tmp_path, KEY).damaged == [] and [p.name for p in tmp_path.iterdir()] == [
+        path.name
+    ]
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
@@ -319,12 +389,20 @@ def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
 def test_models_of_others_are_keyed_by_all_that_they_compute_by():
     """Another rotary base changes buffers that are not saved, another epsilon nothing but the configuration."""
     transformers = pytest.importorskip("transformers")
-    sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    sizes = dict(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
 
     def hashes(theta: float = 1e4, **options):
         torch.manual_seed(0)
         rope = {"rope_type": "default", "rope_theta": theta}
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope, **options))
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, rope_parameters=rope, **options)
+        )
         return weights_hash(model), outside_hash(model)
 
     assert hashes() == hashes()
@@ -350,7 +428,9 @@ def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
     names = ["lr[1e-3],[bold]a[/red]*\x1b[31m", "n" * 250, "a b", "a_b"]
     runs = [saved_run(tmp_path / name) for name in names]  # of one seed: no seeds of one set-up
     out = tmp_path / "out"
-    result = invoke(*runs, "perplexity", "--lengths", "32", "--samples", 2, "--out", out, "--against", runs[0])
+    result = invoke(
+        *runs, "perplexity", "--lengths", "32", "--samples", 2, "--out", out, "--against", runs[0]
+    )
     assert result.exit_code == 0, result.stderr
     assert "\x1b" not in result.output
     assert len(contents(out, "perplexity")) == 4
@@ -358,9 +438,20 @@ def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
 
 def test_the_time_is_said_before_it_is_spent(tmp_path):
     """By two timed cells of each evaluator, which a dry run does not store and a measurement goes on from."""
-    words = [saved_run(tmp_path / "run"), "perplexity", "--lengths", "32,64", "--samples", 2, "--out", tmp_path / "out"]
+    words = [
+        saved_run(tmp_path / "run"),
+        "perplexity",
+        "--lengths",
+        "32,64",
+        "--samples",
+        2,
+        "--out",
+        tmp_path / "out",
+    ]
     dry = invoke(*words, "--dry-run")
-    assert dry.exit_code == 0 and "tokens to read; " in dry.output and not (tmp_path / "out").exists()
+    assert (
+        dry.exit_code == 0 and "tokens to read; " in dry.output and not (tmp_path / "out").exists()
+    )
     assert re.search(r"\d:\d\d, by two cells", invoke(*words).output)
 
 
@@ -371,17 +462,37 @@ entry = model_entry("text_ggd_tiny")
 register_model("text_mine", entry.build, modality="text", config=entry.config)
 """
     (tmp_path / "mine.py").write_text(code)
-    words = ["text_mine", "passkey", "--import", str(tmp_path / "mine.py"), "--lengths", "64", "--samples", "1"]
+    words = [
+        "text_mine",
+        "passkey",
+        "--import",
+        str(tmp_path / "mine.py"),
+        "--lengths",
+        "64",
+        "--samples",
+        "1",
+    ]
     planned = invoke(*words, "--dry-run")
     assert planned.exit_code == 0 and "passkey of text_mine" in planned.output
 
 
 @pytest.mark.slow
 def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
-    words = [saved_run(tmp_path / "run"), "perplexity,passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path]
+    words = [
+        saved_run(tmp_path / "run"),
+        "perplexity,passkey",
+        "--lengths",
+        96,
+        "--samples",
+        1,
+        "--out",
+        tmp_path,
+    ]
     assert invoke(*words, "--format", "pdf,svg", "--width", 3.25).exit_code == 0
     names = {"perplexity", "passkey", "passkey_depth", "overview"}
-    assert {path.stem for path in tmp_path.glob("*.pdf")} == names and not list(tmp_path.glob("*.png"))
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == names and not list(
+        tmp_path.glob("*.png")
+    )
     assert (tmp_path / "perplexity.pdf").read_bytes().startswith(b"%PDF")
     assert f'width="{3.25 * 72:g}pt"' in (tmp_path / "perplexity.svg").read_text()
     assert "'pdf'" in invoke(*words, "--format", "pfd").stderr
@@ -399,5 +510,8 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
     progress.finish(2000)
     terminal.print(facts_table(name, {name: name}))
     lines, name = file.getvalue().splitlines(), r"[bold]a[/red]\x1b[31m"
-    assert lines[:2] == [f"{name}  400/4k tokens  20/s  left 3:00", f"{name}  2k/4k tokens  20/s  left 1:40"]
+    assert lines[:2] == [
+        f"{name}  400/4k tokens  20/s  left 3:00",
+        f"{name}  2k/4k tokens  20/s  left 1:40",
+    ]
     assert file.getvalue().count(name) == 5 and "\x1b[31m" not in file.getvalue()

@@ -42,11 +42,15 @@ def test_a_model_beside_baselines(tmp_path, run, monkeypatch) -> None:
     options = ("bits", "--lengths", "64,256", "--samples", 2, "--out", out, "--against", "markov-2")
     code, printed, errors = invoke(run, "markov-0", *options)
     assert code == 0 and "markov-2" in printed, errors
-    results = {path.stem: json.loads(path.read_text())["rows"] for path in (out / "bits").glob("*.json")}
+    results = {
+        path.stem: json.loads(path.read_text())["rows"] for path in (out / "bits").glob("*.json")
+    }
     assert [row["length"] for row in results["dna.test__run_"]] == [64, 256]
     assert all(1.85 < row["bits_per_base"] < 2.0 for row in results["markov-2"])
     assert (out / "bits.png").is_file() and (out / "bits.contigs.csv").is_file()
-    rows = {(row["model"], row["score"], row["length"]): row for row in table(out / "bits.paired.csv")}
+    rows = {
+        (row["model"], row["score"], row["length"]): row for row in table(out / "bits.paired.csv")
+    }
     assert len(rows) == 4 + 4 and ("markov-0", "accuracy", "64") in rows
     far = rows["markov-0", "bits_per_base", "256"]
     pair = (results[name][1]["bits_per_base"] for name in ("markov-0", "markov-2"))
@@ -69,6 +73,9 @@ def test_files_are_listed(tmp_path, run) -> None:
     code, printed, errors = invoke(run, *words.split())
     assert code == 0 and "not scored: 1 with a symbolic allele" in printed, errors
     snv, other = table(out / "variants.dna.test__run_.tsv", "\t")
-    assert " ".join(snv) == "chrom pos id ref alt kind reason llr_nats llr_bits flank_llr_nats window flank"
+    assert (
+        " ".join(snv)
+        == "chrom pos id ref alt kind reason llr_nats llr_bits flank_llr_nats window flank"
+    )
     assert (snv["pos"], snv["kind"], snv["flank"], other["alt"]) == ("101", "snv", "63", "*")
     assert f"{float(snv['llr_nats']):+.3f}" in printed

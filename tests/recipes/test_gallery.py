@@ -15,9 +15,14 @@ from zoo.catalog import manifest
 def test_it_is_one_valid_file_that_has_every_shipped_model(tmp_path) -> None:
     assert main(["--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    ids, links = (re.findall(pattern, page) for pattern in (r'\bid="([^" ]+)"', r'(?:href="#|labelledby=")([^"]+)"'))
+    ids, links = (
+        re.findall(pattern, page)
+        for pattern in (r'\bid="([^" ]+)"', r'(?:href="#|labelledby=")([^"]+)"')
+    )
     assert len(ids) == len(set(ids)) and set(manifest()) <= set(ids) and set(links) <= set(ids)
-    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|\bimport\(|<(link|iframe|base)|\bsrc=", page)
+    assert not re.search(
+        r"url\(|@import|fetch\(|XMLHttpRequest|\bimport\(|<(link|iframe|base)|\bsrc=", page
+    )
     assert len(page.encode()) < 1_500_000
     data = json.loads(re.findall(r"<script[^>]*json[^>]*>(.*?)</script>", page, re.DOTALL)[0])
     assert {"text_ggd_tiny.facts", "vision_goat_ssmax_tiny_patch8.glyphs"} <= data["priors"].keys()

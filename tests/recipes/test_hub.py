@@ -37,13 +37,20 @@ def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
     card = (out / "README.md").read_text()
     front = front_matter(card)
     assert front["license"] == "apache-2.0" and front["library_name"] == "priorzoo"
-    assert front["pipeline_tag"] == "text-generation" and {"priorzoo", "text", "ggd"} <= set(front["tags"])
+    assert front["pipeline_tag"] == "text-generation" and {"priorzoo", "text", "ggd"} <= set(
+        front["tags"]
+    )
     assert dataset_name("hf:me/it:en:train") == "me/it" and dataset_name("/home/me/a.txt") == ""
     assert front["datasets"] == ["sotu-excerpt"] and "bits_per_byte" in front["metrics"]
     hub = pytest.importorskip("huggingface_hub")
     measured = manifest()[NAME]["measured"]
-    found = {(r.dataset_name, r.metric_type): r.metric_value for r in hub.ModelCard(card).data.eval_results}
-    assert found["held-out data, length 4096", "nll"] == next(row["nll"] for row in measured if row["length"] == 4096)
+    found = {
+        (r.dataset_name, r.metric_type): r.metric_value
+        for r in hub.ModelCard(card).data.eval_results
+    }
+    assert found["held-out data, length 4096", "nll"] == next(
+        row["nll"] for row in measured if row["length"] == 4096
+    )
     assert 'zoo.load_model(snapshot_download("OWNER/NAME"))' in card and "[text,hub]" in card
 
 
@@ -53,7 +60,12 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "0001"
     zoo.create_model("text_alibi_tiny", num_layers=1).save_pretrained(folder / "model")
     train = {"steps": 7, "batch": 4, "seed": 3, "precision": "fp32"}
-    recipe = {"name": "text.mine", "modality": "text", "train": train, "data": {"source": "hf:me/speeches"}}
+    recipe = {
+        "name": "text.mine",
+        "modality": "text",
+        "train": train,
+        "data": {"source": "hf:me/speeches"},
+    }
     (folder / "recipe.json").write_text(json.dumps(recipe))
     return folder
 
@@ -76,12 +88,17 @@ def test_a_run_brings_its_recipe(run, tmp_path, monkeypatch):
     assert front["license"] == "cc-by-4.0" and front["datasets"] == ["me/speeches"]
     assert "# mine" in card and "- **steps**: 7" in card and 'snapshot_download("me/mine")' in card
     assert asked[0] == ("me/mine", {"private": True, "exist_ok": True})
-    assert asked[1][0] == "me/mine" and {"README.md", "model.safetensors", "recipe.json"} <= set(asked[1][1])
+    assert asked[1][0] == "me/mine" and {"README.md", "model.safetensors", "recipe.json"} <= set(
+        asked[1][1]
+    )
     assert zoo.load_model(tmp_path / "hub").config.num_layers == 1
 
 
 def test_what_cannot_be_done_leaves_nothing(run, tmp_path, capsys):
-    for option, value, named in (("--push", "mine", "expected OWNER/NAME"), ("--dtype", "float16", "'bfloat16'")):
+    for option, value, named in (
+        ("--push", "mine", "expected OWNER/NAME"),
+        ("--dtype", "float16", "'bfloat16'"),
+    ):
         assert main(["hub", str(run), "--out", str(tmp_path / "hub"), option, value]) == 2
         assert named in capsys.readouterr().err and not list(tmp_path.iterdir())
     (tmp_path / "hub").mkdir()
@@ -103,12 +120,18 @@ def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
 @pytest.mark.parametrize("spec", ["mine.json", "hf:tok"])
 def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
     """Save, publish, move to where the tokenizer's file is not, and read back by every way in."""
-    transformers, hf = pytest.importorskip("transformers"), pytest.importorskip("modalities.text.hf")
+    transformers, hf = (
+        pytest.importorskip("transformers"),
+        pytest.importorskip("modalities.text.hf"),
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tokenizers, "_copies", {})
     shutil.copy(ROOT / "modalities/text/assets/bpe-1k.json", "mine.json")
     hf.fast_tokenizer("bpe-1k").save_pretrained("tok")
-    model, ids = zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer=spec), torch.arange(20)[None]
+    model, ids = (
+        zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer=spec),
+        torch.arange(20)[None],
+    )
     model.save_pretrained("saved")
     expected = model(ids)
     Path("mine.json").unlink()
@@ -120,21 +143,33 @@ def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
         assert torch.equal(zoo.load_model(folder)(ids), expected)
         assert main(["generate", folder, "The people", "--max-new-tokens", "2"]) == 0
         if folder == "hf:moved":
-            assert main(["hub", folder, "--out", "hub/again"]) == 0 and Path("hub/again/tokenizer.json").exists()
+            assert (
+                main(["hub", folder, "--out", "hub/again"]) == 0
+                and Path("hub/again/tokenizer.json").exists()
+            )
     hf.wrap(zoo.load_model("hub/again")).save_pretrained("hf")
     monkeypatch.setattr(tokenizers, "_copies", {})
     wrapped = transformers.AutoModelForCausalLM.from_pretrained("hf")
     assert torch.equal(wrapped(ids).logits, expected) and Path("hf/tokenizer.json").exists()
     words = ["--lengths", "32", "--samples", "1", "--source", "sotu-excerpt"]
     assert main(["evaluate", "hf:hf", "hub/again", "perplexity", *words]) == 0
-    rows = [json.loads(path.read_text())["rows"][0]["nll"] for path in Path("results/perplexity").glob("*.json")]
+    rows = [
+        json.loads(path.read_text())["rows"][0]["nll"]
+        for path in Path("results/perplexity").glob("*.json")
+    ]
     assert len(rows) == 2 and rows[0] == pytest.approx(rows[1])
 
 
 def test_two_tokenizers_of_one_name_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizers, "_copies", {})
     for name, content in (("a", "{}"), ("b", "[]")):
-        zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="mine.json").save_pretrained(tmp_path / name)
+        zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="mine.json").save_pretrained(
+            tmp_path / name
+        )
         (tmp_path / name / "tokenizer.json").write_text(content)
     zoo.load_model(tmp_path / "a")
-    refuses(r"a/tokenizer.json and .*b/tokenizer.json differ and are both called 'mine", zoo.load_model, tmp_path / "b")
+    refuses(
+        r"a/tokenizer.json and .*b/tokenizer.json differ and are both called 'mine",
+        zoo.load_model,
+        tmp_path / "b",
+    )

@@ -25,7 +25,13 @@ from zoo.priors import PRIORS, TablePrior, create_prior
 
 LENGTH = 48
 SMALL: dict[str, Any] = dict(
-    vocab_size=64, dim=32, num_layers=2, num_heads=4, hidden_dim=48, train_context=LENGTH, lanes="beside"
+    vocab_size=64,
+    dim=32,
+    num_layers=2,
+    num_heads=4,
+    hidden_dim=48,
+    train_context=LENGTH,
+    lanes="beside",
 )
 
 
@@ -80,7 +86,9 @@ def model_of(config: dict[str, Any]) -> Any:
     model = build(**SMALL | config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2 if name in model.prior_parameters() else 0.05)
+            parameter.add_(
+                torch.randn_like(parameter), alpha=0.2 if name in model.prior_parameters() else 0.05
+            )
     return model.train()
 
 
@@ -112,7 +120,9 @@ def differences(config: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_that_share_lines_are_one_rank(name, four):
     errors = four(differences, CASES[name])[0]
-    assert len(errors) > 20 and max(errors.values()) < 2e-5, {k: v for k, v in errors.items() if v >= 2e-5}
+    assert len(errors) > 20 and max(errors.values()) < 2e-5, {
+        k: v for k, v in errors.items() if v >= 2e-5
+    }
 
 
 def test_heads_go_to_ranks_so_that_the_work_is_even() -> None:
@@ -120,7 +130,9 @@ def test_heads_go_to_ranks_so_that_the_work_is_even() -> None:
     pairs, ranks = zoo.sequence.visible_pairs(create_prior("alibi", num_heads=32), 2**16), 8
     order = zoo.sequence.balanced_groups(pairs, 32, ranks)
     assert sorted(order) == list(range(32))
-    loads = [pairs[heads].view(ranks, -1).sum(1) for heads in (torch.arange(32), torch.tensor(order))]
+    loads = [
+        pairs[heads].view(ranks, -1).sum(1) for heads in (torch.arange(32), torch.tensor(order))
+    ]
     slowest = [float(load.max() / load.mean()) for load in loads]
     assert slowest[0] > 3.5 and slowest[1] < 1.3
 
@@ -138,13 +150,19 @@ def test_a_prior_that_does_not_fit_is_refused(monkeypatch):
     for position in ("reads", "ggd+reads"):
         assert "by_head" in build(**SMALL | {"position": position}).refuses_sequence(2)
     values = {"values": torch.randn(4, LENGTH, LENGTH).tolist()}
-    assert "T × T matrix" in build(**SMALL | {"position": "matrix", "position_options": values}).refuses_sequence(2)
+    assert "T × T matrix" in build(
+        **SMALL | {"position": "matrix", "position_options": values}
+    ).refuses_sequence(2)
 
 
 @pytest.mark.parametrize(
     ("recipe", "settings", "words"),
     [
-        ("text.ggd_tiny", ["model.options.num_heads=6", "model.options.dim=96"], ["num_heads=6", "4"]),
+        (
+            "text.ggd_tiny",
+            ["model.options.num_heads=6", "model.options.dim=96"],
+            ["num_heads=6", "4"],
+        ),
         ("dna.ggd_copy_tiny", [], ["copy expert"]),
         ("vision.goat_tiny", [], ["lines of tokens"]),
     ],
@@ -159,10 +177,33 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(recipe, settings, words)
 # ------------------------------------------------------------------------------------------------ whole runs
 
 RUN = [
-    *["model.options.num_layers=1", "model.options.dim=32", "model.options.num_heads=4", "model.options.hidden_dim=32"],
-    *["data.context=160", "data.tokenizer=bytes", "data.facts_fraction=0.5", "data.copies_fraction=0"],
-    *["data.facts_weight=10", "train.clip=0.5", "optim.prior_lr_scale=1", "evaluate.every=2", "evaluate.samples=6"],
-    *["train.batch=4", "train.steps=4", "train.save_every=2", "optim.name=adamw", "optim.warmup=1", "optim.lr=0.01"],
+    *[
+        "model.options.num_layers=1",
+        "model.options.dim=32",
+        "model.options.num_heads=4",
+        "model.options.hidden_dim=32",
+    ],
+    *[
+        "data.context=160",
+        "data.tokenizer=bytes",
+        "data.facts_fraction=0.5",
+        "data.copies_fraction=0",
+    ],
+    *[
+        "data.facts_weight=10",
+        "train.clip=0.5",
+        "optim.prior_lr_scale=1",
+        "evaluate.every=2",
+        "evaluate.samples=6",
+    ],
+    *[
+        "train.batch=4",
+        "train.steps=4",
+        "train.save_every=2",
+        "optim.name=adamw",
+        "optim.warmup=1",
+        "optim.lr=0.01",
+    ],
 ]
 
 

@@ -25,11 +25,28 @@ from zoo import catalog
 from zoo.files import file_sha256
 
 SETTINGS = (
-    *("model.options.num_layers=1", "model.options.dim=16", "model.options.num_heads=2", "model.options.hidden_dim=32"),
+    *(
+        "model.options.num_layers=1",
+        "model.options.dim=16",
+        "model.options.num_heads=2",
+        "model.options.hidden_dim=32",
+    ),
     *("data.context=32", "data.tokenizer=bytes", "data.facts_fraction=0", "data.copies_fraction=0"),
-    *("train.batch=8", "train.steps=4", "train.save_every=2", "train.log_every=1", "evaluate.every=2"),
+    *(
+        "train.batch=8",
+        "train.steps=4",
+        "train.save_every=2",
+        "train.log_every=1",
+        "evaluate.every=2",
+    ),
     # At its start a prior's gradient is rounding alone: Adam would make it a step, and a multiple of the rate a difference.
-    *("optim.prior_lr_scale=1", "optim.name=adamw", "optim.warmup=1", "optim.lr=0.01", "evaluate.samples=16"),
+    *(
+        "optim.prior_lr_scale=1",
+        "optim.name=adamw",
+        "optim.warmup=1",
+        "optim.lr=0.01",
+        "evaluate.samples=16",
+    ),
 )
 SMALL = ["text.ggd_ssmax_tiny", *(word for setting in SETTINGS for word in ("--set", setting))]
 
@@ -54,7 +71,9 @@ def curve(folder):
     """(training losses, held-out losses, gradient norms)"""
     records = RunFolder(folder).metrics()
     assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4]
-    return tuple([r[name] for r in records if name in r] for name in ("loss", "heldout_loss", "grad_norm"))
+    return tuple(
+        [r[name] for r in records if name in r] for name in ("loss", "heldout_loss", "grad_norm")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +110,18 @@ def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
     if not get_accelerator().is_fp16_supported():
         pytest.skip("DeepSpeed says that this machine has no float16")
     file = tmp_path / "fp16.json"
-    file.write_text(json.dumps({"fp16": {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}}))
-    words = [*SMALL, "--set", "train.steps=8", "--run-dir", str(tmp_path / "run"), "--deepspeed_config", str(file)]
+    file.write_text(
+        json.dumps({"fp16": {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}})
+    )
+    words = [
+        *SMALL,
+        "--set",
+        "train.steps=8",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--deepspeed_config",
+        str(file),
+    ]
     assert main(words) == 0
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000008")
     assert main([*words, "--resume", "auto"]) == 0  # the loss scale's class is one that may be read
@@ -104,7 +133,9 @@ def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "run"), (signal.SIGHUP, "lr[1e-3] [bold]a*b?[/x]")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "run"), (signal.SIGHUP, "lr[1e-3] [bold]a*b?[/x]")]
+)
 def test_a_signal_saves_and_resume_is_exact(number, name, whole, tmp_path, changed, capsys):
     calls = []
 
@@ -131,7 +162,9 @@ def test_a_signal_saves_and_resume_is_exact(number, name, whole, tmp_path, chang
 class Reads(TorchDispatchMode):
     """Notes where the host reads a tensor: the innermost function of recipes/ that asks."""
 
-    READS = frozenset({"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default"})
+    READS = frozenset(
+        {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default"}
+    )
     # On the host, before the batch is copied; and what is asked on the CPU alone.
     ALLOWED = frozenset({"target_weight", "to_device", "__iter__", "bad_keys"})
 
@@ -142,7 +175,9 @@ class Reads(TorchDispatchMode):
     def note(self):
         frames = traceback.extract_stack()
         if not self.ALLOWED & {frame.name for frame in frames}:
-            self.places.append([f.name for f in frames if f.filename.startswith(str(ROOT / "recipes"))][-1])
+            self.places.append(
+                [f.name for f in frames if f.filename.startswith(str(ROOT / "recipes"))][-1]
+            )
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if str(function) in self.READS:
@@ -158,7 +193,9 @@ def test_one_process_makes_batches_where_a_core_is_free_for_it():
     assert with_worker(data.context, "cuda", 2) == data.context  # no num_workers
     loaders = [MODALITY.loader(replace(data, num_workers=count), micro_batch=2) for count in (0, 1)]
     for _, one, other in zip(range(3), *loaders, strict=False):
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        assert one.keys() == other.keys() and all(
+            torch.equal(one[name], other[name]) for name in one
+        )
 
 
 def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkeypatch):
@@ -184,7 +221,18 @@ def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkey
     monkeypatch.setattr(Trainer, "finish", finished)
     monkeypatch.setattr(torch.Tensor, "tolist", listed)
     assert run(tmp_path / "run", "train.save_every=0", "evaluate.every=0") == 0
-    assert events == [*("launch 1", "launch 2", "finish 1", "launch 3", "finish 2", "launch 4", "finish 3", "finish 4")]
+    assert events == [
+        *(
+            "launch 1",
+            "launch 2",
+            "finish 1",
+            "launch 3",
+            "finish 2",
+            "launch 4",
+            "finish 3",
+            "finish 4",
+        )
+    ]
     assert set(reads.places) == {"read"}
 
 
@@ -198,11 +246,15 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, changed, capsys):
 
     def build(*arguments):
         model = MODALITY.build(*arguments)
-        model.norm.register_full_backward_hook(lambda module, ours, theirs: tuple(broken(g) for g in ours))
+        model.norm.register_full_backward_hook(
+            lambda module, ours, theirs: tuple(broken(g) for g in ours)
+        )
         return model
 
     changed(build=build)
-    assert run(tmp_path / "run", "train.zero_stage=1", "train.precision=bf16", "evaluate.every=0") == 1
+    assert (
+        run(tmp_path / "run", "train.zero_stage=1", "train.precision=bf16", "evaluate.every=0") == 1
+    )
     message = capsys.readouterr().err
     assert "gradient" in message and "at step 3" in message and "step_00000002" in message
     assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
@@ -239,7 +291,10 @@ def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path
         assert load_file(other / "model.safetensors") and os.listdir(other.parent) == ["weights"]
     else:
         assert f"{folder / 'model'} is no saved model" in capsys.readouterr().err
-        assert sorted(os.listdir(folder)) == ["model", "run.lock"] and (folder / "model").read_text() == "precious"
+        assert (
+            sorted(os.listdir(folder)) == ["model", "run.lock"]
+            and (folder / "model").read_text() == "precious"
+        )
 
 
 def test_records_are_json(tmp_path):
@@ -247,12 +302,20 @@ def test_records_are_json(tmp_path):
     folder.path.mkdir()
     folder.log({"step": 1, "loss": 2.0, "heldout_loss": float("nan")})
     folder.log({"step": 2, "loss": 1.0, "norms": [float("inf")]})
-    lines = [json.loads(line, parse_constant=pytest.fail) for line in folder.metrics_path.read_text().splitlines()]
-    assert lines == [{"step": 1, "loss": 2.0, "heldout_loss": None}, {"step": 2, "loss": 1.0, "norms": [None]}]
+    lines = [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in folder.metrics_path.read_text().splitlines()
+    ]
+    assert lines == [
+        {"step": 1, "loss": 2.0, "heldout_loss": None},
+        {"step": 2, "loss": 1.0, "norms": [None]},
+    ]
     assert folder.plot() == folder.path / "plots" / "loss.png"
 
 
-@pytest.mark.parametrize("ranks", [{"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}])
+@pytest.mark.parametrize(
+    "ranks", [{"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}]
+)
 def test_half_a_launch_is_named(ranks, tmp_path, monkeypatch, capsys):
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
@@ -262,7 +325,9 @@ def test_half_a_launch_is_named(ranks, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_checkpoint(whole, tmp_path):
+def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_checkpoint(
+    whole, tmp_path
+):
     folder, paths = tmp_path / "run", []
     shutil.copytree(whole, folder)
 
@@ -296,7 +361,9 @@ def test_every_stage_and_precision_resumes_to_the_bit(settings, tolerance, whole
     # From stage 1 on DeepSpeed's norm is of Muon's updates: it is not recorded as the gradients'.
     assert bool(norms) != ("optim.name=muon" in settings and "train.zero_stage=1" in settings)
     matrices = [t for t in load_file(folder / "model/model.safetensors").values() if t.ndim == 2]
-    assert {tensor.dtype for tensor in matrices} == {torch.float32}  # the optimiser's, and not what bf16 computes with
+    assert {tensor.dtype for tensor in matrices} == {
+        torch.float32
+    }  # the optimiser's, and not what bf16 computes with
     assert not any(torch.equal(m, m.bfloat16().float()) for m in matrices)
     shutil.rmtree(folder / "checkpoints/step_00000004")
     assert run(folder, *settings, resume="auto") == 0
@@ -308,7 +375,12 @@ def test_what_cannot_be_resumed_is_named(whole, capsys):
         ("", [], None, ["--resume auto"]),
         ("..", [], "auto", [f"such as {whole}", "--run-dir"]),
         ("", ["model.options.dim=32"], "auto", ["model.options", "16", "32", "--run-dir"]),
-        ("", ["train.zero_stage=1"], "auto", ["train.precision=fp32", "zero_stage=0", "model.init_from="]),
+        (
+            "",
+            ["train.zero_stage=1"],
+            "auto",
+            ["train.precision=fp32", "zero_stage=0", "model.init_from="],
+        ),
     ):
         assert run(whole / part, *settings, resume=resume) == 2
         message = capsys.readouterr().err
@@ -320,7 +392,10 @@ def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     folder = tmp_path / "run"
     assert run(folder, "train.steps=2") == 0
     assert run(folder, resume="auto") == 0
-    rates, others = ({r["step"]: r["lr"] for r in RunFolder(path).metrics() if "lr" in r} for path in (folder, whole))
+    rates, others = (
+        {r["step"]: r["lr"] for r in RunFolder(path).metrics() if "lr" in r}
+        for path in (folder, whole)
+    )
     assert (rates[3], rates[4]) == (others[3], others[4])
     before = [(folder / name).read_text() for name in ("metrics.jsonl", "recipe.json")]
     assert run(folder, "optim.lr=0.1", resume="auto") == 0  # nothing is left to train
@@ -331,8 +406,15 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--calibrate", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "the median of 2" in printed and "GiB at the peak" in printed and "without evaluation" in printed
-    pages = [([torch.ones(2 << 20) for _ in range(8)], getrusage(RUSAGE_SELF).ru_minflt)[1] for _ in range(3)]
+    assert (
+        "the median of 2" in printed
+        and "GiB at the peak" in printed
+        and "without evaluation" in printed
+    )
+    pages = [
+        ([torch.ones(2 << 20) for _ in range(8)], getrusage(RUSAGE_SELF).ru_minflt)[1]
+        for _ in range(3)
+    ]
     assert pages[2] - pages[1] < 100  # of 16,384: freed tensors are kept
     assert main([*SMALL, "--calibrate", "2", "--set", "optim.lr=1e38"]) == 1
     assert "training failed: " in capsys.readouterr().err
@@ -345,7 +427,14 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_two_ranks_are_one_rank_and_one_continues(whole, tmp_path):
     """ZeRO 1 under `deepspeed` is the same run; its checkpoint then continues in one process."""
-    words = [str(ROOT / "recipes/train.py"), *SMALL, "--run-dir", str(tmp_path / "run"), "--set", "train.zero_stage=1"]
+    words = [
+        str(ROOT / "recipes/train.py"),
+        *SMALL,
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--set",
+        "train.zero_stage=1",
+    ]
     command([*deepspeed_launcher(), *words])
     same(tmp_path / "run", whole)
     assert run(tmp_path / "run", "train.zero_stage=1", "train.steps=5", resume="auto") == 0
@@ -363,13 +452,25 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
     monitor = {"enabled": True, "output_path": str(tmp_path / "csv")}
     config.write_text(json.dumps({"zero_optimization": zero, "csv_monitor": monitor}))
     # Adam with this eps moves a number in proportion to its gradient, and rounding stays rounding.
-    settings = ["--set", "model.options.dim=32", "--set", "evaluate.every=0", "--set", "optim.eps=1e-2"]
+    settings = [
+        "--set",
+        "model.options.dim=32",
+        "--set",
+        "evaluate.every=0",
+        "--set",
+        "optim.eps=1e-2",
+    ]
     words = ["text.goat_ssmax_tiny", *SMALL[1:], *settings, "--run-dir"]
     with Ranks(2) as ranks:
-        assert ranks(main, [*words, str(tmp_path / "cut"), "--deepspeed_config", str(config)]) == [0, 0]
+        assert ranks(main, [*words, str(tmp_path / "cut"), "--deepspeed_config", str(config)]) == [
+            0,
+            0,
+        ]
     assert main([*words, str(tmp_path / "whole")]) == 0
     same(tmp_path / "cut", tmp_path / "whole")
-    assert {"loss.csv", "grad_norm.csv", "lr.csv"} <= {path.name for path in (tmp_path / "csv").rglob("*.csv")}
+    assert {"loss.csv", "grad_norm.csv", "lr.csv"} <= {
+        path.name for path in (tmp_path / "csv").rglob("*.csv")
+    }
     cut, one = (load_run(tmp_path / folder)[0].state_dict() for folder in ("cut", "whole"))
     for name, tensor in one.items():
         assert torch.allclose(cut[name], tensor, atol=1e-5), name
@@ -405,7 +506,9 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
     file = whole / "model" / "model.safetensors"
     entry = {"file": file.name, "sha256": file_sha256(file)}
     shutil.copytree(file.parent, tmp_path / "weights")
-    (tmp_path / "weights" / "manifest.json").write_text(json.dumps({"text_ggd_ssmax_tiny.test": entry}))
+    (tmp_path / "weights" / "manifest.json").write_text(
+        json.dumps({"text_ggd_ssmax_tiny.test": entry})
+    )
     monkeypatch.setattr(catalog, "WEIGHTS", tmp_path / "weights")
     settings = ["train.steps=1", "optim.lr=1e-9", "evaluate.every=0"]
     for start in ("text_ggd_ssmax_tiny.test", str(whole), str(whole / "model")):
@@ -420,7 +523,10 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
     }.items():
         assert run(tmp_path / "other", f"model.init_from={start}", *settings) == 2
         assert word in capsys.readouterr().err
-    assert run(tmp_path / "other", "model.init_from=text_ggd_ssmax_tiny.test", "model.options.dim=32") == 2
+    assert (
+        run(tmp_path / "other", "model.init_from=text_ggd_ssmax_tiny.test", "model.options.dim=32")
+        == 2
+    )
 
 
 # ------------------------------------------------------------------------------------------------ evaluators on the way
@@ -433,22 +539,40 @@ def during(**evaluators):
 @pytest.mark.slow
 def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
     folder = tmp_path / "run"
-    options = {"passkey": {"every": 2, "lengths": [96], "samples": 1}, "perplexity": {"every": 3, "lengths": [16, 32]}}
+    options = {
+        "passkey": {"every": 2, "lengths": [96], "samples": 1},
+        "perplexity": {"every": 3, "lengths": [16, 32]},
+    }
     assert run(folder, during(**options), "train.ema=0.5") == 0
-    records = {r["step"]: {k for k in r if "/" in k} for r in RunFolder(folder).metrics() if "loss" not in r}
+    records = {
+        r["step"]: {k for k in r if "/" in k}
+        for r in RunFolder(folder).metrics()
+        if "loss" not in r
+    }
     names = {
-        name: {f"{name}/{s.column}@{n}" for n in options[name]["lengths"] for s in MODALITY.evaluators[name].scores}
+        name: {
+            f"{name}/{s.column}@{n}"
+            for n in options[name]["lengths"]
+            for s in MODALITY.evaluators[name].scores
+        }
         for name in options
     }
     everything = names["passkey"] | names["perplexity"]
-    assert [records[step] for step in (2, 3, 4)] == [names["passkey"], names["perplexity"], everything]
+    assert [records[step] for step in (2, 3, 4)] == [
+        names["passkey"],
+        names["perplexity"],
+        everything,
+    ]
     assert curve(folder)[0] == curve(whole)[0]  # measuring changes no step
     model = CausalLM.from_pretrained(folder / "model").eval()  # the averaged weights
     kind = MODALITY.evaluators["perplexity"]
     evaluator = kind(kind.settings_class(lengths=(16, 32)), {"source": "sotu-excerpt"})
     for row in evaluator.rows(dict(evaluator.run(model))):
         for score in evaluator.scores:
-            assert RunFolder(folder).metrics()[-1][f"perplexity/{score.column}@{row['length']}"] == row[score.column]
+            assert (
+                RunFolder(folder).metrics()[-1][f"perplexity/{score.column}@{row['length']}"]
+                == row[score.column]
+            )
 
 
 @pytest.mark.parametrize(
@@ -460,7 +584,9 @@ def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
         ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
     ],
 )
-def test_what_cannot_be_measured_on_the_way_stops_before_training(evaluators, words, tmp_path, capsys):
+def test_what_cannot_be_measured_on_the_way_stops_before_training(
+    evaluators, words, tmp_path, capsys
+):
     assert run(tmp_path / "run", during(**evaluators)) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and all(word in message for word in words), message

@@ -26,25 +26,56 @@ def started(monkeypatch):
     class Process(contextlib.nullcontext):
         def __init__(self, words, **_):
             super().__init__(self)
-            self.stdout, self.wait = ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"], lambda: run(words)
+            self.stdout, self.wait = (
+                ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"],
+                lambda: run(words),
+            )
 
     monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
     return commands, statuses
 
 
-def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(started, tmp_path, monkeypatch, capsys):
+def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(
+    started, tmp_path, monkeypatch, capsys
+):
     commands, statuses = started
-    monkeypatch.setattr("recipes.evaluate.main", lambda words: commands.append(["priorzoo", "evaluate", *words]) or 0)
-    words = ["text.ggd_tiny", "text.rope_tiny", "--seeds", "0,2", "--out", str(tmp_path), "--set", "train.steps=5"]
+    monkeypatch.setattr(
+        "recipes.evaluate.main",
+        lambda words: commands.append(["priorzoo", "evaluate", *words]) or 0,
+    )
+    words = [
+        "text.ggd_tiny",
+        "text.rope_tiny",
+        "--seeds",
+        "0,2",
+        "--out",
+        str(tmp_path),
+        "--set",
+        "train.steps=5",
+    ]
     assert train_seeds.main([*words, "--evaluate", "passkey --lengths 64"]) == 0
     *runs, measured = commands
-    folders = [str(tmp_path / f"text.{method}_tiny-s{seed}") for method in ("ggd", "rope") for seed in (0, 2)]
+    folders = [
+        str(tmp_path / f"text.{method}_tiny-s{seed}")
+        for method in ("ggd", "rope")
+        for seed in (0, 2)
+    ]
     assert [run[run.index("--run-dir") + 1] for run in runs] == folders
     assert capsys.readouterr().out.count("text.ggd_tiny-s2: step 1/5  loss 3.2\n") == 1
     assert (tmp_path / "text.ggd_tiny-s2.log").read_text().count("step") == 2
     assert all(run[1].endswith("recipes/train.py") and "train.steps=5" in run for run in runs)
-    assert [("train.seed=2" in run, "data.seed=2" in run) for run in runs] == [(False, False), (True, True)] * 2
-    assert measured[2:] == [*folders, "passkey", "--lengths", "64", "--out", str(tmp_path / "results")]
+    assert [("train.seed=2" in run, "data.seed=2" in run) for run in runs] == [
+        (False, False),
+        (True, True),
+    ] * 2
+    assert measured[2:] == [
+        *folders,
+        "passkey",
+        "--lengths",
+        "64",
+        "--out",
+        str(tmp_path / "results"),
+    ]
     commands.clear()
     statuses += [0, 1, 0]
     assert train_seeds.main(["text.ggd_tiny", "--out", str(tmp_path), "--evaluate", "passkey"]) == 1
@@ -73,14 +104,25 @@ def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
 
 
 def test_what_cannot_run_is_said_before_anything_does(started, monkeypatch, tmp_path, capsys):
-    out, zero = ["--out", str(tmp_path / "out")], ["--set", "train.zero_stage=1", "--set", "train.steps=1"]
+    out, zero = (
+        ["--out", str(tmp_path / "out")],
+        ["--set", "train.zero_stage=1", "--set", "train.steps=1"],
+    )
     for package, words, message in (
         ("", ["train-seeds", "text.ggd_tinny", *out], "'text.ggd_tiny'"),
         ("", ["train-seeds", "text.ggd_tiny", "--seeds", "a", *out], "--seeds 'a'"),
         ("", ["train-seeds", "text.ggd_tiny", "--evaluate", "passkeyy", *out], "'passkey'"),
-        ("", ["evaluate", "text.ggd_tiny", "passkey", *out], "'text.ggd_tiny' here; it is a recipe"),
+        (
+            "",
+            ["evaluate", "text.ggd_tiny", "passkey", *out],
+            "'text.ggd_tiny' here; it is a recipe",
+        ),
         ("deepspeed", ["train-seeds", "text.ggd_tiny", *zero, *out], "[train]"),
-        ("matplotlib", ["train", "text.ggd_tiny", *zero, "--run-dir", str(tmp_path / "out")], "[figures]"),
+        (
+            "matplotlib",
+            ["train", "text.ggd_tiny", *zero, "--run-dir", str(tmp_path / "out")],
+            "[figures]",
+        ),
         ("matplotlib", ["evaluate", "text_ggd_tiny.facts", "perplexity", *out], "[figures]"),
         ("huggingface_hub", ["hub", "text_ggd_tiny.facts", "--push", "a/b", *out], "[hub]"),
     ):
@@ -90,4 +132,9 @@ def test_what_cannot_run_is_said_before_anything_does(started, monkeypatch, tmp_
             # `priorzoo train` ends the process
             assert (train.main(words[1:]) if words[0] == "train" else main(words)) == 2
         errors = capsys.readouterr().err
-        assert message in errors and package in errors and not list(tmp_path.iterdir()) and started[0] == []
+        assert (
+            message in errors
+            and package in errors
+            and not list(tmp_path.iterdir())
+            and started[0] == []
+        )

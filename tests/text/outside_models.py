@@ -27,20 +27,26 @@ def llama_of(model, folder):
 def gpt2(folder, tokenizer, *, positions=64, **options):
     """A folder with a small GPT-2 of random weights."""
     torch.manual_seed(0)
-    shape = dict(n_embd=32, n_layer=2, n_head=2, n_positions=positions, vocab_size=len(tokenizer) + 5)
+    shape = dict(
+        n_embd=32, n_layer=2, n_head=2, n_positions=positions, vocab_size=len(tokenizer) + 5
+    )
     GPT2LMHeadModel(GPT2Config(**shape | options)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def character_tokenizer(letters, specials=(), *, bos=None, eos=None, adds_bos=False, spaces=False, **options):
+def character_tokenizer(
+    letters, specials=(), *, bos=None, eos=None, adds_bos=False, spaces=False, **options
+):
     """A token a letter; `adds_bos` puts BOS before a text, `spaces` a space as sentencepiece does."""
     vocabulary = {letter: n for n, letter in enumerate(["<unk>", *specials, *letters])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")] if spaces else []
     backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()] if spaces else [decoders.Fuse()])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse()] if spaces else [decoders.Fuse()]
+    )
     if adds_bos:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, vocabulary[bos])]
@@ -67,5 +73,8 @@ def leaves(value):
 
 def close(mine, theirs):
     """Numbers equal but for rounding in float32, everything else equal."""
-    same = [pytest.approx(x, rel=2e-4, abs=2e-4, nan_ok=True) if type(x) is float else x for x in leaves(theirs)]
+    same = [
+        pytest.approx(x, rel=2e-4, abs=2e-4, nan_ok=True) if type(x) is float else x
+        for x in leaves(theirs)
+    ]
     assert list(leaves(mine)) == same

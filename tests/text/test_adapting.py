@@ -29,7 +29,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     return llama_of(zoo.create_model(ROPE), tmp_path_factory.mktemp("base") / "llama")
 
 
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"tied": False}, {"position_options": {"theta": 5e5}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_kv_heads": 2}, {"tied": False}, {"position_options": {"theta": 5e5}}]
+)
 def test_a_rope_model_is_a_llama(options: dict[str, object]) -> None:
     torch.manual_seed(0)
     model = zoo.create_model("text_rope_tiny", **options).eval()
@@ -45,7 +47,9 @@ def test_what_is_no_llama_is_said() -> None:
 
 
 def test_rows_are_packed_documents(tmp_path: Path) -> None:
-    texts = [{"id": str(n), "text": f"The document of number {n}, and no other."} for n in range(100)]
+    texts = [
+        {"id": str(n), "text": f"The document of number {n}, and no other."} for n in range(100)
+    ]
     (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, texts)))
     rows = adaptation_rows("bytes", str(tmp_path / "short.jsonl"), 64, count=200)
     assert len(rows) == 200
@@ -67,13 +71,19 @@ def test_passes_divide_a_batch() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_adapts_trains_and_saves(llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_adapts_trains_and_saves(
+    llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "adapted"
     words = [llama, "--position", "ggd_goat", "--rope", "drop", "--train", "all", "--out", str(out)]
     words += ["--context", "48", "--batch", "2"]
     assert adapt.main([*words, "--dry-run"]) == 0
     plan = capsys.readouterr().out
-    assert "its own positions: drop" in plan and "GiB" in plan and "times those of sotu-excerpt" in plan
+    assert (
+        "its own positions: drop" in plan
+        and "GiB" in plan
+        and "times those of sotu-excerpt" in plan
+    )
     assert not out.exists()
     assert adapt.main([*words, "--steps", "3"]) == 0
     told = capsys.readouterr().out
@@ -82,7 +92,9 @@ def test_the_command_adapts_trains_and_saves(llama: str, tmp_path: Path, capsys:
     model = zoo.load_adapted(out)
     before, after = open_released(llama).state_dict(), model.state_dict()
     moved = [name for name, value in before.items() if not torch.equal(after[name], value)]
-    moved += [n for n, p in model.named_parameters() if n.endswith("theta_beta") and p.abs().max() > 0]
+    moved += [
+        n for n, p in model.named_parameters() if n.endswith("theta_beta") and p.abs().max() > 0
+    ]
     assert len(moved) == len(before) + len(model.model.layers)
     assert adapt.main(words) == 2
     assert "holds a model already" in capsys.readouterr().err
@@ -91,7 +103,9 @@ def test_the_command_adapts_trains_and_saves(llama: str, tmp_path: Path, capsys:
 
 
 ADAPTERS = [["--train", "prior", "--position", "ggd"]]
-ADAPTERS += [["--train", "lora", "--rank", "2", "--position", "ggd", "--set", "init=alibi", "--rope", "drop"]]
+ADAPTERS += [
+    ["--train", "lora", "--rank", "2", "--position", "ggd", "--set", "init=alibi", "--rope", "drop"]
+]
 
 
 @pytest.mark.slow
@@ -100,21 +114,42 @@ def test_an_adapter_is_trained_resumed_and_measured(
     words: list[str], llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a scaled rotation and in bfloat16, itself in float32; resumed its files are those of the whole run, to the bit."""
-    run = [f"{llama}@yarn=2,dtype=bfloat16", *words, "--context", "48", "--batch", "2", "--steps", "4"]
+    run = [
+        f"{llama}@yarn=2,dtype=bfloat16",
+        *words,
+        "--context",
+        "48",
+        "--batch",
+        "2",
+        "--steps",
+        "4",
+    ]
     with monkeypatch.context() as patched:
         patched.setattr(adapting, "CHECKPOINTED", 64)  # layers are computed again, to the same bits
         assert adapt.main([*run, "--out", str(tmp_path / "whole")]) == 0
-    shutil.copytree(tmp_path / "whole/checkpoints/checkpoint-3", tmp_path / "parts/checkpoints/checkpoint-3")
+    shutil.copytree(
+        tmp_path / "whole/checkpoints/checkpoint-3", tmp_path / "parts/checkpoints/checkpoint-3"
+    )
     assert adapt.main([*run, "--out", str(tmp_path / "parts"), "--resume"]) == 0
     files = [(tmp_path / name / "adapter.safetensors").read_bytes() for name in ("whole", "parts")]
     assert files[0] == files[1] and len(files[0]) < 200_000
     record = json.loads((tmp_path / "whole/adapter.json").read_text())
     assert record["settings"] == {"yarn": 2} and "384 tokens" in record["training"]["data"]
     own, loaded = open_released(llama), zoo.load_adapted(tmp_path / "whole")
-    trained = {name: p for name, p in loaded.named_parameters() if p.requires_grad and "base_layer" not in name}
-    assert all(p.dtype == torch.float32 for p in load_file(tmp_path / "whole/adapter.safetensors").values())
-    assert any("lora_B" in name and p.abs().max() > 0 for name, p in trained.items()) == ("lora" in words)
-    weights = {name.replace(".base_layer", ""): value for name, value in loaded.state_dict().items()}
+    trained = {
+        name: p
+        for name, p in loaded.named_parameters()
+        if p.requires_grad and "base_layer" not in name
+    }
+    assert all(
+        p.dtype == torch.float32 for p in load_file(tmp_path / "whole/adapter.safetensors").values()
+    )
+    assert any("lora_B" in name and p.abs().max() > 0 for name, p in trained.items()) == (
+        "lora" in words
+    )
+    weights = {
+        name.replace(".base_layer", ""): value for name, value in loaded.state_dict().items()
+    }
     assert all(torch.equal(weights[name], value) for name, value in own.state_dict().items())
 
 
@@ -127,7 +162,10 @@ def test_an_adapter_is_trained_resumed_and_measured(
         (["LLAMA", "--resume"], "has no checkpoint"),
         (["LLAMA", "--train", "priors"], "did you mean 'prior'"),
         (["LLAMA", "--position", "rope"], "rotation"),
-        (["LLAMA", "--train", "lora", "--steps", "0"], "LoRA starts without effect; expected --train prior"),
+        (
+            ["LLAMA", "--train", "lora", "--steps", "0"],
+            "LoRA starts without effect; expected --train prior",
+        ),
         (["LLAMA", "--lr", "-1"], "--lr -1.0: expected a number of at least 0"),
         (["LLAMA@yarm=2"], "did you mean 'yarn'"),
         (["LLAMA@soft=40", "--position", "ggd", "--steps", "0"], "has a prior already"),

@@ -33,7 +33,9 @@ def corpus(*texts):
 
 def random_texts(count, seed=0, longest=90):
     rng = np.random.default_rng(seed)
-    return ["".join(rng.choice(list("abcdefgh"), size=rng.integers(1, longest))) for _ in range(count)]
+    return [
+        "".join(rng.choice(list("abcdefgh"), size=rng.integers(1, longest))) for _ in range(count)
+    ]
 
 
 def write_jsonl(path, rows):
@@ -46,7 +48,9 @@ def test_the_excerpt_trains_and_measures():
     assert len(documents) == 36
     heldout = open_heldout("sotu-excerpt", "bytes").items
     assert sum(document.bytes > 32768 for document in heldout) >= 10
-    assert {d.text for d in heldout} == {d.text for d in documents if document_split(d) == "heldout"}
+    assert {d.text for d in heldout} == {
+        d.text for d in documents if document_split(d) == "heldout"
+    }
     assert all(len(d.tokens) == d.bytes and (d.byte_lengths(BYTES) == 1).all() for d in heldout)
 
 
@@ -54,11 +58,20 @@ def test_the_bytes_of_tokens():
     """A character of several tokens counts with its first one."""
     tokenizer, text = load_tokenizer("bpe-1k"), "The naïve 日本語 of 😀 America"
     sizes = [1, 1, 1, 2, 1, 2, 0, 2, 1, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 1, 4, 0, 0, 0, 8]
-    assert EncodedDocument(text, tokenizer.encode(text), len(text.encode())).byte_lengths(tokenizer).tolist() == sizes
+    assert (
+        EncodedDocument(text, tokenizer.encode(text), len(text.encode()))
+        .byte_lengths(tokenizer)
+        .tolist()
+        == sizes
+    )
 
 
 def test_the_split_depends_on_the_text_alone():
-    heldout = [d for d in [Document(f"text number {i}") for i in range(4000)] if document_split(d) == "heldout"]
+    heldout = [
+        d
+        for d in [Document(f"text number {i}") for i in range(4000)]
+        if document_split(d) == "heldout"
+    ]
     assert 150 < len(heldout) < 250
     assert all(document_split(Document(f" {d.text}\n")) == "heldout" for d in heldout)
     # A change here would put documents that shipped weights were trained on into their held-out set.
@@ -75,7 +88,10 @@ def test_text_files_gz_and_globs(tmp_path):
     with gzip.open(tmp_path / "c.jsonl.gz", "wt", encoding="utf-8") as stream:
         stream.write('\ufeff{"text": "third", "id": 7}\n\n{"text": "fourth"}\n')
     assert [d.text for d in open_source(f"{tmp_path}/*")][2:] == ["third", "fourth"]
-    assert [d.text for d in open_source(f"{tmp_path}/?.txt")] == ["first é", "second"]  # "?" of a glob, not options
+    assert [d.text for d in open_source(f"{tmp_path}/?.txt")] == [
+        "first é",
+        "second",
+    ]  # "?" of a glob, not options
 
 
 BAD = [
@@ -102,7 +118,10 @@ def test_what_cannot_be_read_names_file_and_row(name, content, message, tmp_path
 
 
 def test_a_source_can_bring_its_own_split(tmp_path):
-    rows = [{"text": f"t{i}", "s": name} for i, name in enumerate(["train", "heldout", "unused", "train"])]
+    rows = [
+        {"text": f"t{i}", "s": name}
+        for i, name in enumerate(["train", "heldout", "unused", "train"])
+    ]
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     by_field = open_source(f"{path}?split_field=s")
     assert BYTES.decode(tokenize_corpus(by_field, BYTES).tokens) == "t0t3"
@@ -129,7 +148,11 @@ def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, 
 
 def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
-    for name, split in {"sotu": {}, "poetry": {"split": "train"}, "rfc": {"split": "unused"}}.items():
+    for name, split in {
+        "sotu": {},
+        "poetry": {"split": "train"},
+        "rfc": {"split": "unused"},
+    }.items():
         (tmp_path / name).mkdir()
         rows = [{"id": f"{name}{n}", "text": f"{name} {n}"} | split for n in range(21)]
         write_jsonl(tmp_path / name / f"{name}.jsonl", rows)
@@ -160,27 +183,53 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
 
 
 def test_cache_is_used_and_notices_changes(tmp_path):
-    path, cache = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)]), tmp_path / "cache"
-    first, second = (tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache) for _ in range(2))
-    assert isinstance(first.tokens, np.memmap) and first.tokens.dtype == np.uint16 and len(list(cache.iterdir())) == 1
-    assert first.fingerprint == second.fingerprint == tokenize_corpus(open_source(str(path)), BYTES).fingerprint
+    path, cache = (
+        write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)]),
+        tmp_path / "cache",
+    )
+    first, second = (
+        tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache) for _ in range(2)
+    )
+    assert (
+        isinstance(first.tokens, np.memmap)
+        and first.tokens.dtype == np.uint16
+        and len(list(cache.iterdir())) == 1
+    )
+    assert (
+        first.fingerprint
+        == second.fingerprint
+        == tokenize_corpus(open_source(str(path)), BYTES).fingerprint
+    )
     write_jsonl(path, [{"text": t} for t in random_texts(51)])
-    assert tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache).fingerprint != first.fingerprint
+    assert (
+        tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache).fingerprint
+        != first.fingerprint
+    )
     assert len(list(cache.iterdir())) == 2
 
 
 def test_a_damaged_cache_is_made_again(tmp_path):
-    source, cache = open_source(str(write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}]))), tmp_path / "cache"
+    source, cache = (
+        open_source(str(write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}]))),
+        tmp_path / "cache",
+    )
     first = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
     (folder,) = cache.iterdir()
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
-        changed = (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 9))
+        changed = (
+            whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 9)
+        )
         for content in (b"{", *changed):
             path.write_bytes(content)
-            with pytest.warns(UserWarning, match=r"^damaged cache of '.*a\.jsonl', which is tokenised again \("):
+            with pytest.warns(
+                UserWarning, match=r"^damaged cache of '.*a\.jsonl', which is tokenised again \("
+            ):
                 again = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
-            assert again.tokens.tolist() == first.tokens.tolist() and again.fingerprint == first.fingerprint
+            assert (
+                again.tokens.tolist() == first.tokens.tolist()
+                and again.fingerprint == first.fingerprint
+            )
 
 
 def test_every_token_is_a_target_once_per_epoch():
@@ -191,7 +240,10 @@ def test_every_token_is_a_target_once_per_epoch():
         real = [(row["tokens"][1:])[row["segments"][1:] >= 0] for row in rows]
         counts = np.bincount(torch.cat(real).numpy(), minlength=264)
         # every document's bytes and BOS, but for the very first token of the line, which nothing predicts
-        assert counts[:256].tolist() == np.bincount(BYTES.encode("".join(texts)), minlength=256).tolist()
+        assert (
+            counts[:256].tolist()
+            == np.bincount(BYTES.encode("".join(texts)), minlength=256).tolist()
+        )
         assert counts[256] == len(texts) - 1
 
 
@@ -202,10 +254,19 @@ def test_rows_hold_whole_pieces_with_document_ids():
         n for n, piece in enumerate(pieces) for _ in f"|{piece}"
     ]
     packed = PackedDataset(corpus("abc", "de", "fghij"), 15, BYTES, epochs=1, documents="packed")[0]
-    assert packed["tokens"][:13].equal(row["tokens"]) and packed["segments"].tolist() == [0] * 13 + [-1] * 3
+    assert (
+        packed["tokens"][:13].equal(row["tokens"])
+        and packed["segments"].tolist() == [0] * 13 + [-1] * 3
+    )
 
 
-WRONG = {"facts_fraction": 3, "copies_fraction": -1, "facts_weight": 0, "context": 0, "num_workers": -1}
+WRONG = {
+    "facts_fraction": 3,
+    "copies_fraction": -1,
+    "facts_weight": 0,
+    "context": 0,
+    "num_workers": -1,
+}
 
 
 def test_wrong_values_are_refused():
@@ -215,7 +276,9 @@ def test_wrong_values_are_refused():
         refuses(rf"{name}.{value}", TextDataConfig, **{name: value})
     refuses("documents='pack': did you mean 'packed'", TextDataConfig, documents="pack")
     refuses("facts_wordings='wid': did you mean 'wide'", TextDataConfig, facts_wordings="wid")
-    with pytest.raises(ValueError, match=r"facts_fraction 0\.7 and copies_fraction 0\.4 .*at most 1"):
+    with pytest.raises(
+        ValueError, match=r"facts_fraction 0\.7 and copies_fraction 0\.4 .*at most 1"
+    ):
         TextDataConfig(facts_fraction=0.7, copies_fraction=0.4)
 
 
@@ -241,7 +304,9 @@ def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
     single = build_loader(config, split="heldout", micro_batch=3)
     count = sum(int((b["segments"][:, 1:] >= 0).sum()) for b in single)
     assert count == single.source.rows.epoch_tokens - 1
-    loaders = [build_loader(config, split="heldout", micro_batch=5, rank=r, world=3) for r in range(3)]
+    loaders = [
+        build_loader(config, split="heldout", micro_batch=5, rank=r, world=3) for r in range(3)
+    ]
     batches = [list(loader) for loader in loaders]
     assert {len(b) for b in batches} == {len(loaders[0])}
     assert sum(int((b["segments"][:, 1:] >= 0).sum()) for part in batches for b in part) == count

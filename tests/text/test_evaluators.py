@@ -87,9 +87,17 @@ def passkey_of(prompt):
 
 EXCERPT = "of the 13 held-out documents of sotu-excerpt have"
 MEASURED = [
-    (Perplexity, {"lengths": (64, 20000)}, f"60,000 tokens of 3 documents measured; 12 {EXCERPT} 20,000"),
+    (
+        Perplexity,
+        {"lengths": (64, 20000)},
+        f"60,000 tokens of 3 documents measured; 12 {EXCERPT} 20,000",
+    ),
     (Passkey, {"lengths": (96,)}, "1 prompts at each of 2 depths and 1 lengths measured; hay: own"),
-    (NeedleGrid, {}, rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$"),
+    (
+        NeedleGrid,
+        {},
+        rf"13 {EXCERPT} 256 tokens; left out: lengths 512, .* for which the model has no positions$",
+    ),
     (Recall, {"lengths": (3000,)}, r"3 documents with 40 facts each measured; 13 of the 13"),
     (Heads, {"length": 150}, "1 samples measured; hay: own"),
 ]
@@ -105,8 +113,13 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
     evaluator = made(kind, **settings | options)
     monkeypatch.setattr(type(evaluator), "text", lambda *_: None, raising=False)
     cells = evaluator.cells(model)
-    rows = [{"length": n, "tokens": 60000, "documents": 3, "texts": 1} for n in settings.get("lengths", (128, 256))]
-    assert re.search(line, evaluator.measured([ModelResult("a", 128, rows, {cell.name: {} for cell in cells})]))
+    rows = [
+        {"length": n, "tokens": 60000, "documents": 3, "texts": 1}
+        for n in settings.get("lengths", (128, 256))
+    ]
+    assert re.search(
+        line, evaluator.measured([ModelResult("a", 128, rows, {cell.name: {} for cell in cells})])
+    )
 
 
 @pytest.mark.parametrize("control", [None, "cut"])
@@ -130,7 +143,9 @@ def test_recall_is_the_direct_computation(position, control):
         seen[0] = tokenizer.bos_id
         counted = [n for n in range(max(before, start, stop - 201) + 1, stop) if own[n]]
         losses = -model(seen[None])[0].detach().log_softmax(-1)
-        bits = sum(losses[n - start - 1, text[n]].item() for n in counted) / math.log(2) / len(counted)
+        bits = (
+            sum(losses[n - start - 1, text[n]].item() for n in counted) / math.log(2) / len(counted)
+        )
         right, nats, exact, beyond = [], [], [], []
         for fact in (fact for fact in facts if fact.end <= stop):
             whole = torch.cat([seen, torch.as_tensor(np.concatenate([fact.question, fact.answer]))])
@@ -139,7 +154,12 @@ def test_recall_is_the_direct_computation(position, control):
             hits = (logits.argmax(-1) == torch.as_tensor(fact.answer)).tolist()
             right, exact = [*right, *hits], [*exact, all(hits)]
             beyond += hits if stop - fact.end >= 400 else []
-        values = {"bits_per_byte": bits, "nats": np.mean(nats), "tokens_right": np.mean(right), "exact": np.mean(exact)}
+        values = {
+            "bits_per_byte": bits,
+            "nats": np.mean(nats),
+            "tokens_right": np.mean(right),
+            "exact": np.mean(exact),
+        }
         values |= {"tokens_right_beyond": np.mean(beyond)} if beyond else {}
         assert {column: row.get(column) for column in values} == pytest.approx(values, abs=1e-4)
         before = stop
@@ -149,10 +169,14 @@ def test_recall_is_the_direct_computation(position, control):
 def test_a_cut_text_is_read_in_windows_of_training(control):
     """Up to the training length as ever; beyond it the same tokens, each from the last 16 to 32 before it."""
     model = tiny(ssmax=True).double()
-    plain, cut = (made(Perplexity, lengths=(16, 32, 100), samples=1, control=c) for c in (None, control))
+    plain, cut = (
+        made(Perplexity, lengths=(16, 32, 100), samples=1, control=c) for c in (None, control)
+    )
     assert plain.identity(model) != cut.identity(model)
     measured, counted, read = dict(plain.run(model)), dict(cut.run(model)), []
-    assert {name: cell["tokens"] for name, cell in measured.items()} == {n: c["tokens"] for n, c in counted.items()}
+    assert {name: cell["tokens"] for name, cell in measured.items()} == {
+        n: c["tokens"] for n, c in counted.items()
+    }
     cut.advance = read.append
     for cell in cut.cells(model):
         length, tokens, total = cell.data["length"], torch.as_tensor(cell.data["tokens"]), 0.0
@@ -160,7 +184,13 @@ def test_a_cut_text_is_read_in_windows_of_training(control):
         assert cut.measure(model, cell) == counted[cell.name] and sum(read) == cell.cost
         read.clear()
         for n in range(100 // length * length):
-            start = n // length * length if length < 100 else 0 if n < 32 else min(16 * (n // 16 - 1), 100 - 32)
+            start = (
+                n // length * length
+                if length < 100
+                else 0
+                if n < 32
+                else min(16 * (n // 16 - 1), 100 - 32)
+            )
             window = tokens[None, start : n + 1].clone()
             if control == "cut-bos":
                 window[:, 0] = load_tokenizer("bytes").bos_id
@@ -173,16 +203,29 @@ def test_recall_by_default_takes_lengths_that_a_document_serves():
     assert made(Recall).points(tiny(train_context=50000)) == (50000,)
     with pytest.raises(ValueError, match="at most --lengths"):
         made(Recall, lengths=(10**6,)).cells(tiny())
-    evaluator = made(Recall, lengths=(9000,), samples=1)  # 40 facts alone take more than the trials' tokens
+    evaluator = made(
+        Recall, lengths=(9000,), samples=1
+    )  # 40 facts alone take more than the trials' tokens
     trials = evaluator.trials(evaluator.cells(tiny()))
-    assert [len(evaluator.measure(tiny(), cell)["found"][0]["answers"]) for cell in trials] == [4, 9]
+    assert [len(evaluator.measure(tiny(), cell)["found"][0]["answers"]) for cell in trials] == [
+        4,
+        9,
+    ]
 
 
 def test_every_document_takes_part_and_is_a_unit():
-    for lengths, turns in (((16, 128), 8), ((64, 2048), 4), ((5000,), 1), ((12000,), 1), ((25000,), 1)):
+    for lengths, turns in (
+        ((16, 128), 8),
+        ((64, 2048), 4),
+        ((5000,), 1),
+        ((12000,), 1),
+        ((25000,), 1),
+    ):
         cells = made(Perplexity, lengths=lengths).cells(KnownAnswer())
         long = [n for n, d in enumerate(documents()) if len(d.tokens) >= lengths[-1]]
-        assert sorted(cell.data["document"] for cell in cells) == sorted(turns * len(lengths) * long)
+        assert sorted(cell.data["document"] for cell in cells) == sorted(
+            turns * len(lengths) * long
+        )
     long = list(range(len(documents())))
     twice = made(Perplexity, lengths=(32,), samples=2 * len(long))
     values = dict(twice.run(tiny()))
@@ -193,30 +236,48 @@ def test_every_document_takes_part_and_is_a_unit():
     means = [np.mean(of) for of in by_document.values()]
     assert row["documents"] == len(long) and all(len(of) == 2 for of in by_document.values())
     assert row["nll_standard_error"] == pytest.approx(np.std(means, ddof=1) / math.sqrt(len(long)))
-    (score,) = scores_by_unit(one for cell in values.items() for one in twice.observed(*cell)).values()
-    assert score == pytest.approx({str(n): np.mean(of) / math.log(2) for n, of in by_document.items()})
+    (score,) = scores_by_unit(
+        one for cell in values.items() for one in twice.observed(*cell)
+    ).values()
+    assert score == pytest.approx(
+        {str(n): np.mean(of) / math.log(2) for n, of in by_document.items()}
+    )
 
 
 @pytest.mark.parametrize(("kind", "units"), [("joined", 2), ("upto", 3)])
 def test_perplexity_of_short_documents(kind, units, tmp_path):
     """Against losses of the lines that are read, token by token; bytes are tokens."""
-    texts, tokenizer, model = ["short", "a longer text " * 5, "some other words " * 2], load_tokenizer("bytes"), tiny()
+    texts, tokenizer, model = (
+        ["short", "a longer text " * 5, "some other words " * 2],
+        load_tokenizer("bytes"),
+        tiny(),
+    )
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     settings = {"source": f"{tmp_path}/a.jsonl?split=heldout"}
-    with pytest.raises(ValueError, match=r"has 100 tokens; the longest has 70: .* or --documents joined"):
+    with pytest.raises(
+        ValueError, match=r"has 100 tokens; the longest has 70: .* or --documents joined"
+    ):
         made(Perplexity, lengths=(100,), **settings).cells(model)
     evaluator, read = made(Perplexity, lengths=(8, 48), documents=kind, **settings), model.double()
     line = [token for text in texts for token in [tokenizer.bos_id, *tokenizer.encode(text)]]
     for row in evaluator.rows(dict(evaluator.run(read))):
         length = row["length"]
-        lines = [line[n : n + length + 1] for n in range(0, 96, length)]  # two stretches of 48, in windows of a length
+        lines = [
+            line[n : n + length + 1] for n in range(0, 96, length)
+        ]  # two stretches of 48, in windows of a length
         if kind == "upto":
             lines = [[tokenizer.bos_id, *tokenizer.encode(text)][: length + 1] for text in texts]
         losses = [-model(torch.tensor([part[:-1]]))[0].log_softmax(-1) for part in lines]
-        nll = sum(loss[n, t].item() for loss, part in zip(losses, lines, strict=True) for n, t in enumerate(part[1:]))
+        nll = sum(
+            loss[n, t].item()
+            for loss, part in zip(losses, lines, strict=True)
+            for n, t in enumerate(part[1:])
+        )
         counted = sum(len(part) - 1 for part in lines)
         size = sum(token < 256 for part in lines for token in part[1:])  # BOS has no bytes
-        assert (row["tokens"], row["documents"]) == (counted, units) and np.isfinite(row["position_nll"]).all()
+        assert (row["tokens"], row["documents"]) == (counted, units) and np.isfinite(
+            row["position_nll"]
+        ).all()
         assert row["nll"] == pytest.approx(nll / counted, rel=1e-6)
         assert row["bits_per_byte"] == pytest.approx(nll / math.log(2) / size)
 
@@ -225,12 +286,18 @@ def test_perplexity_of_short_documents(kind, units, tmp_path):
 @pytest.mark.parametrize("name", ["own", "bam"])
 def test_copying_is_one_and_another_value_zero(kind, name):
     other = str.maketrans("0123456789", "1234567890")
-    for answer, score in ((passkey_of, 1.0), (lambda prompt: passkey_of(prompt).translate(other), 0.0)):
+    for answer, score in (
+        (passkey_of, 1.0),
+        (lambda prompt: passkey_of(prompt).translate(other), 0.0),
+    ):
         evaluator = made(kind, lengths=(1500,), samples=2, depths=3, template=name)
         (row,) = evaluator.rows(dict(evaluator.run(KnownAnswer(answer))))
         assert row["samples"] == 6 and row["depths"] == [0.0, 0.5, 1.0]
         assert (row["teacher_forced"], row["free_generation"]) == (score, score)
-        assert row["free_generation_by_depth"] == [score] * 3 and row["free_generation_standard_error"] == 0.0
+        assert (
+            row["free_generation_by_depth"] == [score] * 3
+            and row["free_generation_standard_error"] == 0.0
+        )
 
 
 def answering(evaluator, which):
@@ -245,13 +312,19 @@ def answering(evaluator, which):
 
 def test_numbers_of_facts_have_columns_of_their_own():
     evaluator = made(Passkey, template="heldout", facts=(1, 3), lengths=(900,), samples=2, depths=2)
-    columns = [f"{score} (facts={n})" for score in ("teacher_forced", "free_generation") for n in (1, 3)]
-    assert [score.column for score in evaluator.scores] == columns and evaluator.overview.column == columns[-1]
+    columns = [
+        f"{score} (facts={n})" for score in ("teacher_forced", "free_generation") for n in (1, 3)
+    ]
+    assert [
+        score.column for score in evaluator.scores
+    ] == columns and evaluator.overview.column == columns[-1]
     cells = dict(evaluator.run(answering(evaluator, lambda cell, prompt: cell.data["facts"] == 1)))
     (row,) = evaluator.rows(cells)
     assert [row[column] for column in columns] == [1.0, 0.0] * 2
     scores = scores_by_unit(one for cell in cells.items() for one in evaluator.observed(*cell))
-    assert set(scores) == {(900, column) for column in columns} and all(len(units) == 4 for units in scores.values())
+    assert set(scores) == {(900, column) for column in columns} and all(
+        len(units) == 4 for units in scores.values()
+    )
 
 
 def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
@@ -262,18 +335,33 @@ def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
     (row,) = evaluator.rows(cells)
     evaluator.write([ModelResult("one", 128, [row], cells)], tmp_path)
     table = list(csv.DictReader((tmp_path / "passkey.words.csv").read_text().splitlines()))
-    wordings = {r["words"]: (int(r["samples"]), float(r["free_generation"])) for r in table if r["kind"] == "wording"}
-    assert sum(count for count, _ in wordings.values()) == row["samples"] == 80 and len(wordings) > 15
+    wordings = {
+        r["words"]: (int(r["samples"]), float(r["free_generation"]))
+        for r in table
+        if r["kind"] == "wording"
+    }
+    assert (
+        sum(count for count, _ in wordings.values()) == row["samples"] == 80 and len(wordings) > 15
+    )
     assert {words for words, (_, share) in wordings.items() if share} == {known}
     right = wordings[known][0] / 80
-    error = math.sqrt(sum((n * (s - right)) ** 2 for n, s in wordings.values()) / (1 - 1 / len(wordings))) / 80
-    assert row["free_generation"] == right and row["free_generation_standard_error"] == pytest.approx(error)
+    error = (
+        math.sqrt(
+            sum((n * (s - right)) ** 2 for n, s in wordings.values()) / (1 - 1 / len(wordings))
+        )
+        / 80
+    )
+    assert row["free_generation"] == right and row[
+        "free_generation_standard_error"
+    ] == pytest.approx(error)
     assert {"digits", "9h99"} < {r["words"] for r in table if r["kind"] == "value_kind"}
 
 
 def texts_about(word, path):
     """Ten documents, the first three of them held out."""
-    rows = [{"text": f"{word} {n} " * 40, "split": "heldout" if n < 3 else "train"} for n in range(10)]
+    rows = [
+        {"text": f"{word} {n} " * 40, "split": "heldout" if n < 3 else "train"} for n in range(10)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return f"{path}?split_field=split"
 
@@ -290,12 +378,18 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
     ):
         evaluator = made(Perplexity, data, source=source)
         found[label] = [d.text for d in evaluator.heldout_for(model).items]
-        assert evaluator.source_name == {"shipped": "sotu-excerpt", "whole": other}.get(label, trained)
+        assert evaluator.source_name == {"shipped": "sotu-excerpt", "whole": other}.get(
+            label, trained
+        )
     assert found["shipped"] == [d.text for d in documents()]
     assert len(found["whole"]) == 10 and all("bee" in text for text in found["whole"])
     assert len(found["share"]) == 3 and all("ant" in text for text in found["share"])
     assert found["asked"] == found["share"]
-    keys = [made(kind, data).identity(model) for kind in (Perplexity, NeedleGrid) for data in (None, {"source": other})]
+    keys = [
+        made(kind, data).identity(model)
+        for kind in (Perplexity, NeedleGrid)
+        for data in (None, {"source": other})
+    ]
     assert all(a != b for a, b in zip(keys[::2], keys[1::2], strict=True))
     assert made(Passkey, {"source": other}).source_name == "own"
     assert made(Passkey, {"source": other}, template="heldout").source_name == other

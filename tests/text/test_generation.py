@@ -15,7 +15,9 @@ from zoo import create_model
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return create_model("text_ggd_ssmax_tiny", num_layers=1, vocab_size=264, tokenizer="bytes").eval()
+    return create_model(
+        "text_ggd_ssmax_tiny", num_layers=1, vocab_size=264, tokenizer="bytes"
+    ).eval()
 
 
 def test_greedy_is_the_argmax_of_the_full_forward(model) -> None:
@@ -29,14 +31,22 @@ def test_filters_keep_what_they_say() -> None:
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0]]).expand(4000, -1)
     generator = torch.Generator().manual_seed(0)
     # Probabilities .636 .234 .086 .032 .012: the first three are the fewest that reach 0.9.
-    for options, tokens in (({"top_k": 2}, {0, 1}), ({"top_p": 0.9}, {0, 1, 2}), ({"top_p": 0.1}, {0})):
+    for options, tokens in (
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.9}, {0, 1, 2}),
+        ({"top_p": 0.1}, {0}),
+    ):
         assert set(Sampling(1.0, **options).draw(logits, generator).tolist()) == tokens
-    assert (Sampling(1.0).draw(logits, generator) == 0).float().mean().item() == pytest.approx(0.636, abs=0.04)
+    assert (Sampling(1.0).draw(logits, generator) == 0).float().mean().item() == pytest.approx(
+        0.636, abs=0.04
+    )
 
 
 def test_end_tokens(model) -> None:
     free = model.generate([[256]], max_new_tokens=12)[0]
-    assert model.generate([[256]], max_new_tokens=12, eos_id=free[3])[0] == free[: free.index(free[3])]
+    assert (
+        model.generate([[256]], max_new_tokens=12, eos_id=free[3])[0] == free[: free.index(free[3])]
+    )
 
 
 def test_rows_draw_apart_and_again(model) -> None:
@@ -51,10 +61,19 @@ def test_text_streams_in_whole_characters(spec, monkeypatch) -> None:
         pytest.importorskip("tokenizers")
     tokenizer = load_tokenizer(spec)
     text = "naïve — 日本 😀!\n"
-    broken = [tokenizer.encode("é")[0], *tokenizer.encode("x😀")[:-1]]  # ends in the middle of a character
+    broken = [
+        tokenizer.encode("é")[0],
+        *tokenizer.encode("x😀")[:-1],
+    ]  # ends in the middle of a character
     ids = [*tokenizer.encode(text), *broken]
-    monkeypatch.setattr(generation, "stream", lambda *_, **__: (torch.tensor([i]) for i in [*ids, tokenizer.eos_id, 9]))
-    pieces = list(stream_text(None, [1], tokenizer.decode, max_new_tokens=99, eos_id=tokenizer.eos_id))
+    monkeypatch.setattr(
+        generation,
+        "stream",
+        lambda *_, **__: (torch.tensor([i]) for i in [*ids, tokenizer.eos_id, 9]),
+    )
+    pieces = list(
+        stream_text(None, [1], tokenizer.decode, max_new_tokens=99, eos_id=tokenizer.eos_id)
+    )
     assert "".join(pieces) == tokenizer.decode(ids) == text + "\ufffdx\ufffd"
     assert len(pieces) > 12 and "\ufffd" not in "".join(pieces)[: len(text)]
     assert all("\ufffd" not in piece for piece in pieces[: len(tokenizer.encode(text))])

@@ -19,7 +19,13 @@ from zoo.priors import Prior
 transformers = pytest.importorskip("transformers")
 from modalities.text import hf  # noqa: E402
 
-FEW = ["goat", "cable", "ggd", "fire", "rope"]  # lanes, a running sum, a table, a dense bias, a rotation
+FEW = [
+    "goat",
+    "cable",
+    "ggd",
+    "fire",
+    "rope",
+]  # lanes, a running sum, a table, a dense bias, a rotation
 GREEDY = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
 BOS, PAD = 256, 258
 
@@ -56,7 +62,9 @@ def test_same_logits_loss_and_padding(models, tokens) -> None:
     model, wrapped = models
     out = wrapped(input_ids=tokens, labels=tokens)
     torch.testing.assert_close(out.logits, model(tokens))
-    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()))
+    torch.testing.assert_close(
+        out.loss, F.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    )
     left, right = (F.pad(torch.ones_like(tokens), sides) for sides in ((3, 0), (0, 3)))
     for mask, part in ((left, slice(3, None)), (right, slice(0, 12))):
         ids = torch.zeros(2, 15, dtype=torch.int64)
@@ -74,7 +82,9 @@ def test_outputs_that_may_be_asked_for(models, tokens) -> None:
     torch.testing.assert_close(model.forward_head(out.hidden_states[-1]), out.logits)
     full = wrapped(tokens).logits
     assert torch.allclose(wrapped(tokens, logits_to_keep=3).logits, full[:, -3:], atol=1e-5)
-    assert torch.allclose(wrapped(tokens, logits_to_keep=torch.tensor([0, 5])).logits, full[:, [0, 5]], atol=1e-5)
+    assert torch.allclose(
+        wrapped(tokens, logits_to_keep=torch.tensor([0, 5])).logits, full[:, [0, 5]], atol=1e-5
+    )
     assert torch.equal(wrapped(inputs_embeds=model.embedding(tokens)).logits, full)
     assert torch.equal(wrapped(tokens, return_dict=False, use_cache=False)[0], full)
 
@@ -83,12 +93,27 @@ def test_what_is_not_served_is_named(models, tokens) -> None:
     _, wrapped = models
     for name in ("position_ids", "token_type_ids", "encoder_hidden_states"):
         refuses(name, wrapped, tokens, **{name: tokens}, error=TypeError)
-        refuses(name, wrapped.generate, tokens, **{name: tokens}, **GREEDY, error=(TypeError, ValueError))
+        refuses(
+            name,
+            wrapped.generate,
+            tokens,
+            **{name: tokens},
+            **GREEDY,
+            error=(TypeError, ValueError),
+        )
     for kind in ("static", "quantized", "offloaded"):
-        refuses(r"new_cache\(tokens\)", wrapped.generate, tokens, cache_implementation=kind, **GREEDY)
+        refuses(
+            r"new_cache\(tokens\)", wrapped.generate, tokens, cache_implementation=kind, **GREEDY
+        )
     for call, message in (
-        (lambda: wrapped(tokens, past_key_values=transformers.DynamicCache()), "DynamicCache; expected a cache that"),
-        (lambda: wrapped(tokens, attention_mask=torch.ones(2, 3)), r"shape \(2, 3\); expected \(2, 12\)"),
+        (
+            lambda: wrapped(tokens, past_key_values=transformers.DynamicCache()),
+            "DynamicCache; expected a cache that",
+        ),
+        (
+            lambda: wrapped(tokens, attention_mask=torch.ones(2, 3)),
+            r"shape \(2, 3\); expected \(2, 12\)",
+        ),
         (wrapped, "either input_ids or inputs_embeds"),
         (lambda: wrapped(tokens, output_attentions=True), "modalities.analysis"),
         (lambda: hf.PriorzooTextConfig(vocab_size=7), "disagrees with architecture"),
@@ -105,7 +130,9 @@ def test_embeddings_are_resized_and_saved(tied, tokens, tmp_path) -> None:
     logits = wrapped(tokens).logits
     assert logits.shape[-1] == 270 and torch.equal(logits[..., :264], before)
     wrapped.save_pretrained(tmp_path)
-    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, logits)
+    assert torch.equal(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, logits
+    )
 
 
 @pytest.mark.slow
@@ -114,8 +141,14 @@ def test_compiles_to_one_graph_whatever_the_mask_holds(tokens) -> None:
     torch._dynamo.reset()
     wrapped = hf.wrap(small(num_layers=1))
     compiled = torch.compile(wrapped, fullgraph=True, backend="eager")
-    for mask in (torch.ones_like(tokens), torch.ones_like(tokens).index_fill(1, torch.arange(3), 0)):
-        out, expected = (call(tokens, attention_mask=mask, use_cache=False).logits for call in (compiled, wrapped))
+    for mask in (
+        torch.ones_like(tokens),
+        torch.ones_like(tokens).index_fill(1, torch.arange(3), 0),
+    ):
+        out, expected = (
+            call(tokens, attention_mask=mask, use_cache=False).logits
+            for call in (compiled, wrapped)
+        )
         torch.testing.assert_close(out[:, 3:], expected[:, 3:], atol=1e-5, rtol=1e-5)
 
 
@@ -132,9 +165,13 @@ def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> No
     written = wrapped.generate(ids, attention_mask=mask, **GREEDY)[:, 8:].tolist()
     assert written == model.generate(prompts, max_new_tokens=6)
     wrapped.save_pretrained(tmp_path)
-    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, wrapped(ids).logits)
+    assert torch.equal(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, wrapped(ids).logits
+    )
     half = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert {p.dtype for m in half.modules() if isinstance(m, Prior) for p in m.parameters()} <= {torch.float32}
+    assert {p.dtype for m in half.modules() if isinstance(m, Prior) for p in m.parameters()} <= {
+        torch.float32
+    }
     assert (half(ids).logits - wrapped(ids).logits).abs().max() < 0.1
 
 
@@ -159,11 +196,15 @@ def test_turns_and_stop_strings(models) -> None:
     _, wrapped = models
     _, ids, _ = padded()
     first = wrapped.generate(ids[:1], return_dict_in_generate=True, **GREEDY)
-    longer = torch.cat([first.sequences, ids[:1, :2]], dim=1)  # a second turn reads what is new alone
+    longer = torch.cat(
+        [first.sequences, ids[:1, :2]], dim=1
+    )  # a second turn reads what is new alone
     again = wrapped.generate(longer, past_key_values=first.past_key_values, **GREEDY)
     assert torch.equal(again, wrapped.generate(longer, **GREEDY))
     written = first.sequences[:, 8:]
-    assert torch.equal(wrapped.generate(inputs_embeds=wrapped.model.embedding(ids[:1]), **GREEDY), written)
+    assert torch.equal(
+        wrapped.generate(inputs_embeds=wrapped.model.embedding(ids[:1]), **GREEDY), written
+    )
     tokenizer = hf.fast_tokenizer("bytes")
     stop = dict(stop_strings=[tokenizer.decode(written[0, 1:2])], tokenizer=tokenizer)
     assert len(wrapped.generate(ids[:1], **stop, **GREEDY)[0, 8:]) <= 2
@@ -187,19 +228,33 @@ def test_the_base_model_is_one_of_transformers(tokens) -> None:
     """TRL computes losses from its features and the head, in a forward of its own."""
     wrapped = hf.wrap(small()).train()
     expected = wrapped(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
-    wrapped.forward = lambda **inputs: wrapped.base_model(**inputs, use_cache=False).last_hidden_state
-    assert isinstance(wrapped.base_model, transformers.PreTrainedModel) and wrapped.base_model.training
+    wrapped.forward = lambda **inputs: (
+        wrapped.base_model(**inputs, use_cache=False).last_hidden_state
+    )
+    assert (
+        isinstance(wrapped.base_model, transformers.PreTrainedModel) and wrapped.base_model.training
+    )
     features = wrapped(input_ids=tokens, attention_mask=torch.ones_like(tokens))
     torch.testing.assert_close(wrapped.get_output_embeddings()(features), expected)
     features.sum().backward()
-    assert wrapped.get_input_embeddings().weight.grad is not None and not wrapped.eval().base_model.training
+    assert (
+        wrapped.get_input_embeddings().weight.grad is not None
+        and not wrapped.eval().base_model.training
+    )
     assert {*map(id, wrapped.base_model.parameters())} == {*map(id, wrapped.parameters())}
 
 
 def trainer(folder: Path, rows: int = 16, steps: int = 1):
     pytest.importorskip("accelerate")
-    options = dict(per_device_train_batch_size=rows, gradient_accumulation_steps=steps, max_steps=1, logging_steps=1)
-    options |= dict(weight_decay=0.1, use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True)
+    options = dict(
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=steps,
+        max_steps=1,
+        logging_steps=1,
+    )
+    options |= dict(
+        weight_decay=0.1, use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True
+    )
     model = hf.wrap(small(num_layers=1)).train()
     arguments = transformers.TrainingArguments(str(folder), **options)
     return transformers.Trainer(model, arguments, train_dataset=Rows(), eval_dataset=Rows())
@@ -224,14 +279,23 @@ def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
     run = trainer(tmp_path)
     run.create_optimizer()
     names = {id(p): name.removeprefix("model.") for name, p in run.model.named_parameters()}
-    groups = {group["weight_decay"]: {names[id(p)] for p in group["params"]} for group in run.optimizer.param_groups}
+    groups = {
+        group["weight_decay"]: {names[id(p)] for p in group["params"]}
+        for group in run.optimizer.param_groups
+    }
     assert groups[0.0] == run.model.model.no_weight_decay()
-    assert any(name.endswith("ssmax.s") for name in groups[0.0]) and any(".prior." in name for name in groups[0.0])
+    assert any(name.endswith("ssmax.s") for name in groups[0.0]) and any(
+        ".prior." in name for name in groups[0.0]
+    )
     assert groups[0.1] == set(names.values()) - groups[0.0]
-    other = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))  # is decayed as before
+    other = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)
+    )  # is decayed as before
     assert run.get_decay_parameter_names(other) == ["0.weight"]
     run.args.prediction_loss_only = False
-    assert run.evaluate()["eval_loss"] == pytest.approx(float(run.predict(Rows()).metrics["test_loss"]))
+    assert run.evaluate()["eval_loss"] == pytest.approx(
+        float(run.predict(Rows()).metrics["test_loss"])
+    )
 
 
 @pytest.mark.parametrize("method", FEW[:2])
@@ -239,17 +303,27 @@ def test_adapters_on_every_linear_layer(method, tokens) -> None:
     peft = pytest.importorskip("peft")
     wrapped = hf.wrap(small(method))
     before = wrapped(tokens).logits
-    adapted = peft.get_peft_model(wrapped, peft.LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM"))
+    adapted = peft.get_peft_model(
+        wrapped, peft.LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM")
+    )
     assert torch.equal(adapted(input_ids=tokens).logits, before)
     adapted(input_ids=tokens, labels=tokens).loss.backward()
     moved = {name: p.grad for name, p in adapted.named_parameters() if "lora_B" in name}
-    assert len(moved) >= 14 and all(grad is not None and grad.abs().sum() > 0 for grad in moved.values())
+    assert len(moved) >= 14 and all(
+        grad is not None and grad.abs().sum() > 0 for grad in moved.values()
+    )
 
 
 # Tokenizers and folders
 
 
-FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 FILES |= {"modeling_priorzoo.py"}
 
 READ = """
@@ -279,7 +353,9 @@ def test_a_fresh_process_reads_the_folder(tmp_path) -> None:
     printed = command([sys.executable, "-c", READ, str(tmp_path)], folder=tmp_path, **where)
     tokenizer = load_tokenizer("bytes")
     prompts = ["The people", "a"]
-    written = model.generate([[BOS, *tokenizer.encode(p)] for p in prompts], max_new_tokens=5, eos_id=257)
+    written = model.generate(
+        [[BOS, *tokenizer.encode(p)] for p in prompts], max_new_tokens=5, eos_id=257
+    )
     expected = [p + tokenizer.decode(new) for p, new in zip(prompts, written, strict=True)]
     assert printed.splitlines()[-1] == str(expected)
     assert {path.name for path in (tmp_path / "again").iterdir()} == FILES

@@ -34,9 +34,17 @@ QUESTIONS = [
 ]
 WORDS, MEAN = {"doc_to_text": "{{text}}"}, {"aggregation": "mean", "higher_is_better": True}
 UNTIL = {"until": ["e"], "max_gen_toks": 12, "do_sample": False}
-CHOICE = {"doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}", "metric_list": [{"metric": "acc", **MEAN}]}
+CHOICE = {
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "{{answer}}",
+    "metric_list": [{"metric": "acc", **MEAN}],
+}
 WRITTEN = {"doc_to_target": "{{choices[0]}}", "metric_list": [{"metric": "exact_match", **MEAN}]}
-ROLLING = {"doc_to_text": "", "doc_to_target": "{{text}}", "metric_list": [{"metric": "bits_per_byte"}]}
+ROLLING = {
+    "doc_to_text": "",
+    "doc_to_target": "{{text}}",
+    "metric_list": [{"metric": "bits_per_byte"}],
+}
 TASKS = {
     "choice": {"output_type": "multiple_choice"} | WORDS | CHOICE,
     "written": {"output_type": "generate_until", "generation_kwargs": UNTIL} | WORDS | WRITTEN,
@@ -48,8 +56,13 @@ TASKS = {
 def tasks(tmp_path_factory) -> Path:
     """A folder of tasks that read the questions from a file."""
     folder = tmp_path_factory.mktemp("tasks")
-    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
-    files = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
+    (folder / "questions.jsonl").write_text(
+        "".join(json.dumps(question) + "\n" for question in QUESTIONS)
+    )
+    files = {
+        "data_files": {"test": str(folder / "questions.jsonl")},
+        "cache_dir": str(folder / "cache"),
+    }
     for name, task in TASKS.items():
         head = {"task": name, "dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
         (folder / f"{name}.yaml").write_text(json.dumps(head | task))  # which is YAML
@@ -67,7 +80,9 @@ def by_bytes(tmp_path_factory) -> str:
     """The folder of a model of bytes with random weights: its tokens can be counted by hand."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("bytes")
-    create_model("text_ggd_ssmax_tiny", num_layers=2, tokenizer="bytes", vocab_size=264).save_pretrained(folder)
+    create_model(
+        "text_ggd_ssmax_tiny", num_layers=2, tokenizer="bytes", vocab_size=264
+    ).save_pretrained(folder)
     return str(folder)
 
 
@@ -85,7 +100,9 @@ def direct(model: CausalLM, ids: list[int], count: int) -> tuple[float, bool]:
     """Log-probability of the last `count` ids after the ones before, and whether they are the likeliest, by one forward."""
     logits = model(torch.tensor([ids[:-1]]))[0, -count:].double()
     targets = torch.tensor(ids[-count:])
-    return logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item(), torch.equal(logits.argmax(-1), targets)
+    return logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item(), torch.equal(
+        logits.argmax(-1), targets
+    )
 
 
 @pytest.mark.slow
@@ -99,14 +116,21 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
         bootstrap_iters=0,
     )
     encode, right, nats = load_tokenizer("bytes").encode, [], []
-    samples = {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in found["samples"].items()}
-    for question, choice, written, rolling in zip(QUESTIONS, *(samples[name] for name in TASKS), strict=True):
+    samples = {
+        name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in found["samples"].items()
+    }
+    for question, choice, written, rolling in zip(
+        QUESTIONS, *(samples[name] for name in TASKS), strict=True
+    ):
         scores = []
         for text, (answered,) in zip(question["choices"], choice["resps"], strict=True):
             # `target_delimiter`, a space, comes before a choice.
             ids = [256, *encode(question["text"] + " " + text).tolist()]
             scores.append(direct(model, ids, len(ids) - 1 - len(encode(question["text"].rstrip()))))
-            assert answered[0] == pytest.approx(scores[-1][0], abs=1e-4) and answered[1] == scores[-1][1]
+            assert (
+                answered[0] == pytest.approx(scores[-1][0], abs=1e-4)
+                and answered[1] == scores[-1][1]
+            )
         right.append(max(range(len(scores)), key=lambda n: scores[n][0]) == question["answer"])
         prompt = [256, *encode(question["text"]).tolist()]
         [ids] = model.generate([prompt], max_new_tokens=12)
@@ -115,22 +139,35 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
         assert rolling["resps"][0][0] == pytest.approx(nats[-1], abs=1e-4)
     assert found["results"]["choice"]["acc,none"] == sum(right) / len(right)
     size = sum(len(question["text"].encode()) for question in QUESTIONS)
-    assert found["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(-sum(nats) / size / math.log(2), abs=1e-5)
+    assert found["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(
+        -sum(nats) / size / math.log(2), abs=1e-5
+    )
 
 
 def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
-    harness, encode = PriorzooLM(by_bytes, batch_size=2, max_length=20), load_tokenizer("bytes").encode
+    harness, encode = (
+        PriorzooLM(by_bytes, batch_size=2, max_length=20),
+        load_tokenizer("bytes").encode,
+    )
     pairs = [("The people of the United", " States"), ("The", " people")]
     scores = harness.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
     for pair, (log_prob, _) in zip(pairs, scores, strict=True):
         ids = [256, *encode("".join(pair)).tolist()]
         assert log_prob == pytest.approx(direct(model, ids[-21:], len(pair[1]))[0], abs=1e-4)
-    [text] = harness.generate_until(asked("generate_until", (pairs[0][0], {"max_gen_toks": 8})), disable_tqdm=True)
+    [text] = harness.generate_until(
+        asked("generate_until", (pairs[0][0], {"max_gen_toks": 8})), disable_tqdm=True
+    )
     ids = encode(pairs[0][0]).tolist()[-12:]
-    assert text == load_tokenizer("bytes").decode(model.generate([ids], max_new_tokens=8, eos_id=257)[0])
-    [rolling] = harness.loglikelihood_rolling(asked("loglikelihood_rolling", (pairs[0][0],)), disable_tqdm=True)
+    assert text == load_tokenizer("bytes").decode(
+        model.generate([ids], max_new_tokens=8, eos_id=257)[0]
+    )
+    [rolling] = harness.loglikelihood_rolling(
+        asked("loglikelihood_rolling", (pairs[0][0],)), disable_tqdm=True
+    )
     ids = [256, *encode(pairs[0][0]).tolist()]  # 24 tokens: 20, and 4 after the 17 before them
-    assert rolling == pytest.approx(direct(model, ids[:21], 20)[0] + direct(model, ids[4:25], 4)[0], abs=1e-4)
+    assert rolling == pytest.approx(
+        direct(model, ids[:21], 20)[0] + direct(model, ids[4:25], 4)[0], abs=1e-4
+    )
 
 
 def test_what_is_not_served_is_named(tmp_path) -> None:
@@ -149,8 +186,19 @@ def test_what_is_not_served_is_named(tmp_path) -> None:
 @pytest.fixture
 def command(tasks, monkeypatch) -> list[str]:
     # The harness' own tasks, thousands of files, would be read first.
-    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
-    return ["lm-eval", "--model", "priorzoo", "--tasks", "choice", "--include_path", str(tasks), "--model_args"]
+    monkeypatch.setattr(
+        TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False)
+    )
+    return [
+        "lm-eval",
+        "--model",
+        "priorzoo",
+        "--tasks",
+        "choice",
+        "--include_path",
+        str(tasks),
+        "--model_args",
+    ]
 
 
 @pytest.mark.slow
@@ -165,9 +213,22 @@ def test_the_command_is_the_harness_own(command, capsys) -> None:
 def test_an_adapter_of_a_released_model_by_the_command(command, tmp_path: Path) -> None:
     base = llama_of(create_model("text_rope_tiny.facts"), tmp_path / "base")
     save_adapted(open_released(base, {"soft": "12", "sinks": "2"}), tmp_path / "adapter")
-    assert main([*command, f"pretrained=hf:{tmp_path}/adapter", "--log_samples", "--output_path", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                *command,
+                f"pretrained=hf:{tmp_path}/adapter",
+                "--log_samples",
+                "--output_path",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     [file] = tmp_path.glob("*/samples_choice_*.jsonl")
-    samples = sorted(map(json.loads, file.read_text().splitlines()), key=lambda sample: sample["doc_id"])
+    samples = sorted(
+        map(json.loads, file.read_text().splitlines()), key=lambda sample: sample["doc_id"]
+    )
     adapted, encode = load_adapted(tmp_path / "adapter"), open_tokenizer(base).encode
     for question, sample in zip(QUESTIONS, samples, strict=True):
         for text, [(found, _)] in zip(question["choices"], sample["resps"], strict=True):

@@ -18,8 +18,17 @@ from zoo.methods import list_layered_positions
 from zoo.priors import Prior
 
 # Every method, with and without SSMax by turns, and sums of each two kinds of terms, with a rotation and an embedding.
-VARIANTS = [f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_layered_positions())]
-SUMS = ["alibi+ggd", "t5+table", "sinusoidal+ggd", "cable+fire+key_bias", "rope+key_bias+learned", "local+goat"]
+VARIANTS = [
+    f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_layered_positions())
+]
+SUMS = [
+    "alibi+ggd",
+    "t5+table",
+    "sinusoidal+ggd",
+    "cable+fire+key_bias",
+    "rope+key_bias+learned",
+    "local+goat",
+]
 VARIANTS += [f"text_{name}_ssmax_tiny" for name in (*SUMS, "alibi+scale_invariant")]
 FEW = ["text_ggd_ssmax_tiny", "text_goat_tiny", "text_cable_tiny"]
 
@@ -55,7 +64,9 @@ def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
 
     cache = model.new_cache()
     chunks = [tokens[:, :7], tokens[:, 7:20], *tokens[:, 20:].split(1, dim=1)]
-    torch.testing.assert_close(torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1), full, **close)
+    torch.testing.assert_close(
+        torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1), full, **close
+    )
     assert cache.length == 33
 
     packed = model(tokens, segments=(torch.arange(33) >= 14).long().expand(2, -1))
@@ -76,7 +87,9 @@ def test_the_last_tokens_alone(name: str, tokens: torch.Tensor) -> None:
     for options in ({}, {"segments": segments}):
         full = model.forward_features(tokens, **options)
         for last in (1, 5, 33):
-            torch.testing.assert_close(model.forward_features(tokens, last=last, **options), full[:, -last:], **close)
+            torch.testing.assert_close(
+                model.forward_features(tokens, last=last, **options), full[:, -last:], **close
+            )
     line = torch.randint(0, 256, (2, 190), generator=torch.Generator().manual_seed(5))
     full = model.forward_features(line)
     cache = model.new_cache(190)
@@ -85,8 +98,19 @@ def test_the_last_tokens_alone(name: str, tokens: torch.Tensor) -> None:
         torch.testing.assert_close(chunk, full[:, stop - last : stop], **close)
 
 
-PUBLISHED = {"goat_125m": 125e6, "cable_44m": 44e6, "cable_124m": 124e6, "cable_354m": 354e6, "ggd_120m": 120e6}
-PUBLISHED |= {"ggd_432m": 432e6, "ggd_1100m": 1.1e9, "ggd_ssmax_tiny": 0.92e6, "ggd_ssmax_small": 10e6}
+PUBLISHED = {
+    "goat_125m": 125e6,
+    "cable_44m": 44e6,
+    "cable_124m": 124e6,
+    "cable_354m": 354e6,
+    "ggd_120m": 120e6,
+}
+PUBLISHED |= {
+    "ggd_432m": 432e6,
+    "ggd_1100m": 1.1e9,
+    "ggd_ssmax_tiny": 0.92e6,
+    "ggd_ssmax_small": 10e6,
+}
 
 
 def test_parameter_counts_are_the_papers() -> None:
@@ -113,24 +137,36 @@ def test_weights_start_as_named(start: str) -> None:
     assert bool(attention.query.bias.any()) == (start == "torch")
     fresh = create_prior("goat", num_heads=4, train_context=256).state_dict()
     assert attention.prior.state_dict()["spectral.beta"].equal(fresh["spectral.beta"])
-    refuses("weight_init='gpt': did you mean 'gpt2'", create_model, "text_goat_tiny", weight_init="gpt")
+    refuses(
+        "weight_init='gpt': did you mean 'gpt2'", create_model, "text_goat_tiny", weight_init="gpt"
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": False, "activation_checkpointing": True}], ids=str)
-def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(options, tokens: torch.Tensor, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"tied": False, "activation_checkpointing": True}], ids=str
+)
+def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(
+    options, tokens: torch.Tensor, monkeypatch
+) -> None:
     """Documents, padding and weights, in float32; chunks of 5 of 64 tokens, whose logits alone are ever there."""
     model = small("text_ggd_ssmax_tiny", **options).float().train()
     segments = torch.tensor([[0] * 14 + [1] * 19, [0] * 30 + [-1] * 3])
     batch = {"tokens": tokens, "segments": segments, "weights": torch.rand(2, 33)}
     found, sizes, head = [], [], model.forward_head
-    model.forward_head = lambda features: sizes.append(features.flatten(0, -2).shape[0]) or head(features)
+    model.forward_head = lambda features: (
+        sizes.append(features.flatten(0, -2).shape[0]) or head(features)
+    )
     for limit in (10**9, 4 * 5 * model.config.vocab_size + 3):
         monkeypatch.setattr("modalities.decoder.model.LOGIT_BYTES", limit)
         model.zero_grad()
         loss, _ = causal_lm_loss(model, batch)
         loss.backward()
-        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-    assert sizes[0] == 64 and len(sizes) == 1 + 2 * 13 and max(sizes[1:]) == 5  # each chunk again in backward
+        found.append(
+            [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        )
+    assert (
+        sizes[0] == 64 and len(sizes) == 1 + 2 * 13 and max(sizes[1:]) == 5
+    )  # each chunk again in backward
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()) + 2e-8)
 
@@ -150,11 +186,17 @@ def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
     model, folder = create_model("text_goat_ssmax_tiny").eval(), tmp_path / "m"
     model.save_pretrained(folder, dtype=torch.bfloat16)
     again = CausalLM.from_pretrained(folder).eval()
-    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+    ]
     slopes = (one.layers[0].attention.prior.key_bias.raw_slope for one in (again, model))
     assert torch.equal(*slopes)  # priors stay in float32
     torch.testing.assert_close(again(tokens), model(tokens), atol=0.05, rtol=0.05)
-    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"wings": 2}))
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"wings": 2})
+    )
     (folder / "manifest.json").unlink()
     refuses(r"config\.json.*wings", CausalLM.from_pretrained, folder)
 
@@ -164,7 +206,10 @@ def test_bad_requests_are_named() -> None:
         (lambda: create_model("text_ggd_tiny", dim=130), r"dim=130\b.*num_heads=4\b"),
         (lambda: create_model("text_cable_tiny", num_heads=16, lanes="inside"), r"\b10 of 8\b"),
         (lambda: create_model("text_rope_tiny", position_options={"thet": 1.0}), "'thet'.*theta"),
-        (lambda: register_model("text_ggd_tiny", CausalLM, modality="text", config={}), "'text_ggd_tiny'"),
+        (
+            lambda: register_model("text_ggd_tiny", CausalLM, modality="text", config={}),
+            "'text_ggd_tiny'",
+        ),
         (lambda: CausalLM(TextConfig(position="rpe")), "'rpe'.*'rope'"),
     ):
         refuses(message, call)

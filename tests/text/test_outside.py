@@ -63,25 +63,37 @@ MEASURED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "name"), [*(("llama", name) for name in MEASURED), ("own", "perplexity"), ("own", "heads")]
+    ("kind", "name"),
+    [*(("llama", name) for name in MEASURED), ("own", "perplexity"), ("own", "heads")],
 )
 def test_rows_are_those_of_the_zoo_s_own_model(name, kind, zoo_model, folders):
     evaluator = EVALUATORS[name](EVALUATORS[name].settings_class(**MEASURED[name]))
-    mine, theirs = (evaluator.rows(dict(evaluator.run(model))) for model in (zoo_model, load(folders[kind])))
+    mine, theirs = (
+        evaluator.rows(dict(evaluator.run(model))) for model in (zoo_model, load(folders[kind]))
+    )
     if name == "heads":  # parameters of priors are the zoo's alone
         shared = {"head", "layer", *(score.column for score in evaluator.scores)}
-        mine, theirs = ([{k: v for k, v in row.items() if k in shared} for row in rows] for rows in (mine, theirs))
+        mine, theirs = (
+            [{k: v for k, v in row.items() if k in shared} for row in rows]
+            for rows in (mine, theirs)
+        )
     close(mine, theirs)
 
 
 def test_generation_pads_on_the_left_and_goes_on_from_the_cache(zoo_model, folders):
     prompts = [[256, *b"The pass key"], [256, *b"A"], [256, *b"One two three four"]]
     outside = load(folders["llama"])
-    assert generate(outside, prompts, max_new_tokens=12) == generate(zoo_model, prompts, max_new_tokens=12)
+    assert generate(outside, prompts, max_new_tokens=12) == generate(
+        zoo_model, prompts, max_new_tokens=12
+    )
     theirs = AutoModelForCausalLM.from_pretrained(folders["llama"])
     ids = torch.tensor([prompts[0]])
-    written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
-    assert generate(outside, prompts[:1], max_new_tokens=12)[0] == written[0, ids.shape[1] :].tolist()
+    written = theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
+    assert (
+        generate(outside, prompts[:1], max_new_tokens=12)[0] == written[0, ids.shape[1] :].tolist()
+    )
 
 
 def test_attention_is_seen_exactly(tmp_path):
@@ -96,7 +108,13 @@ def test_attention_is_seen_exactly(tmp_path):
     assert outside.model.config._attn_implementation == "sdpa"  # as it was before
 
 
-SHAPE = dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64)
+SHAPE = dict(
+    vocab_size=120,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=64,
+)
 SHAPE |= dict(intermediate_size=64)
 # They have tables of positions, biases by distance, sliding windows, experts.
 KINDS = {
@@ -115,10 +133,14 @@ def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
     from transformers import AutoConfig
 
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **KINDS[kind])).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **KINDS[kind])).save_pretrained(
+        tmp_path
+    )
     character_tokenizer(LETTERS, ["<e>"], eos="<e>", model_max_length=64).save_pretrained(tmp_path)
     outside, tokens = load(tmp_path), torch.randint(0, 100, (2, 24))
-    assert outside.config.train_context == 64 and (outside.config.max_context == 64) == (kind in ("opt", "gptj"))
+    assert outside.config.train_context == 64 and (outside.config.max_context == 64) == (
+        kind in ("opt", "gptj")
+    )
     same = dict(rtol=1e-4, atol=1e-5)
     with torch.inference_mode():
         whole = outside.model(tokens).logits.float()
@@ -149,14 +171,25 @@ def tokenizer_of(tmp_path, *specials, **options):
 
 
 def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
-    tokenizer = tokenizer_of(tmp_path, "<e>", eos="<e>", truncation_side="left", model_max_length=32)
+    tokenizer = tokenizer_of(
+        tmp_path, "<e>", eos="<e>", truncation_side="left", model_max_length=32
+    )
     text = "The mill wheel turns again. " * 4
-    assert len(tokenizer.encode(text)) == len(text) and tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.decode([tokenizer.vocab_size + 3, *tokenizer.encode("a")]) == "a"  # a padded output layer
+    assert (
+        len(tokenizer.encode(text)) == len(text)
+        and tokenizer.decode(tokenizer.encode(text)) == text
+    )
+    assert (
+        tokenizer.decode([tokenizer.vocab_size + 3, *tokenizer.encode("a")]) == "a"
+    )  # a padded output layer
     assert [len(ids) for ids in tokenizer.encode_many(["ab", "abcd"])] == [2, 4]
     spaced = tokenizer_of(tmp_path / "spaced", "<b>", bos="<b>", adds_bos=True, spaces=True)
-    prompt, answer, *_ = Template().draw(900, 0.5, np.random.default_rng(0), spaced, open_haystack("own", spaced))
-    assert len(prompt) + len(answer) == 900 and prompt[prompt == spaced.bos_id].tolist() == [spaced.bos_id]
+    prompt, answer, *_ = Template().draw(
+        900, 0.5, np.random.default_rng(0), spaced, open_haystack("own", spaced)
+    )
+    assert len(prompt) + len(answer) == 900 and prompt[prompt == spaced.bos_id].tolist() == [
+        spaced.bos_id
+    ]
     assert "  " not in spaced.decode(prompt) and spaced.decode(answer).strip().isdigit()
     refuses("no bos_token, eos_token or cls_token", tokenizer_of, tmp_path / "none")
 
@@ -167,18 +200,32 @@ def test_a_table_of_positions_is_the_limit(tmp_path, folders):
     assert model.config.max_context == 512 and load(folders["llama"]).config.max_context is None
     perplexity = EVALUATORS["perplexity"]
     assert perplexity().lengths_for(model) == (512,)  # default lengths end there
-    with pytest.raises(ValueError, match="length 1024 is beyond the 512 positions that the model has"):
+    with pytest.raises(
+        ValueError, match="length 1024 is beyond the 512 positions that the model has"
+    ):
         perplexity(perplexity.settings_class(lengths=(1024,))).points(model)
     with pytest.raises(ValueError, match=r"has positions for 512 tokens and is given 513"):
         model.forward_features(torch.zeros(1, 513, dtype=torch.int64))
-    done = invoke(f"hf:{folder}", "passkey", "--lengths", "600", "--samples", 1, "--out", tmp_path / "out")
+    done = invoke(
+        f"hf:{folder}", "passkey", "--lengths", "600", "--samples", 1, "--out", tmp_path / "out"
+    )
     assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "512 positions" in done.stderr
 
 
 @pytest.mark.slow
 def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
     out = tmp_path / "out"
-    words = ("perplexity", "--lengths", "64", "--samples", 2, "--out", out, "--against", "text_rope_tiny.facts")
+    words = (
+        "perplexity",
+        "--lengths",
+        "64",
+        "--samples",
+        2,
+        "--out",
+        out,
+        "--against",
+        "text_rope_tiny.facts",
+    )
     assert (done := invoke(f"hf:{folders['llama']}", *words)).exit_code == 0, done.stderr
     (results,) = [json.loads(path.read_text()) for path in (out / "perplexity").glob("hf_*.json")]
     assert results["label"] == f"hf:{folders['llama']}" and (out / "perplexity.paired.csv").exists()
@@ -187,10 +234,17 @@ def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
 def test_modality_and_forced_forms(folders, tmp_path):
     llama = folders["llama"]
     assert modality_of(f"hf:{llama}") == modality_of(f"hf:text:{llama}") == "text"
-    assert find_outside(f"hf:text:{llama}")[::2] == ("text", llama) and find_outside("text_x") is None
+    assert (
+        find_outside(f"hf:text:{llama}")[::2] == ("text", llama) and find_outside("text_x") is None
+    )
     refuses("hf has no models of vision", find_outside, f"hf:vision:{llama}", error=CommandError)
     character_tokenizer("xyz", ["<e>"], eos="<e>").save_pretrained(tmp_path / "strange")
-    refuses("read none of text, dna; to insist, hf:text:", find_outside, f"hf:{tmp_path}/strange", error=CommandError)
+    refuses(
+        "read none of text, dna; to insist, hf:text:",
+        find_outside,
+        f"hf:{tmp_path}/strange",
+        error=CommandError,
+    )
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
@@ -200,7 +254,9 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
         return done.stderr
 
     assert "no such folder" in refused(f"hf:{tmp_path}/nowhere", "--lengths", "64")
-    monkeypatch.setattr("huggingface_hub.model_info", lambda name, **_: (_ for _ in ()).throw(ConnectionError()))
+    monkeypatch.setattr(
+        "huggingface_hub.model_info", lambda name, **_: (_ for _ in ()).throw(ConnectionError())
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out_llama").mkdir()
     assert "did you mean 'out_llama'?" in refused("hf:out_lama")
@@ -211,7 +267,9 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
         assert what in refused(f"hf:{folders['llama']}@{arm}")
     own = tmp_path / "code"
     own.mkdir()
-    (own / "config.json").write_text(json.dumps({"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd"}}))
+    (own / "config.json").write_text(
+        json.dumps({"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd"}})
+    )
     (own / "odd.py").write_text("raise SystemExit('run')")
     character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(own)
     assert "never run" in refused(f"hf:{own}")
@@ -220,9 +278,20 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
 @pytest.mark.parametrize("kind", ["Llama", "OPT"])
 def test_documents_of_a_packed_row_do_not_see_one_another(kind):
     """OPT makes no mask from position_ids, so its documents are read one by one."""
-    sizes = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
-    decoder, tokens = OutsideDecoder(zoo.adapt(model, "alibi"), "model"), torch.randint(3, 60, (2, 20))
+    sizes = dict(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**sizes)
+    )
+    decoder, tokens = (
+        OutsideDecoder(zoo.adapt(model, "alibi"), "model"),
+        torch.randint(3, 60, (2, 20)),
+    )
     apart = [decoder.forward_features(part) for part in (tokens[:, :12], tokens[:, 12:])]
     packed = decoder.packed_features(tokens, (torch.arange(20) % 12).expand(2, -1))
     torch.testing.assert_close(packed, torch.cat(apart, dim=1))
@@ -233,7 +302,9 @@ def test_an_adapter_of_peft_with_priors_is_refused(tmp_path, folders):
     """Neither may be lost without a word."""
     peft = pytest.importorskip("peft")
     model = zoo.adapt(open_causal_lm(folders["llama"]), "ggd", options={"init": "alibi"})
-    settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["position_bias"], task_type="CAUSAL_LM")
+    settings = peft.LoraConfig(
+        target_modules=["q_proj"], modules_to_save=["position_bias"], task_type="CAUSAL_LM"
+    )
     adapter = peft.get_peft_model(model, settings)
     refuses("merge_and_unload", zoo.save_adapted, adapter, tmp_path / "lost")
     adapter.save_pretrained(tmp_path / "adapter")
@@ -259,10 +330,16 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
     tokens = torch.randint(0, 256, (1, 300))
     own, named = load(folders["llama"]), load(f"{folders['llama']}@{arm}")
     torch.testing.assert_close(named(tokens), saved(tokens).logits)
-    assert named.config.tokenizer == own.config.tokenizer and outside_hash(named) != outside_hash(own)
+    assert named.config.tokenizer == own.config.tokenizer and outside_hash(named) != outside_hash(
+        own
+    )
     if arm.startswith("rope_parameters"):
-        (target,) = find_targets([f"hf:{folders['llama']}"], {"rope_parameters": {"rope_theta": 5e2}}, "cpu", "float32")
-        assert torch.equal(target.model(tokens), named(tokens)) and target.label.endswith("rope_theta=500.0")
+        (target,) = find_targets(
+            [f"hf:{folders['llama']}"], {"rope_parameters": {"rope_theta": 5e2}}, "cpu", "float32"
+        )
+        assert torch.equal(target.model(tokens), named(tokens)) and target.label.endswith(
+            "rope_theta=500.0"
+        )
 
 
 @pytest.mark.slow
@@ -277,7 +354,11 @@ def test_recall_is_a_loop_over_transformers_own_model(folders):
         model = load(folders["llama"] + arm)
         cells = {cell.name: cell for cell in evaluator.cells(model)}
         measured = dict(evaluator.run(model))
-        scores.append(scores_by_unit(one for name in cells for one in evaluator.observed(name, measured[name])))
+        scores.append(
+            scores_by_unit(
+                one for name in cells for one in evaluator.observed(name, measured[name])
+            )
+        )
         plain = open_released(folders["llama"], split_arm(arm.replace("@", "x@"))[1]).eval()
         for cell in cells.values():
             rng = np.random.default_rng([settings.seed, cell.data["document"]])
@@ -286,9 +367,15 @@ def test_recall_is_a_loop_over_transformers_own_model(folders):
                 stop, right, nats, exact = length - 600 + len(text), [], [], []
                 for fact in (fact for fact in facts if fact.end <= stop):
                     ids = np.concatenate([text[:stop], fact.question, fact.answer])
-                    logits = plain(torch.as_tensor(ids)[None]).logits[0, -1 - len(fact.answer) : -1].double()
+                    logits = (
+                        plain(torch.as_tensor(ids)[None])
+                        .logits[0, -1 - len(fact.answer) : -1]
+                        .double()
+                    )
                     answer = torch.as_tensor(fact.answer)
-                    nats += torch.nn.functional.cross_entropy(logits, answer, reduction="none").tolist()
+                    nats += torch.nn.functional.cross_entropy(
+                        logits, answer, reduction="none"
+                    ).tolist()
                     right += (logits.argmax(-1) == answer).tolist()
                     exact.append(all(right[-len(answer) :]))
                 unit = str(cell.data["document"])
@@ -296,10 +383,17 @@ def test_recall_is_a_loop_over_transformers_own_model(folders):
                 assert scores[-1][length, "tokens_right"][unit] == np.mean(right)
                 assert scores[-1][length, "exact"][unit] == np.mean(exact)
                 own.append((arm, length, np.mean(nats)))
-    rows = {(row["score"], row["length"]): row for row in paired_rows(scores[1:], scores[:1], "length")}
+    rows = {
+        (row["score"], row["length"]): row for row in paired_rows(scores[1:], scores[:1], "length")
+    }
     for length in (300, 600):
-        plain, scaled = (np.array([x for a, n, x in own if (a, n) == (arm, length)]) for arm in arms)
-        middle, half = (scaled - plain).mean(), 4.302653 * (scaled - plain).std(ddof=1) / 3**0.5  # t(0.975, 2)
+        plain, scaled = (
+            np.array([x for a, n, x in own if (a, n) == (arm, length)]) for arm in arms
+        )
+        middle, half = (
+            (scaled - plain).mean(),
+            4.302653 * (scaled - plain).std(ddof=1) / 3**0.5,
+        )  # t(0.975, 2)
         row = rows["nats", length]
         assert row["units"] == 3
         assert [row[x] for x in ("difference", "low", "high")] == pytest.approx(
@@ -322,18 +416,30 @@ def test_a_limited_reach_in_one_reading_and_in_parts(arm, folders):
     model = load(f"{folders['llama']}@{arm}")
     tokens, cache = torch.randint(0, 256, (1, 20 + 80 * model.config.num_layers)), model.new_cache()
     with torch.inference_mode():
-        whole, changed = model(tokens), model(torch.cat([tokens[:, :2], tokens[:, :18] * 0, tokens[:, 20:]], dim=1))
-        parts = [model.forward_features(tokens[:, part], cache=cache) for part in (slice(0, 70), slice(70, None))]
-    torch.testing.assert_close(model.forward_head(torch.cat(parts, dim=1)), whole, rtol=1e-4, atol=1e-4)
+        whole, changed = (
+            model(tokens),
+            model(torch.cat([tokens[:, :2], tokens[:, :18] * 0, tokens[:, 20:]], dim=1)),
+        )
+        parts = [
+            model.forward_features(tokens[:, part], cache=cache)
+            for part in (slice(0, 70), slice(70, None))
+        ]
+    torch.testing.assert_close(
+        model.forward_head(torch.cat(parts, dim=1)), whole, rtol=1e-4, atol=1e-4
+    )
     assert not torch.equal(whole[:, 21], changed[:, 21])
     torch.testing.assert_close(whole[:, -1], changed[:, -1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path, monkeypatch):
-    zoo.save_adapted(open_released(folders["llama"], {"soft": "40", "yarn": "2"}), tmp_path / "adapter")
+    zoo.save_adapted(
+        open_released(folders["llama"], {"soft": "40", "yarn": "2"}), tmp_path / "adapter"
+    )
     tokens = torch.randint(0, 256, (1, 60))
-    wanted, further = (load(f"{folders['llama']}@soft=40,yarn={factor}")(tokens) for factor in (2, 4))
+    wanted, further = (
+        load(f"{folders['llama']}@soft=40,yarn={factor}")(tokens) for factor in (2, 4)
+    )
     monkeypatch.setattr(zoo.adapters, "WEIGHTS", tmp_path)  # as one that ships
     for adapter in (str(tmp_path / "adapter"), "adapter"):
         assert torch.equal(load(adapter)(tokens), wanted)
@@ -373,9 +479,13 @@ def test_a_gguf_file_is_a_base(tmp_path, zoo_model):
     writer.add_eos_token_id(config.vocab_size - 1)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, value in llama.state_dict().items():
-        if name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp pairs columns in another order
+        if name.endswith(
+            ("q_proj.weight", "k_proj.weight")
+        ):  # llama.cpp pairs columns in another order
             value = (
-                value.view(config.num_attention_heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(value.shape)
+                value.view(config.num_attention_heads, 2, -1, config.hidden_size)
+                .transpose(1, 2)
+                .reshape(value.shape)
             )
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), value.float().numpy())
     writer.write_header_to_file()
@@ -383,7 +493,9 @@ def test_a_gguf_file_is_a_base(tmp_path, zoo_model):
     writer.write_tensors_to_file()
     writer.close()
     tokens = torch.randint(0, 256, (1, 60))
-    torch.testing.assert_close(load(file)(tokens), llama(tokens).logits.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        load(file)(tokens), llama(tokens).logits.detach(), rtol=1e-4, atol=1e-4
+    )
     zoo.save_adapted(open_released(file, {"soft": "40", "yarn": "2"}), tmp_path / "adapter")
     assert torch.equal(load(tmp_path / "adapter")(tokens), load(f"{file}@soft=40,yarn=2")(tokens))
     open_released(file).save_pretrained(tmp_path / "whole")

@@ -19,7 +19,11 @@ TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
 
 def opened(name, tokenizer):
     if name == "text":
-        return open_haystack("text", tokenizer, [d.tokens for d in open_heldout("sotu-excerpt", tokenizer.name).items])
+        return open_haystack(
+            "text",
+            tokenizer,
+            [d.tokens for d in open_heldout("sotu-excerpt", tokenizer.name).items],
+        )
     return open_haystack(name, tokenizer)
 
 
@@ -36,9 +40,14 @@ def test_facts_stand_in_a_text_and_fill_its_length(kind):
     assert text[0] == tokenizer.bos_id and text[own].tolist() == hay[: own.sum()].tolist()
     for number, fact in enumerate(facts):
         before = tokenizer.decode(text[: fact.end])
-        assert tokenizer.decode(fact.answer).strip() in before[-60:] and len(tokenizer.decode(fact.question)) > 9
+        assert (
+            tokenizer.decode(fact.answer).strip() in before[-60:]
+            and len(tokenizer.decode(fact.question)) > 9
+        )
         assert fact.end / len(text) == pytest.approx(number / 3, abs=0.12)
-    with pytest.raises(ValueError, match=r"length 60 is too short for 4 facts: their words take \d+ tokens"):
+    with pytest.raises(
+        ValueError, match=r"length 60 is too short for 4 facts: their words take \d+ tokens"
+    ):
         state_facts(hay, 60, 4, np.random.default_rng(4), tokenizer)
 
 
@@ -50,12 +59,21 @@ def test_a_passage_holds_the_statement_and_the_question():
         )
         passage, size = prompt.passage(256), prompt.question_length
         assert len(passage.tokens) + len(passage.answer) == 256 and prompt.passage(4000) is prompt
-        assert passage.tokens[0] == tokenizer.bos_id and (passage.tokens[-size:] == prompt.tokens[-size:]).all()
+        assert (
+            passage.tokens[0] == tokenizer.bos_id
+            and (passage.tokens[-size:] == prompt.tokens[-size:]).all()
+        )
         assert tokenizer.decode(prompt.answer) in tokenizer.decode(passage.tokens[1:-size])
     refuses("length 32 is too short for a passage", prompt.passage, 32)
 
 
-PINNED = {"own": "d1150092", "heldout": "eca50586", "train": "f54b4eb8", "wide": "e2622e1e", "other": "822d5694"}
+PINNED = {
+    "own": "d1150092",
+    "heldout": "eca50586",
+    "train": "f54b4eb8",
+    "wide": "e2622e1e",
+    "other": "822d5694",
+}
 PINNED |= {"bam": "8bd9da99"}
 
 
@@ -63,7 +81,10 @@ def test_prompts_are_pinned():
     """A change here is a new version of the evaluators that use prompts."""
     digests, tokenizer = {}, TOKENIZERS["bytes"]
     for name in TEMPLATES:
-        template, digest = Template(name, 3 if name in GRAMMARS else 1), hashlib.blake2b(digest_size=4)
+        template, digest = (
+            Template(name, 3 if name in GRAMMARS else 1),
+            hashlib.blake2b(digest_size=4),
+        )
         for hay in ("own", "grass"):
             for side in draw(template, 700, 0.4, 7, tokenizer, opened(hay, tokenizer)):
                 digest.update(side.tobytes())
@@ -76,8 +97,14 @@ def test_too_short_a_length_names_what_is_needed(name, facts):
     tokenizer = TOKENIZERS["bpe-1k"]
     template, haystack = Template(name, facts), opened("own", tokenizer)
     words = rf"length 10 .*'{name}'.*facts={facts}: .*\d+ tokens"
-    least = int(re.search(r"take (\d+) tokens", refuses(words, draw, template, 10, 0.5, 1, tokenizer, haystack))[1])
-    prompt, answer = draw(template, least, 0.5, 1, tokenizer, haystack)  # what the error says is enough
+    least = int(
+        re.search(
+            r"take (\d+) tokens", refuses(words, draw, template, 10, 0.5, 1, tokenizer, haystack)
+        )[1]
+    )
+    prompt, answer = draw(
+        template, least, 0.5, 1, tokenizer, haystack
+    )  # what the error says is enough
     assert len(prompt) + (0 if name == "bam" else len(answer)) == least
 
 

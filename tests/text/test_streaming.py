@@ -56,7 +56,9 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
     world, workers = 2, 2
     texts = [f"<{n:03d}> " + "word " * 160 for n in range(160)]
     for file in range(4):
-        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[file::4]))
+        (tmp_path / f"{file}.jsonl").write_text(
+            "".join(json.dumps({"text": t}) + "\n" for t in texts[file::4])
+        )
     options = {"source": f"hf:{tmp_path}", "context": 32, "num_workers": workers}
     # As many whole blocks of 256 windows as surely lie in the first epoch; later epochs deal the files out anew.
     blocks = int(0.7 * 160 * 806 / (world * workers) / (256 * 32))
@@ -68,13 +70,21 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
         seen.append(set(re.findall(r"<\d{3}>", "".join(map(BYTES.decode, rows)))))
     assert len(set.union(*seen)) == sum(map(len, seen))
     assert set.union(*seen) <= train_texts(texts)
-    assert len(set.union(*seen)) > 0.4 * len(train_texts(texts))  # a marker cut by a window's edge is not found
+    assert len(set.union(*seen)) > 0.4 * len(
+        train_texts(texts)
+    )  # a marker cut by a window's edge is not found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "workers", "stops"), [(1, 0, (0, 64, 400)), (2, 2, (1, 130))])
 def test_resume_is_exact(spec, world, workers, stops):
-    options = {"rank": world - 1, "world": world, "num_workers": workers, "copies_fraction": 0.3, "seed": 3}
+    options = {
+        "rank": world - 1,
+        "world": world,
+        "num_workers": workers,
+        "copies_fraction": 0.3,
+        "seed": 3,
+    }
     first = loader(spec, **options)
     iterator, whole, states = iter(first), [], {}
     for number in range(max(stops) + 90):
@@ -85,17 +95,25 @@ def test_resume_is_exact(spec, world, workers, stops):
         second = loader(spec, **options)
         second.load_state_dict(state)
         for old, new in zip(whole[number : number + 90], islice(second, 90), strict=True):
-            assert torch.equal(old["tokens"], new["tokens"]) and torch.equal(old["segments"], new["segments"])
+            assert torch.equal(old["tokens"], new["tokens"]) and torch.equal(
+                old["segments"], new["segments"]
+            )
             assert old["tokens"].dtype == new["tokens"].dtype == torch.int64
     if not workers and world == 1:  # the last stop lay beyond the first epoch
         assert states[400]["states"]["0"]["dataset"]["epoch"] > 0
 
 
 def test_documents_of_packed_rows_see_one_another(spec):
-    masked, packed = (list(islice(loader(spec, documents=documents), 3)) for documents in ("masked", "packed"))
+    masked, packed = (
+        list(islice(loader(spec, documents=documents), 3)) for documents in ("masked", "packed")
+    )
     assert len(masked) == 3
     for one, other in zip(masked, packed, strict=True):
-        assert one["tokens"].equal(other["tokens"]) and one["segments"].any() and not other["segments"].any()
+        assert (
+            one["tokens"].equal(other["tokens"])
+            and one["segments"].any()
+            and not other["segments"].any()
+        )
 
 
 def test_heldout_documents_of_a_stream(spec, texts):

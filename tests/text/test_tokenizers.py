@@ -20,7 +20,9 @@ def bpe_folder(tmp_path_factory):
     """A small byte-level BPE in GPT-2's file layout, whose merges join digits ("190", "482"…)."""
     folder = tmp_path_factory.mktemp("bpe")
     model = pytest.importorskip("tokenizers").ByteLevelBPETokenizer()
-    model.train_from_iterator([TEXT] * 4, vocab_size=330, min_frequency=1, special_tokens=["<|endoftext|>"])
+    model.train_from_iterator(
+        [TEXT] * 4, vocab_size=330, min_frequency=1, special_tokens=["<|endoftext|>"]
+    )
     model.save_model(str(folder))
     model.save(str(folder / "tokenizer.json"))
     return folder
@@ -28,7 +30,12 @@ def bpe_folder(tmp_path_factory):
 
 def test_bytes():
     tokenizer = load_tokenizer()
-    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (264, 256, 257, 258)
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (
+        264,
+        256,
+        257,
+        258,
+    )
     ids = tokenizer.encode(TEXT)
     assert ids.dtype == np.int64 and len(ids) == len(TEXT.encode())
     assert tokenizer.decode(ids) == TEXT
@@ -45,7 +52,9 @@ def test_shipped_vocabularies(name, entries):
     assert (tokenizer.name, tokenizer.vocab_size, special) == (name, entries, (0, 1, 2))
     every_byte = "".join(map(chr, range(0x250))) + "日本 😀 \x00 <|endoftext|> <|pad|>"
     ids = tokenizer.encode(every_byte + TEXT)
-    assert tokenizer.decode(ids) == every_byte + TEXT and ids.min() >= 3  # no special token is read out of text
+    assert (
+        tokenizer.decode(ids) == every_byte + TEXT and ids.min() >= 3
+    )  # no special token is read out of text
     assert [tokenizer.decode([i]) for i in tokenizer.encode("48213")] == list("48213")
     assert tokenizer.encode("The")[0] != tokenizer.encode(" The")[0]  # no space is added in front
     assert len(tokenizer.encode("the people of the United States")) < 12
@@ -62,7 +71,9 @@ def test_bpe_from_a_folder_and_from_json(bpe_folder):
 
 
 def test_special_tokens_of_a_json_can_be_named(bpe_folder, tmp_path):
-    model = pytest.importorskip("tokenizers").Tokenizer.from_file(str(bpe_folder / "tokenizer.json"))
+    model = pytest.importorskip("tokenizers").Tokenizer.from_file(
+        str(bpe_folder / "tokenizer.json")
+    )
     model.add_special_tokens(["<s>", "</s>", "<pad>", "[GO]"])
     path = tmp_path / "mine.json"
     model.save(str(path))
@@ -80,7 +91,11 @@ def test_errors_name_what_is_valid(tmp_path):
     for spec, error, message in (
         ("byte", ValueError, r"'byte'.* 'bytes'\?"),
         ("", ValueError, "''"),
-        (f"gpt2:{tmp_path}", FileNotFoundError, r"encoder\.json.*merges\.txt.*fetch-data text gpt2"),
+        (
+            f"gpt2:{tmp_path}",
+            FileNotFoundError,
+            r"encoder\.json.*merges\.txt.*fetch-data text gpt2",
+        ),
         (f"{tmp_path}/tokeniser.json", FileNotFoundError, r"did you mean '.*/tokenizer\.json'"),
         (f"{tmp_path}/tokenizer.json", ValueError, r"tokenizer\.json"),
     ):
@@ -94,8 +109,13 @@ SPECIAL = ["<|startoftext|>", "<|endoftext|>", "<pad>"]
 def saved(folder: Path, special: bool) -> str:
     """A byte-level BPE whose special tokens are marked as such, or are added tokens without the mark."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend = Tokenizer(
+        models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[])
+    )
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     backend.add_tokens([AddedToken(text, special=special, normalized=False) for text in SPECIAL])
     backend.save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")

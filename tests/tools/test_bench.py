@@ -21,11 +21,21 @@ def test_rows_are_saved_and_an_exception_is_one_contenders(tmp_path: Path) -> No
         raise Refused("too wide")
 
     rows = Record(argparse.Namespace(out=tmp_path / "r.json", seconds=0.0), CPU)
-    calls = {"slow": lambda: sum(range(10**5)), "fast": int, "wide": refuse, "broken": lambda: {}["x"]}
+    calls = {
+        "slow": lambda: sum(range(10**5)),
+        "fast": int,
+        "wide": refuse,
+        "broken": lambda: {}["x"],
+    }
     rows.compare("S", "forward", calls, ["slow", "fast"], tokens=10)
     stored = json.loads((tmp_path / "r.json").read_text())
-    assert {row["name"]: row["baseline"] for row in stored["rows"]} == {"slow": "fast", "fast": "fast"}
-    assert stored["rows"][0]["ratio"] > 1 and stored["missing"] == {"wide at S, forward": "too wide"}
+    assert {row["name"]: row["baseline"] for row in stored["rows"]} == {
+        "slow": "fast",
+        "fast": "fast",
+    }
+    assert stored["rows"][0]["ratio"] > 1 and stored["missing"] == {
+        "wide at S, forward": "too wide"
+    }
     assert stored["failed"] == {"broken at S, forward": "KeyError: 'x'"} and rows.finish() == 1
 
 
@@ -33,7 +43,9 @@ def test_contenders_are_compared_with_float64() -> None:
     problem = attention.Problem(1, 2, 70, 32, torch.float32, CPU)
     run = attention.ours(problem, "goat")
     assert attention.error_of(run, problem) < 1e-5
-    wrong = attention.Run(lambda: run.forward() * (torch.arange(70) < 69)[:, None], run.leaves, run.method)
+    wrong = attention.Run(
+        lambda: run.forward() * (torch.arange(70) < 69)[:, None], run.leaves, run.method
+    )
     assert attention.error_of(wrong, problem) > 1e-3
 
 
@@ -42,13 +54,22 @@ def test_contenders_are_compared_with_float64() -> None:
     ("command", "names"),
     [
         ("attention --lengths 64 --without Flex,cable", {"sdpa", "ours: ggd", "ggd as dense bias"}),
-        ("training --models text_rope_tiny --lengths 16 --tokens 32", {"text_rope_tiny", "transformers Llama"}),
+        (
+            "training --models text_rope_tiny --lengths 16 --tokens 32",
+            {"text_rope_tiny", "transformers Llama"},
+        ),
         ("decoding --lengths 64", {"transformers Llama", "text_alibi_tiny.facts"}),
     ],
 )
-def test_each_benchmark_records_what_it_prints(command: str, names: set[str], tmp_path: Path, capsys) -> None:
+def test_each_benchmark_records_what_it_prints(
+    command: str, names: set[str], tmp_path: Path, capsys
+) -> None:
     out = tmp_path / "rows.json"
-    assert bench.main([*command.split(), "--device", "cpu", "--seconds", "0", "--out", str(out)]) == 0
+    assert (
+        bench.main([*command.split(), "--device", "cpu", "--seconds", "0", "--out", str(out)]) == 0
+    )
     stored, printed = json.loads(out.read_text()), capsys.readouterr().out
-    assert names <= {row["name"] for row in stored["rows"]} and all(name in printed for name in names)
+    assert names <= {row["name"] for row in stored["rows"]} and all(
+        name in printed for name in names
+    )
     assert not stored["failed"]

@@ -26,7 +26,9 @@ def config(source, **options):
 def picture(number, size=(40, 40)):
     """A smooth picture whose mean brightness tells its number apart from its neighbours'."""
     rng = np.random.default_rng(number)
-    return Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    return Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(
+        size, Image.Resampling.BICUBIC
+    )
 
 
 def encoded(image, form="PNG", **options):

@@ -17,9 +17,24 @@ from modalities.vision.data import build_loader, heldout_by, heldout_name
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, decode_image, limit_aspect, preprocess, to_rgb
 from tests.refusals import refuses
-from tests.vision.image_files import config, encoded, numbers, opened, picture, solid, take, write_folder, write_shards
+from tests.vision.image_files import (
+    config,
+    encoded,
+    numbers,
+    opened,
+    picture,
+    solid,
+    take,
+    write_folder,
+    write_shards,
+)
 
-IMAGENET = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "rand_augment": "rand-m9-n2-mstd0.5"}
+IMAGENET = {
+    "augment": "imagenet",
+    "crop_scale": (0.08, 1.0),
+    "hflip": 0.5,
+    "rand_augment": "rand-m9-n2-mstd0.5",
+}
 IMAGENET |= {"random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
 
 
@@ -29,7 +44,10 @@ def sources(tmp_path_factory):
     root = tmp_path_factory.mktemp("sources")
     write_folder(root / "folder/train", "abcd", 60)
     write_folder(root / "folder/val", "abcd", 10)
-    return {"wds": f"wds:{write_shards(root / 'shards', [20, 7, 13, 1, 19])}", "folder": f"folder:{root / 'folder'}"}
+    return {
+        "wds": f"wds:{write_shards(root / 'shards', [20, 7, 13, 1, 19])}",
+        "folder": f"folder:{root / 'folder'}",
+    }
 
 
 @pytest.mark.parametrize(
@@ -40,7 +58,10 @@ def sources(tmp_path_factory):
         ({"random_erasing": 0.25}, "no effect with augment='light'"),
         ({"augment": "imagenet", "rand_augment": "m9-n2"}, "rand-m9-n2"),
         ({"target": "marked+map"}, "expected augment='window'"),
-        ({"target": "marked+map", "augment": "window", "mixup": 0.1}, "mixup=0.1 with target='marked"),
+        (
+            {"target": "marked+map", "augment": "window", "mixup": 0.1},
+            "mixup=0.1 with target='marked",
+        ),
         ({"shapes": ("0x96",)}, "shapes: '0x96'"),
     ],
 )
@@ -53,13 +74,19 @@ def test_bad_configs(options, message):
 
 @pytest.mark.parametrize(
     ("kind", "world", "workers", "batches", "micro_batch", "times"),
-    [("wds", 2, 2, 6, 5, 1), ("folder", 3, 1, 4, 5, 1), ("wds", 2, 0, 15, 8, 4)],  # the last: batches over epochs' ends
+    [
+        ("wds", 2, 2, 6, 5, 1),
+        ("folder", 3, 1, 4, 5, 1),
+        ("wds", 2, 0, 15, 8, 4),
+    ],  # the last: batches over epochs' ends
 )
 def test_every_sample_once_an_epoch(kind, world, workers, batches, micro_batch, times, sources):
     shown = []
     for rank in range(world):
         options = config(sources[kind], num_workers=workers)
-        for batch in take(build_loader(options, rank=rank, world=world, micro_batch=micro_batch), batches):
+        for batch in take(
+            build_loader(options, rank=rank, world=world, micro_batch=micro_batch), batches
+        ):
             assert [n % 4 for n in numbers(batch)] == batch["targets"].tolist()
             shown += numbers(batch)
     assert Counter(shown) == Counter(list(range(60)) * times) and shown != list(range(60)) * times
@@ -70,10 +97,16 @@ def test_heldout_is_one_pass_with_equally_many_batches(kind, sources):
     count, options = (60, {"heldout_source": sources["wds"]}) if kind == "wds" else (10, {})
     pairs = []
     for rank in range(2):
-        loader = build_loader(config(sources[kind], **options), split="heldout", rank=rank, world=2, micro_batch=4)
+        loader = build_loader(
+            config(sources[kind], **options), split="heldout", rank=rank, world=2, micro_batch=4
+        )
         batches = list(loader)
         assert len(batches) == len(loader) == -(-count // 8)
-        pairs += [pair for batch in batches for pair in zip(numbers(batch), batch["targets"].tolist(), strict=True)]
+        pairs += [
+            pair
+            for batch in batches
+            for pair in zip(numbers(batch), batch["targets"].tolist(), strict=True)
+        ]
     assert len(pairs) == -(-count // 8) * 8  # filled up, with places that do not count
     assert sorted(n for n, label in pairs if label >= 0) == list(range(count))
     assert all(label == n % 4 for n, label in pairs if label >= 0)
@@ -85,8 +118,15 @@ def test_what_replaces_a_bad_image_does_not_count(tmp_path):
     source = f"wds:{write_shards(tmp_path, [14, 16], damage=damage)}"
     batches = take(build_loader(config(source, shuffle_buffer=64), micro_batch=3), 10)
     assert {n for batch in batches for n in numbers(batch)} == {0, 10, 20}
-    held = list(build_loader(config("wds:none", heldout_source=source), split="heldout", micro_batch=8))
-    counted = [n for b in held for n, label in zip(numbers(b), b["targets"].tolist(), strict=True) if label >= 0]
+    held = list(
+        build_loader(config("wds:none", heldout_source=source), split="heldout", micro_batch=8)
+    )
+    counted = [
+        n
+        for b in held
+        for n, label in zip(numbers(b), b["targets"].tolist(), strict=True)
+        if label >= 0
+    ]
     assert sorted(counted) == [0, 10, 20]
     with pytest.raises(ValueError, match=r"all . images were skipped: skipped . × empty"):
         take(build_loader(config(source, shuffle_buffer=4), micro_batch=3), 10)
@@ -102,7 +142,9 @@ def test_resume_is_exact_to_the_byte(kind, workers, sources):
     expected = take(batches, 6)
     again.load_state_dict(state)
     for one, other in zip(expected, again, strict=False):
-        assert torch.equal(one["images"], other["images"]) and torch.equal(one["targets"], other["targets"])
+        assert torch.equal(one["images"], other["images"]) and torch.equal(
+            one["targets"], other["targets"]
+        )
 
 
 def test_batches_neither_use_nor_change_the_programs_generators(sources):
@@ -131,19 +173,32 @@ def test_targets_and_pixels_are_mixed_smoothed_and_normalised(sources):
     apart = (onehot != onehot.flip(0)).any(1)
     share = mixed["targets"][apart].gather(1, plain["targets"][apart][:, None]).mean()
     assert 0 < share < 1
-    torch.testing.assert_close(mixed["images"], share * plain["images"] + (1 - share) * plain["images"].flip(0))
+    torch.testing.assert_close(
+        mixed["images"], share * plain["images"] + (1 - share) * plain["images"].flip(0)
+    )
     assert torch.equal(plain["images"], smooth["images"])
     torch.testing.assert_close(smooth["targets"], torch.full((10, 4), 0.05) + 0.8 * onehot)
-    torch.testing.assert_close(first(mean=(0.5,) * 3, std=(0.25,) * 3)["images"], (plain["images"] - 0.5) / 0.25)
-    refuses("micro_batch 3 must be even", build_loader, config(sources["folder"], **IMAGENET), micro_batch=3)
+    torch.testing.assert_close(
+        first(mean=(0.5,) * 3, std=(0.25,) * 3)["images"], (plain["images"] - 0.5) / 0.25
+    )
+    refuses(
+        "micro_batch 3 must be even",
+        build_loader,
+        config(sources["folder"], **IMAGENET),
+        micro_batch=3,
+    )
 
 
 def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path):
-    write_shards(tmp_path, [2], damage={n: {"png": encoded(picture(3)), "cls": b"0"} for n in range(2)})
+    write_shards(
+        tmp_path, [2], damage={n: {"png": encoded(picture(3)), "cls": b"0"} for n in range(2)}
+    )
     plain = {"augment": "imagenet", "crop_scale": (1.0, 1.0), "image_size": 32}
     values = {"crop_scale": (0.3, 0.6), "hflip": 0.5, "color_jitter": 0.4, "random_erasing": 0.9}
     for name, value in (values | {"rand_augment": "rand-m9-n2-p1"}).items():
-        batches = take(build_loader(config(f"wds:{tmp_path}", **plain | {name: value}), micro_batch=2), 8)
+        batches = take(
+            build_loader(config(f"wds:{tmp_path}", **plain | {name: value}), micro_batch=2), 8
+        )
         pictures = {batch["images"][i].numpy().tobytes() for batch in batches for i in range(2)}
         assert len(pictures) >= (2 if name == "hflip" else 8)
 
@@ -154,33 +209,58 @@ def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path)
 def test_a_training_decides_what_it_held_out():
     """The same for seeds and variants of a training, which differ in the rest of its data section."""
     data = {"source": "folder:a", "num_classes": 3, "image_size": 96, "seed": 1, "mixup": 0.2}
-    one, several = heldout_by(data), Resolution(None, {**data, "shapes": ["64x64", "128x128", "64x144"]})
+    one, several = (
+        heldout_by(data),
+        Resolution(None, {**data, "shapes": ["64x64", "128x128", "64x144"]}),
+    )
     assert several.source_name == "folder:a" and several.trained_range == (64, 128)
-    assert Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name == "glyphs-builtin"
-    assert one == heldout_by({**data, "seed": 2, "image_size": 48}) and heldout_name(one) == "folder:a"
-    assert heldout_name(heldout_by({**data, "heldout_source": "folder:b"})) == "all of folder:b, classes of folder:a"
+    assert (
+        Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name
+        == "glyphs-builtin"
+    )
+    assert (
+        one == heldout_by({**data, "seed": 2, "image_size": 48}) and heldout_name(one) == "folder:a"
+    )
+    assert (
+        heldout_name(heldout_by({**data, "heldout_source": "folder:b"}))
+        == "all of folder:b, classes of folder:a"
+    )
     refuses("--source", heldout_by, {"source": "wds:x-{0..3}.tar"})
 
 
-@pytest.mark.parametrize(("split", "count", "size", "side"), [("train", 1976, 48, 64), ("heldout", 416, 96, 384)])
+@pytest.mark.parametrize(
+    ("split", "count", "size", "side"), [("train", 1976, 48, 64), ("heldout", 416, 96, 384)]
+)
 def test_the_built_in_letters(split, count, size, side):
     """A stored size with room for random crops; above the largest, pictures are enlarged."""
-    images = build_loader(VisionDataConfig(source="glyphs-builtin", image_size=size), split=split, micro_batch=2)
+    images = build_loader(
+        VisionDataConfig(source="glyphs-builtin", image_size=size), split=split, micro_batch=2
+    )
     images = images.source.images
     assert len(images) == count and images.classes == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     picture, label = images.read(27)
     assert picture.size == (side, side) and picture.mode == "RGB" and label == 1
-    assert images.fingerprint == {"train": "5136a41ba6080f3e", "heldout": "23db3152d34eb315"}[split]  # of stored cells
+    assert (
+        images.fingerprint == {"train": "5136a41ba6080f3e", "heldout": "23db3152d34eb315"}[split]
+    )  # of stored cells
 
 
 def test_classes_are_those_of_the_config_and_the_same_in_both_splits(sources, tmp_path):
     swapped = f"wds:{write_shards(tmp_path / 'swapped', [4], 'abdc')}"
     for source in sources.values():
         for split in ("train", "heldout"):
-            with pytest.raises(ValueError, match=r"4 classes, num_classes is 3: --set data\.num_classes=4"):
-                build_loader(config(source, num_classes=3, heldout_source=sources["wds"]), split=split, micro_batch=2)
+            with pytest.raises(
+                ValueError, match=r"4 classes, num_classes is 3: --set data\.num_classes=4"
+            ):
+                build_loader(
+                    config(source, num_classes=3, heldout_source=sources["wds"]),
+                    split=split,
+                    micro_batch=2,
+                )
         refuses("'c' in training is 'd' held out", opened, config(source, heldout_source=swapped))
-    refuses("set heldout_source", build_loader, config(sources["wds"]), split="heldout", micro_batch=2)
+    refuses(
+        "set heldout_source", build_loader, config(sources["wds"]), split="heldout", micro_batch=2
+    )
 
 
 # ---- images ----
@@ -206,7 +286,10 @@ CONVERTED = {
     "ycbcr": (encoded(red("YCbCr"), "TIFF"), RED),
     "alpha": (encoded(half_transparent()), RED),
     "16-bit": (encoded(Image.fromarray(np.full((4, 6), 40000, np.uint16))), (155, 155, 155)),
-    "32-bit integers within 16 bits": (encoded(Image.new("I", (6, 4), 40000), "TIFF"), (155, 155, 155)),
+    "32-bit integers within 16 bits": (
+        encoded(Image.new("I", (6, 4), 40000), "TIFF"),
+        (155, 155, 155),
+    ),
 }
 
 
@@ -230,7 +313,10 @@ def test_exif_orientation_is_applied_once(form):
         image = decode_image(data)
         assert images.upright_size(data) == image.size == to_rgb(image).size == (48, 32)
         assert np.abs(np.asarray(image, int) - np.asarray(upright, int)).mean() < 4
-    assert decode_image(encoded(solid(5), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")).size == (12, 12)
+    assert decode_image(encoded(solid(5), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")).size == (
+        12,
+        12,
+    )
 
 
 JPEG, PNG = encoded(picture(1, (80, 80)), "JPEG", quality=95), encoded(picture(1, (80, 80)))
@@ -243,7 +329,10 @@ SKIPPED = {
     "float": (encoded(Image.new("F", (6, 4), 0.5), "TIFF"), "unsupported mode"),
     "32-bit": (encoded(Image.new("I", (6, 4), 1 << 20), "TIFF"), "unsupported mode"),
     "lab": (encoded(Image.new("LAB", (6, 4)), "TIFF"), "unsupported mode"),
-    "a transparent grey of 16 bits": (encoded(Image.new("I;16", (6, 4)), transparency=9), "unsupported mode"),
+    "a transparent grey of 16 bits": (
+        encoded(Image.new("I;16", (6, 4)), transparency=9),
+        "unsupported mode",
+    ),
 }
 
 
@@ -260,7 +349,9 @@ def test_the_largest_central_window_is_read():
     image = Image.new("RGB", (100, 100))
     image.paste(RED, (0, 25, 100, 75))
     pixels = preprocess(image, 48, 96, mean=(0, 0, 0), std=(1, 1, 1))
-    assert (255 * pixels).round().unique(dim=1).shape[1] == 1 and abs(255 * pixels[0, 0, 0] - RED[0]) < 1
+    assert (255 * pixels).round().unique(dim=1).shape[1] == 1 and abs(
+        255 * pixels[0, 0, 0] - RED[0]
+    ) < 1
 
 
 def test_thin_pictures_take_no_memory():

@@ -53,9 +53,15 @@ def test_every_method_is_registered_in_every_size() -> None:
     ours, timms = set(list_models("vision_*")), set(timm.list_models("vision_*"))
     for size, method, ssmax in itertools.product(SIZES, list_grid_positions(), ("", "_ssmax")):
         assert f"vision_{method}{ssmax}_{size}" in ours & timms
-    for name, millions in (("vision_nope_small_patch16", 22.05), ("vision_nope_base_patch16", 86.6)):
+    for name, millions in (
+        ("vision_nope_small_patch16", 22.05),
+        ("vision_nope_base_patch16", 86.6),
+    ):
         with torch.device("meta"):
-            assert abs(sum(p.numel() for p in create_model(name).parameters()) / 1e6 / millions - 1) < 0.02
+            assert (
+                abs(sum(p.numel() for p in create_model(name).parameters()) / 1e6 / millions - 1)
+                < 0.02
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,8 +89,12 @@ def test_positions_on_a_non_square_grid(name: str) -> None:
     swapped[..., :8, :8], swapped[..., 8:, 24:] = picture[..., 8:, 24:], picture[..., :8, :8]
     one, other = model.forward_features(picture), model.forward_features(swapped)
     order = torch.arange(10)
-    order[[2, 9]] = order[[9, 2]]  # prefix tokens are 0 and 1; patch (0, 0) is token 2, patch (1, 3) token 9
-    assert torch.allclose(one[:, order], other, atol=1e-9) == (model.config.position in ("nope", "sink"))
+    order[[2, 9]] = order[
+        [9, 2]
+    ]  # prefix tokens are 0 and 1; patch (0, 0) is token 2, patch (1, 3) token 9
+    assert torch.allclose(one[:, order], other, atol=1e-9) == (
+        model.config.position in ("nope", "sink")
+    )
     if model.position_embedding is not None:  # prefix tokens have no place
         added = model.position_embedding(model.positions(16, 32), torch.zeros(1))
         assert added[:, :2].abs().max() == 0 and added[:, 2:].abs().max() > 0
@@ -92,7 +102,11 @@ def test_positions_on_a_non_square_grid(name: str) -> None:
 
 def test_sizes_and_configs_that_do_not_fit() -> None:
     model = small("vision_nope_tiny_patch8")
-    refuses(r"50 is no multiple.*48 and 56; 70 is no multiple.*64 and 72", model, torch.zeros(1, 3, 50, 70))
+    refuses(
+        r"50 is no multiple.*48 and 56; 70 is no multiple.*64 and 72",
+        model,
+        torch.zeros(1, 3, 50, 70),
+    )
     for options, message in (
         ({"img_size": 100}, "nearest sizes are 96 and 104"),
         ({"mlp": "swigli"}, "did you mean 'swiglu'"),
@@ -108,7 +122,11 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
     name = "layers.0.attention.rotary.omega"  # learned directions do not decay, and are stored in float32
     assert name in mixed.no_weight_decay() and name in mixed.prior_parameters()
     assert mixed.storable_state(torch.bfloat16)[name].dtype == torch.float32
-    options = {"position": ["goat", "ggd2d"], "position_options": {"goat": {"rank": 2}}, "img_size": (32, 48)}
+    options = {
+        "position": ["goat", "ggd2d"],
+        "position_options": {"goat": {"rank": 2}},
+        "img_size": (32, 48),
+    }
     by_layer = small("vision_goat_tiny_patch8", **options)
     by_layer.reset_classifier(2)
     by_layer.eval().class_names = ("cat", "dog")
@@ -122,21 +140,35 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
             assert torch.equal(again(images()), model(images()))
 
 
-@pytest.mark.parametrize(("method", "shared"), [("goat", True), ("learned", False), ("ggd2d+spectral2d", False)])
-def test_offloaded_models_compute_what_they_compute_in_memory(method: str, shared: bool, tmp_path) -> None:
-    model = moved(small(f"vision_{method}_ssmax_tiny_patch8", share_prior=shared, class_token=shared))
+@pytest.mark.parametrize(
+    ("method", "shared"), [("goat", True), ("learned", False), ("ggd2d+spectral2d", False)]
+)
+def test_offloaded_models_compute_what_they_compute_in_memory(
+    method: str, shared: bool, tmp_path
+) -> None:
+    model = moved(
+        small(f"vision_{method}_ssmax_tiny_patch8", share_prior=shared, class_token=shared)
+    )
     expected, device = model(images()), torch.device("cpu")
-    assert torch.equal(disk_offload(copy.deepcopy(model), tmp_path, execution_device=device)(images()), expected)
+    assert torch.equal(
+        disk_offload(copy.deepcopy(model), tmp_path, execution_device=device)(images()), expected
+    )
     assert torch.equal(cpu_offload(model, device)(images()), expected)
 
 
-@pytest.mark.parametrize("name", [f"vision_{method}_tiny_patch8" for method in ("goat", "learned", "rope2d_mixed")])
+@pytest.mark.parametrize(
+    "name", [f"vision_{method}_tiny_patch8" for method in ("goat", "learned", "rope2d_mixed")]
+)
 def test_timms_interface_and_gradients(name: str) -> None:
     """What timm asks of its own models: default_cfg, features, head, classifier, gradients everywhere."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=10, **SMALL, class_token=True)
     cfg, modules = model.default_cfg, dict(model.named_modules())
-    assert cfg["input_size"] == (3, 48, 48) and not cfg["fixed_input_size"] and cfg["license"] == "apache-2.0"
+    assert (
+        cfg["input_size"] == (3, 48, 48)
+        and not cfg["fixed_input_size"]
+        and cfg["license"] == "apache-2.0"
+    )
     assert cfg["classifier"] in modules and cfg["first_conv"] in modules
     gradients = []
     for recompute in (False, True):
@@ -144,7 +176,10 @@ def test_timms_interface_and_gradients(name: str) -> None:
         gradients.append(torch.autograd.grad(model(images()).square().sum(), [*model.parameters()]))
     torch.testing.assert_close(*gradients)
     model.eval()
-    features, pooled = model.forward_features(images()), model.forward_head(model.forward_features(images()), True)
+    features, pooled = (
+        model.forward_features(images()),
+        model.forward_head(model.forward_features(images()), True),
+    )
     torch.testing.assert_close(model.forward_head(features), model(images()))
     assert pooled.shape == (2, model.head_hidden_size) and model.get_classifier().out_features == 10
     model.reset_classifier(0, "")
@@ -156,7 +191,9 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     ours, theirs = create_model(TRAINED).eval(), timm.create_model(TRAINED, pretrained=True).eval()
     assert torch.equal(ours(images()), theirs(images()))
     assert ours.class_names == theirs.class_names == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    fresh = timm.create_model(TRAINED, pretrained=True, num_classes=3)  # another classifier on the same features
+    fresh = timm.create_model(
+        TRAINED, pretrained=True, num_classes=3
+    )  # another classifier on the same features
     assert fresh(images()).shape == (2, 3) and fresh.class_names == ()
     torch.testing.assert_close(fresh.norm.weight, ours.norm.weight)
     damaged = {**catalog.manifest(), TRAINED: {**catalog.manifest()[TRAINED], "sha256": "0" * 64}}
@@ -170,19 +207,28 @@ def test_timms_optimiser_takes_the_exemptions_and_the_depth_groups() -> None:
 
     model = timm.create_model("vision_goat_tiny_patch8", num_layers=2)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.7)
-    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    decayed = {
+        id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]
+    }
     for module in model.modules():
         if isinstance(module, (Prior, nn.LayerNorm)):
             assert not decayed & {id(p) for p in module.parameters()}
     assert id(model.layers[0].attention.query.weight) in decayed
-    assert len({group["lr_scale"] for group in optimizer.param_groups}) == 4  # stem, two blocks, head
+    assert (
+        len({group["lr_scale"] for group in optimizer.param_groups}) == 4
+    )  # stem, two blocks, head
 
 
 def test_keywords_of_timms_scripts_are_served_or_refused() -> None:
     name = "vision_goat_tiny_patch8"
-    model = timm.create_model(name, dynamic_img_size=True, strict_img_size=False, drop_rate=0.0, in_chans=1)
+    model = timm.create_model(
+        name, dynamic_img_size=True, strict_img_size=False, drop_rate=0.0, in_chans=1
+    )
     assert model.config.img_size == 48 and model.patch_embed.proj.in_channels == 1
-    for options, size in (({"img_size": 96}, 96), ({"img_size": 96, "pretrained": True}, 48)):  # weights have theirs
+    for options, size in (
+        ({"img_size": 96}, 96),
+        ({"img_size": 96, "pretrained": True}, 48),
+    ):  # weights have theirs
         fresh = timm.create_model(TRAINED, **options)
         input_size = timm.data.resolve_model_data_config(fresh)["input_size"]
         assert input_size == (3, *fresh.config.train_size) == (3, size, size)

@@ -35,7 +35,11 @@ class Greys(ImageSet):
 
     def __init__(self, count=40, size=(64, 64), broken=(), groups=0):
         self.count, self.size, self.broken, self.groups = count, size, broken, groups
-        self.spec, self.classes, self.fingerprint = "greys", tuple(map(str, range(CLASSES))), "greys"
+        self.spec, self.classes, self.fingerprint = (
+            "greys",
+            tuple(map(str, range(CLASSES))),
+            "greys",
+        )
 
     def __len__(self):
         return self.count
@@ -71,13 +75,21 @@ class Reader(nn.Module):
 
     def __init__(self, wrong=lambda true, images: true < 0, **config):
         super().__init__()
-        facts = {"train_size": (16, 16), "patch_size": 8, "num_classes": CLASSES, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+        facts = {
+            "train_size": (16, 16),
+            "patch_size": 8,
+            "num_classes": CLASSES,
+            "mean": (0.0,) * 3,
+            "std": (1.0,) * 3,
+        }
         self.config, self.wrong = SimpleNamespace(**facts | config), wrong
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, images):
         true = (images.mean((1, 2, 3)) * CLASSES).long()
-        return F.one_hot(torch.where(self.wrong(true, images), (true + 1) % CLASSES, true), CLASSES).float()
+        return F.one_hot(
+            torch.where(self.wrong(true, images), (true + 1) % CLASSES, true), CLASSES
+        ).float()
 
 
 class Unsure(Reader):
@@ -86,7 +98,9 @@ class Unsure(Reader):
     def forward(self, images):
         true = (images.mean((1, 2, 3)) * CLASSES - 0.5).round().long()
         right = F.one_hot(true, CLASSES).float()
-        return torch.where(((true < 4) == (images.shape[-1] == 16))[:, None], 0.5 * right.roll(1, -1), right)
+        return torch.where(
+            ((true < 4) == (images.shape[-1] == 16))[:, None], 0.5 * right.roll(1, -1), right
+        )
 
 
 def resolution(**settings):
@@ -112,7 +126,10 @@ def test_errors_and_paired_differences_are_over_groups(images):
     error = math.sqrt(4 / 3 * sum(one**2 for one in sums)) / 40
     assert all(row["top1_standard_error"] == pytest.approx(error) for row in results[0].rows)
     paired = evaluator.paired(results, "good")
-    assert [(row["size"], row["score"], row["units"]) for row in paired] == [(16, "top1", 4), (32, "top1", 4)]
+    assert [(row["size"], row["score"], row["units"]) for row in paired] == [
+        (16, "top1", 4),
+        (32, "top1", 4),
+    ]
     for row in paired:
         assert row["difference"] == pytest.approx(right.mean() - 1)
         assert row["high"] - row["difference"] == pytest.approx(t_quantile(0.95, 3) * error)
@@ -121,10 +138,17 @@ def test_errors_and_paired_differences_are_over_groups(images):
 def test_what_cannot_be_read_is_left_out_and_counted(images):
     images(broken=(0, 3, 39))
     row = rows(Reader(), sizes=(16,))[16]
-    assert (row["images"], row["skipped"], row["top1"], row["skipped_because"]) == (37, 3, 1.0, "3 truncated")
+    assert (row["images"], row["skipped"], row["top1"], row["skipped_because"]) == (
+        37,
+        3,
+        1.0,
+        "3 truncated",
+    )
     images(broken=range(40))
     refuses("none of its held-out images can be read", rows, Reader())
-    images(size=[(64, 64)] * 38 + [(64, 20)] * 2)  # large enough for 16 pixels, not for 32: the same images at both
+    images(
+        size=[(64, 64)] * 38 + [(64, 20)] * 2
+    )  # large enough for 16 pixels, not for 32: the same images at both
     for mode, expected in (("native", (38, "2 too small")), ("resized", (40, ""))):
         measured = rows(Reader(), sizes=(16, 32), mode=mode).values()
         assert {(row["images"], row["skipped_because"]) for row in measured} == {expected}
@@ -134,7 +158,11 @@ def test_default_sizes_stop_where_the_images_do(images):
     for size, trained, expected in (
         ((100, 40), (16, 16), (16, 24, 32)),
         ((100, 100), (16, 24), (16, 32, 48, 64)),  # both sides whole patches
-        ([(64, 64)] * 37 + [(17, 17)] * 3, (16, 16), (16, 24, 32, 48, 64)),  # one image in ten may be smaller
+        (
+            [(64, 64)] * 37 + [(17, 17)] * 3,
+            (16, 16),
+            (16, 24, 32, 48, 64),
+        ),  # one image in ten may be smaller
     ):
         images(size=size)
         assert resolution().points(Reader(train_size=trained)) == expected
@@ -158,7 +186,9 @@ def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
     items = images(count=300)
     few, every = (resolution(sizes=(16,), samples=n).cells(Reader()) for n in (128, None))
     assert [cell.name for cell in few] == ["16x16/images=0-128"]
-    assert [cell.name for cell in every] == [f"16x16/images={a}-{b}" for a, b in ((0, 128), (128, 256), (256, 300))]
+    assert [cell.name for cell in every] == [
+        f"16x16/images={a}-{b}" for a, b in ((0, 128), (128, 256), (256, 300))
+    ]
     identity = resolution(sizes=(16,), samples=128, batch_tokens=1).identity(Reader())
     assert identity == {"images": "greys", "mode": "native", "fit": "crop", "scales": []}
     assert items.order.tolist() == np.random.default_rng(0).permutation(300).tolist()
@@ -171,8 +201,13 @@ def test_a_larger_size_stands_beside_its_controls(images):
     small, large = evaluator.rows(dict(evaluator.run(Unsure())))
     assert small["top1"] == large["top1"] == large["reduced_top1"] == 0.5 and large["gain"] == 0
     assert large["multi_scale_top1"] == 1.0 and large["multi_scale_gain"] == -0.5
-    assert large["enlarged_top1"] == 0.5 and large["enlarged_gain"] == 0  # greys have nothing to lose
-    assert small["chance_top1"] == 1 / CLASSES and not {"gain", "multi_scale_gain", "enlarged_gain"} & small.keys()
+    assert (
+        large["enlarged_top1"] == 0.5 and large["enlarged_gain"] == 0
+    )  # greys have nothing to lose
+    assert (
+        small["chance_top1"] == 1 / CLASSES
+        and not {"gain", "multi_scale_gain", "enlarged_gain"} & small.keys()
+    )
     apart = {row["control"]: (row["low"], row["high"]) for row in large["controls"]}
     assert list(apart) == ["reduced", "multi_scale", "enlarged"]
     assert apart["multi_scale"][0] < -0.5 < apart["multi_scale"][1] < 0
@@ -190,7 +225,9 @@ def test_logits_that_are_no_numbers_are_wrong(images):
 
     images(count=64)
     small, large = rows(Infinite(), sizes=(16, 32)).values()
-    assert small["top1"] == 1.0 and large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0
+    assert (
+        small["top1"] == 1.0 and large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0
+    )
 
 
 VIT = "vit_tiny_patch16_224"
@@ -215,9 +252,13 @@ def files(tmp_path_factory):
 @pytest.mark.slow
 def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
     model, trained = OUTSIDE.load(f"{VIT}@{files}/vit.safetensors")
-    evaluator = Resolution(ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized"))
+    evaluator = Resolution(
+        ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized")
+    )
     rows = {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
-    ours = timm.create_model(VIT, num_classes=3, checkpoint_path=f"{files}/vit.pth", dynamic_img_size=True).eval()
+    ours = timm.create_model(
+        VIT, num_classes=3, checkpoint_path=f"{files}/vit.pth", dynamic_img_size=True
+    ).eval()
     data = resolve_model_data_config(ours)
     assert trained and data["crop_pct"] == 0.9
     for size in (160, 224):
@@ -226,7 +267,9 @@ def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
         for label, name in enumerate("abc"):
             for path in sorted((files / "images" / "val" / name).iterdir()):
                 with torch.inference_mode():
-                    logits = ours(transform(Image.open(path).convert("RGB"))[None])[0].log_softmax(-1)
+                    logits = ours(transform(Image.open(path).convert("RGB"))[None])[0].log_softmax(
+                        -1
+                    )
                 right, nats = right + int(logits.argmax() == label), nats - float(logits[label])
         assert rows[size]["images"] == 6 and rows[size]["top1"] == right / 6
         assert rows[size]["nll"] == pytest.approx(nats / 6, rel=1e-4)
@@ -248,4 +291,6 @@ def test_what_cannot_be_loaded_is_one_line(files):
         ("vit_small_patch16_224@{}/vit.pth", "cannot be loaded: .*size mismatch"),
     ):
         refuses(message, OUTSIDE.load, word.format(files))
-    assert isinstance(OUTSIDE.load("vision_goat_tiny_patch8")[0], VisionTransformer)  # registered with timm by the zoo
+    assert isinstance(
+        OUTSIDE.load("vision_goat_tiny_patch8")[0], VisionTransformer
+    )  # registered with timm by the zoo

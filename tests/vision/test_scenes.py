@@ -38,13 +38,19 @@ def scene(number, *, size=(96, 96), marked=1, spread=24):
     rows, columns = size[0] // 8, size[1] // 8
     pixels, fields = np.zeros((*size, 3), np.uint8), {"bbox": [], "category": [], "marked": []}
     corner = rng.integers([rows - spread // 8 + 1, columns - spread // 8 + 1])
-    inside = [(corner[0] + r, corner[1] + c) for r in range(spread // 8) for c in range(spread // 8)]
+    inside = [
+        (corner[0] + r, corner[1] + c) for r in range(spread // 8) for c in range(spread // 8)
+    ]
     everywhere = [(r, c) for r in range(rows) for c in range(columns) if (r, c) not in inside]
     places = [inside[n] for n in rng.permutation(len(inside))[:marked]]
     places += [everywhere[n] for n in rng.permutation(len(everywhere))[: rows * columns // 8]]
     for n, (row, column) in enumerate(places):
         category = int(rng.integers(CLASSES))
-        pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = (40 + 30 * category, 0, 255 * (n < marked))
+        pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = (
+            40 + 30 * category,
+            0,
+            255 * (n < marked),
+        )
         fields["bbox"].append([8 * int(column), 8 * int(row), 8, 8])
         fields["category"].append(category)
         fields["marked"].append(n < marked)
@@ -85,16 +91,23 @@ def test_windows_hold_the_marked_objects_and_lie_in_one_another():
         for shape in ((24, 24), (40, 40), (56, 72), (96, 160)):
             window = np.array(window_on(image.size, objects, shape, at), float)
             for box in inner:
-                assert (window[:2] <= box[:2]).all() and (window[:2] + window[2:] >= box[:2] + box[2:]).all()
+                assert (window[:2] <= box[:2]).all() and (
+                    window[:2] + window[2:] >= box[:2] + box[2:]
+                ).all()
             inner = [window]
     apart = parse_objects({"bbox": [[0, 0, 8, 8], [80, 0, 8, 8]], "category": [0, 1]})
-    for shape, message in (((64, 64), "spread: the objects to be shown take 88"), ((104, 96), "too small: 96×96")):
+    for shape, message in (
+        ((64, 64), "spread: the objects to be shown take 88"),
+        ((104, 96), "too small: 96×96"),
+    ):
         refuses(message, window_on, (96, 96), apart, shape, (0, 0), error=BadImage)
 
 
 def test_windows_without_all_that_the_question_needs_have_answer_0():
     boxes = [[0, 0, 8, 8], [40, 0, 8, 8]]
-    objects = parse_objects({"bbox": boxes, "category": [3, 1], "marked": [False, True], "evidence": [True, False]})
+    objects = parse_objects(
+        {"bbox": boxes, "category": [3, 1], "marked": [False, True], "evidence": [True, False]}
+    )
     assert window_on((96, 96), objects, (56, 56), (0, 0)) == (0, 0, 56, 56)
     for window, answer in (((0, 0, 56, 56), 2), ((24, 0, 56, 56), 0)):
         assert targets_of(objects.in_window(window), (56, 56))["targets"] == answer
@@ -109,25 +122,44 @@ def test_pictures_that_cannot_be_asked_have_a_reason():
         (objects, 96, "map", "label out of range"),
         (objects, 8, "map", "boxes lie outside of an image of 8×8"),
     ):
-        refuses(message, check_objects, wrong, (size, size), target, [], max(fields["category"]) + 1, error=BadImage)
+        refuses(
+            message,
+            check_objects,
+            wrong,
+            (size, size),
+            target,
+            [],
+            max(fields["category"]) + 1,
+            error=BadImage,
+        )
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """Six scenes as a shard."""
     pairs = [scene(number) for number in range(6)]
-    samples = [{"json": json.dumps({"objects": fields}).encode(), "png": encoded(image)} for image, fields in pairs]
+    samples = [
+        {"json": json.dumps({"objects": fields}).encode(), "png": encoded(image)}
+        for image, fields in pairs
+    ]
     path = tmp_path_factory.mktemp("stored") / "a.tar"
     return f"wds:{write_tar(path, [(str(n), sample) for n, sample in enumerate(samples)])}"
 
 
 def config(stored, **options):
-    settings = {"target": "marked+map", "num_classes": CLASSES + 1, "image_size": 32, "augment": "window"} | options
+    settings = {
+        "target": "marked+map",
+        "num_classes": CLASSES + 1,
+        "image_size": 32,
+        "augment": "window",
+    } | options
     return VisionDataConfig(source=stored, heldout_source=stored, **settings)
 
 
 def test_batches_of_windows_are_what_they_ask_for_and_draw_a_shape(stored):
-    loader = MODALITY.loader(config(stored, shapes=("24x24", "32x48"), mean=(0, 0, 0), std=(1, 1, 1)), micro_batch=8)
+    loader = MODALITY.loader(
+        config(stored, shapes=("24x24", "32x48"), mean=(0, 0, 0), std=(1, 1, 1)), micro_batch=8
+    )
     batches = [batch for _, batch in zip(range(6), loader, strict=False)]
     assert {tuple(batch["maps"].shape) for batch in batches} == {(8, 24, 24), (8, 32, 48)}
     for batch in batches:
@@ -147,7 +179,14 @@ def test_windows_without_a_mark_answer_0(stored):
 
 def small(**options):
     torch.manual_seed(0)
-    sizes = {"img_size": 32, "patch_size": 8, "num_classes": CLASSES + 1, "dim": 16, "num_layers": 1, "num_heads": 1}
+    sizes = {
+        "img_size": 32,
+        "patch_size": 8,
+        "num_classes": CLASSES + 1,
+        "dim": 16,
+        "num_layers": 1,
+        "num_heads": 1,
+    }
     config = sizes | {"hidden_dim": 16, "position": "nope", "global_pool": ""} | options
     return VisionTransformer(VisionConfig(**config)).eval()
 
@@ -158,22 +197,32 @@ def test_the_loss_is_the_class_tokens_and_the_maps(stored):
     logits = model(batch["images"])
     here = batch["maps"][:, 4::8, 4::8].reshape(-1)
     token = F.cross_entropy(logits[:, 0], batch["targets"])
-    assert torch.allclose(total, token + MAP_WEIGHT * F.cross_entropy(logits[:, 1:].reshape(-1, CLASSES + 1), here))
+    assert torch.allclose(
+        total, token + MAP_WEIGHT * F.cross_entropy(logits[:, 1:].reshape(-1, CLASSES + 1), here)
+    )
     assert metrics["top1"] == (logits[:, 0].argmax(-1) == batch["targets"]).float().mean()
 
 
 def test_the_cost_of_many_shapes_is_their_mean_and_memory_is_of_the_largest(stored):
-    alone = {shape: MODALITY.cost(small(), config(stored, shapes=(shape,)), 4) for shape in ("24x24", "32x64")}
+    alone = {
+        shape: MODALITY.cost(small(), config(stored, shapes=(shape,)), 4)
+        for shape in ("24x24", "32x64")
+    }
     both = MODALITY.cost(small(), config(stored, shapes=tuple(alone)), 4)
     assert both.flops == pytest.approx(sum(one.flops for one in alone.values()) / 2)
-    assert both.activation_bytes == alone["32x64"].activation_bytes > alone["24x24"].activation_bytes
+    assert (
+        both.activation_bytes == alone["32x64"].activation_bytes > alone["24x24"].activation_bytes
+    )
 
 
 def test_heldout_windows_are_the_same_every_time_and_count_once(stored):
     heldout = MODALITY.heldout(config(stored), samples=6, rank=0, world=1, micro_batch=4)
     one, two = list(heldout), list(heldout)
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(one, two, strict=True))
-    assert sum(weight(batch)[0] for batch in one) == 6 and (one[-1]["maps"][one[-1]["targets"] < 0] == -1).all()
+    assert (
+        sum(weight(batch)[0] for batch in one) == 6
+        and (one[-1]["maps"][one[-1]["targets"] < 0] == -1).all()
+    )
 
 
 class Oracle(nn.Module):
@@ -189,12 +238,16 @@ class Oracle(nn.Module):
         super().__init__()
         self.weight, self.noisy, self.wrong = nn.Parameter(torch.zeros(1)), noisy, wrong
         facts = {"train_size": (32, 32), "patch_size": 8, "num_classes": CLASSES + 1}
-        self.config = SimpleNamespace(**facts, class_token=True, global_pool="", mean=(0.0,) * 3, std=(1.0,) * 3)
+        self.config = SimpleNamespace(
+            **facts, class_token=True, global_pool="", mean=(0.0,) * 3, std=(1.0,) * 3
+        )
 
     def forward(self, images):
         red, _, blue = (255 * images[:, :, 4::8, 4::8].flatten(2)).unbind(1)
         category = (red - 40) / 30
-        named = torch.where(((category - category.round()).abs() < 0.01) & (red > 30), category.round() + 1, 0).long()
+        named = torch.where(
+            ((category - category.round()).abs() < 0.01) & (red > 30), category.round() + 1, 0
+        ).long()
         answer = (named * ((blue > 250) & (named > 0))).amax(1)
         if self.wrong:
             answer = torch.where((answer > 0) & (answer % 2 == 0), answer - 1, answer)
@@ -208,7 +261,9 @@ class Oracle(nn.Module):
 def opened(monkeypatch):
     def use(**options):
         heldout = Heldout("squares", "squares", HeldoutImages(Scenes(**options), objects=True))
-        monkeypatch.setattr(module, "open_heldout", lambda source, objects: {"squares": heldout}[source])
+        monkeypatch.setattr(
+            module, "open_heldout", lambda source, objects: {"squares": heldout}[source]
+        )
         return heldout.items
 
     return use
@@ -227,7 +282,12 @@ def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
     main = evaluator.main
     assert [row["size"] for row in rows] == [32, 64, 96]
     for row in rows:
-        assert row["canvases"] == 12 and row["groups"] == 4 and row["skipped"] == 0 and row[main] == 1.0
+        assert (
+            row["canvases"] == 12
+            and row["groups"] == 4
+            and row["skipped"] == 0
+            and row[main] == 1.0
+        )
         assert row[f"tiled_{main}"] == 1.0 or name != "map"
         assert row[f"chance_{main}"] < 1 and row[f"{main}_standard_error"] == 0
         assert row["size"] == 32 or row[f"reduced_{main}"] < 1
@@ -243,7 +303,13 @@ def test_a_crop_round_the_ring_is_a_control(opened):
         draw = ImageDraw.Draw(image)
         draw.rectangle((0, 0, 95, 95), fill=(130, 130, 130))
         for at, turn in (((x, y), 360), ((95 - x, 95 - y), 150)):
-            draw.arc((at[0] - 18, at[1] - 18, at[0] + 18, at[1] + 18), 20, 20 + turn, fill=(0, 220, 90), width=3)
+            draw.arc(
+                (at[0] - 18, at[1] - 18, at[0] + 18, at[1] + 18),
+                20,
+                20 + turn,
+                fill=(0, 220, 90),
+                width=3,
+            )
         fields |= {"bbox": [[x - x % 8, y - y % 8, 8, 8]], "category": [3], "marked": [True]}
         draw.rectangle((x - x % 8, y - y % 8, x - x % 8 + 7, y - y % 8 + 7), fill=(130, 0, 255))
         assert np.abs(np.subtract(ring_centre(np.asarray(image)), (x, y))).max() <= 1
@@ -257,10 +323,20 @@ def test_a_changed_picture_has_its_objects_where_they_are(name):
     pixels[50:66, 64:80] = (255, 0, 0)
     objects = parse_objects({"bbox": [[64, 50, 16, 16]], "category": [2]})
     image, moved = changed(Image.fromarray(pixels), objects, name)
-    marked = (np.abs(np.array(image).astype(int) - np.array(image)[image.height // 2, 2]).sum(2) > 60).nonzero()
+    marked = (
+        np.abs(np.array(image).astype(int) - np.array(image)[image.height // 2, 2]).sum(2) > 60
+    ).nonzero()
     (box,) = moved.boxes
-    assert np.abs([marked[1].mean() - box[0] - box[2] / 2, marked[0].mean() - box[1] - box[3] / 2]).max() < 1
-    assert abs(len(marked[0]) / (256 * {"smaller": 0.85**2, "larger": 1.35**2}.get(name, 1)) - 1) < 0.35
+    assert (
+        np.abs(
+            [marked[1].mean() - box[0] - box[2] / 2, marked[0].mean() - box[1] - box[3] / 2]
+        ).max()
+        < 1
+    )
+    assert (
+        abs(len(marked[0]) / (256 * {"smaller": 0.85**2, "larger": 1.35**2}.get(name, 1)) - 1)
+        < 0.35
+    )
 
 
 @pytest.mark.slow
@@ -295,7 +371,9 @@ def test_a_model_that_cannot_be_asked_is_refused(opened, stored):
     for name, target in (("map", "label"), ("find", "count+map")):
         evaluator = EVALUATORS[name](settings, {"source": "glyphs", "target": target})
         refuses(rf"{name} asks .*target='{re.escape(target)}'", evaluator.cells, Oracle())
-    assert EVALUATORS["find"](settings, {"source": "glyphs"}).cells(Oracle())  # letters by label: it names one
+    assert EVALUATORS["find"](settings, {"source": "glyphs"}).cells(
+        Oracle()
+    )  # letters by label: it names one
     # A run is measured on what its training held out, where that can be asked.
     assert EVALUATORS["map"](SceneSettings(), trained).source_name == "scenes"
     assert EVALUATORS["find"](SceneSettings(), {"source": "glyphs"}).source == "scenes"

@@ -58,13 +58,20 @@ def test_what_a_folder_holds_out(tmp_path):
     assert heldout_places((f"row {n}" for n in range(17)), "heldout") == [0, 1, 5, 16]
     note = Resolution(ResolutionSettings(source=spec)).note
     whole = note.split("'")[1]
-    assert f"{len(heldout)} of the 200 pictures" in note and len(open_images(whole, "heldout")) == 200
+    assert (
+        f"{len(heldout)} of the 200 pictures" in note and len(open_images(whole, "heldout")) == 200
+    )
     refuses("is held out as a whole", open_images, whole, "train")
     write_folder(tmp_path / "a/train", "abcd", 8)
     refuses("set heldout_source", opened, f"folder:{tmp_path}/a")
     write_folder(tmp_path / "a/validation", "cd", 4)
     write_folder(tmp_path / "b", "bd", 4)
-    assert [label for _, label in stored(f"folder:{tmp_path}/a")] == [2, 2, 3, 3]  # numbered as in training
+    assert [label for _, label in stored(f"folder:{tmp_path}/a")] == [
+        2,
+        2,
+        3,
+        3,
+    ]  # numbered as in training
     ours = config(f"folder:{tmp_path}/a", heldout_source=f"folder:{tmp_path}/b")
     assert [label for _, label in stored(ours)] == [1, 1, 3, 3]
     write_folder(tmp_path / "b", "e", 1)
@@ -104,7 +111,10 @@ def test_hidden_names_and_links_and_copies(tmp_path):
     images = open_images(f"folder:{folder}", "all")
     assert images.paths.tolist() == clean and len(clean) == 60
     assert images.classes == class_names(f"folder:{folder}") == ("cat", "dog")
-    assert sorted(reason for reason, _ in images.problems) == ["linked folder in a class", "seen twice, by a link"]
+    assert sorted(reason for reason, _ in images.problems) == [
+        "linked folder in a class",
+        "seen twice, by a link",
+    ]
     for path in sorted((folder / "cat").iterdir()):
         if path.is_file():
             shutil.copy(path, path.with_name(f"{path.stem}-copy.png"))
@@ -126,20 +136,34 @@ def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
         8: {"png": encoded(solid(8)), "json": b'{"label": 2.5}'},
     }
     write_shards(tmp_path / "a", [7, 5], damage=damage, indexed=False)
-    loader = build_loader(config(f"wds:{tmp_path}/a/part-{{000..001}}.tar", shuffle_buffer=64), micro_batch=12)
+    loader = build_loader(
+        config(f"wds:{tmp_path}/a/part-{{000..001}}.tar", shuffle_buffer=64), micro_batch=12
+    )
     batch = take(loader, 1)[0]
-    assert set(numbers(batch)) == {0, 7, 9, 10, 11} and batch["targets"][numbers(batch).index(7)] == 3
+    assert (
+        set(numbers(batch)) == {0, 7, 9, 10, 11} and batch["targets"][numbers(batch).index(7)] == 3
+    )
     reasons = ("no label", "bad label", "label out of range", "no image", "empty", "truncated")
     assert set(loader.report.skipped) == set(reasons)
     assert loader.report.names["no label"].endswith("part-000.tar:0001")
-    write_shards(tmp_path / "b", [4], damage={2: {"png": encoded(solid(2)), "cls": b"4"}})  # whose index lists classes
-    for read in (lambda spec: take(build_loader(config(spec), micro_batch=4), 1), lambda spec: list(stored(spec))):
+    write_shards(
+        tmp_path / "b", [4], damage={2: {"png": encoded(solid(2)), "cls": b"4"}}
+    )  # whose index lists classes
+    for read in (
+        lambda spec: take(build_loader(config(spec), micro_batch=4), 1),
+        lambda spec: list(stored(spec)),
+    ):
         refuses(r"0002 has label 4, outside 0…3", read, f"wds:{tmp_path}/b")
 
 
-@pytest.mark.parametrize("names", [("0.png", "0.cls", "0.png"), ("0.png", "0.PNG"), ("0.cls", "1.png", "0.cls")])
+@pytest.mark.parametrize(
+    "names", [("0.png", "0.cls", "0.png"), ("0.png", "0.PNG"), ("0.cls", "1.png", "0.cls")]
+)
 def test_a_name_twice_is_an_error(names, tmp_path):
-    path = write_tar(tmp_path / "a.tar", [(name.partition(".")[0], {name.partition(".")[2]: b"0"}) for name in names])
+    path = write_tar(
+        tmp_path / "a.tar",
+        [(name.partition(".")[0], {name.partition(".")[2]: b"0"}) for name in names],
+    )
     refuses(f"shard .*a.tar cannot be read: it has '{names[-1]}' twice", opened, f"wds:{path}")
 
 
@@ -151,14 +175,26 @@ def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
     write_json(tmp_path / "index.json", {"shards": rows})
     for read in (lambda spec: take(build_loader(config(spec), micro_batch=9), 1), opened):
         refuses(r"part-000.tar has 3 samples, its index says 4", read, f"wds:{pattern}")
-    for wrong in ({"a": 1}, {"shards": [{"file": "part-000.tar", "samples": True}]}, {"shards": [], "classes": "ab"}):
+    for wrong in (
+        {"a": 1},
+        {"shards": [{"file": "part-000.tar", "samples": True}]},
+        {"shards": [], "classes": "ab"},
+    ):
         write_json(tmp_path / "index.json", wrong)
         refuses("is no index of shards", open_shards, "x", pattern)
     whole = (tmp_path / "part-000.tar").read_bytes()
     write_index(tmp_path)
-    for damaged in (whole[:1800], whole[:1024] + b"x" * 512 + whole[1536:]):  # cut short; the second header
+    for damaged in (
+        whole[:1800],
+        whole[:1024] + b"x" * 512 + whole[1536:],
+    ):  # cut short; the second header
         (tmp_path / "part-000.tar").write_bytes(damaged)
-        refuses(r"part-000.tar cannot be read", take, build_loader(config(f"wds:{tmp_path}"), micro_batch=3), 2)
+        refuses(
+            r"part-000.tar cannot be read",
+            take,
+            build_loader(config(f"wds:{tmp_path}"), micro_batch=3),
+            2,
+        )
 
 
 def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
@@ -175,10 +211,15 @@ def _saved(folder, *names, **columns):
     import datasets
 
     image, label = columns.get("image", "image"), columns.get("label", "label")
-    features = datasets.Features({image: datasets.Image(), label: datasets.ClassLabel(names=["x", "y"])})
+    features = datasets.Features(
+        {image: datasets.Image(), label: datasets.ClassLabel(names=["x", "y"])}
+    )
     parts = datasets.DatasetDict()
     for p, name in enumerate(names):
-        rows = {image: [solid(100 * p + n) for n in range(30)] + [None], label: [n % 2 for n in range(30)] + [-1]}
+        rows = {
+            image: [solid(100 * p + n) for n in range(30)] + [None],
+            label: [n % 2 for n in range(30)] + [-1],
+        }
         parts[name] = datasets.Dataset.from_dict(rows, features=features)
     parts.save_to_disk(folder)
     return f"hf:{folder}"
@@ -196,11 +237,17 @@ def _shown(spec, split):
 def test_what_is_trained_on_is_never_held_out(tmp_path):
     one, two = set(range(30)), set(range(100, 130))
     hashed = set(heldout_places((f"row {n}" for n in range(30)), "heldout"))
-    alone, both = _saved(tmp_path / "alone", "train"), _saved(tmp_path / "both", "train", "validation")
+    alone, both = (
+        _saved(tmp_path / "alone", "train"),
+        _saved(tmp_path / "both", "train", "validation"),
+    )
     assert (_shown(alone, "train"), _shown(alone, "heldout")) == (one - hashed, hashed)
     for spec in (f"{both}:train", both):
         assert (_shown(spec, "train"), _shown(spec, "heldout")) == (one, two)
-    assert _shown(f"{alone}?split=heldout", "heldout") == one and _shown(f"{both}:validation", "heldout") == two
+    assert (
+        _shown(f"{alone}?split=heldout", "heldout") == one
+        and _shown(f"{both}:validation", "heldout") == two
+    )
     refuses("names a held-out split", open_images, f"{both}:validation", "train")
 
 

@@ -57,7 +57,9 @@ def make(name: str, *, num_heads: int = 3, seed: int = 0, **options: Any) -> Pri
 
 def inputs(length: int, *, batch: int = 2, seed: int = 1) -> torch.Tensor:
     """x (B, L, C) float64, for the priors that read it."""
-    return torch.randn(batch, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        batch, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def positions_for(name: str) -> Positions:
@@ -75,4 +77,6 @@ CASES = [(name, causal) for name in list_priors() for causal in causal_modes(nam
 def decoded(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """The model's logits by its cache: 20 tokens at once, then one after the other."""
     cache = model.new_cache(40)  # type: ignore[operator]
-    return torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+    return torch.cat(
+        [model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1
+    )

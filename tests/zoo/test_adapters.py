@@ -22,7 +22,9 @@ from zoo.positions import Positions
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm.optim") and pytest.importorskip("timm")
 
-SIZES: dict[str, Any] = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+SIZES: dict[str, Any] = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+)
 IMAGES = SIZES | dict(image_size=32, patch_size=8)
 SIZES |= dict(vocab_size=60, max_position_embeddings=64)
 GROUPED = SIZES | dict(num_key_value_heads=2)
@@ -40,14 +42,18 @@ def llama(**more: Any) -> Any:
 DECODERS: dict[str, Callable[[], Any]] = {
     "llama": llama,
     "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**GROUPED)),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**GROUPED, head_dim=16)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**GROUPED, head_dim=16)
+    ),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED)),
     "gpt2": lambda: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=60, n_positions=64)
     ),
     "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**OPT)),
     "gemma3": lambda: transformers.Gemma3ForCausalLM(
-        transformers.Gemma3TextConfig(**GROUPED, head_dim=16, sliding_window=64, query_pre_attn_scalar=9)
+        transformers.Gemma3TextConfig(
+            **GROUPED, head_dim=16, sliding_window=64, query_pre_attn_scalar=9
+        )
     ),
     "gpt_oss": lambda: transformers.GptOssForCausalLM(
         transformers.GptOssConfig(
@@ -56,7 +62,9 @@ DECODERS: dict[str, Callable[[], Any]] = {
     ),
     "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SIZES)),
     "llama4": lambda: transformers.Llama4ForCausalLM(
-        transformers.Llama4TextConfig(**GROUPED, head_dim=16, intermediate_size_mlp=48, num_local_experts=2)
+        transformers.Llama4TextConfig(
+            **GROUPED, head_dim=16, intermediate_size_mlp=48, num_local_experts=2
+        )
     ),
 }
 ENCODERS: dict[str, Callable[[], Any]] = {
@@ -67,9 +75,17 @@ ENCODERS: dict[str, Callable[[], Any]] = {
     "siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGES)),
     "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**IMAGES)),
     "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**IMAGES)),
-    "dinov3": lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**IMAGES, num_register_tokens=2)),
+    "dinov3": lambda: transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(**IMAGES, num_register_tokens=2)
+    ),
     "timm": lambda: timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, dynamic_img_size=True
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        dynamic_img_size=True,
     ),
 }
 EVERY = DECODERS | ENCODERS
@@ -105,7 +121,8 @@ def disturb(model: nn.Module, std: float = 0.5) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "position"), [(name, ("ggd_goat", "ggd", "goat")[n % 3]) for n, name in enumerate(EVERY)]
+    ("name", "position"),
+    [(name, ("ggd_goat", "ggd", "goat")[n % 3]) for n, name in enumerate(EVERY)],
 )
 def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
     model, given = make(name), input_of(name)
@@ -120,7 +137,9 @@ def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
     assert (output(model, given) - before).abs().max() > 3e-5
 
 
-@pytest.mark.parametrize("name", [name for name in LINES if name != "opt"])  # which takes its positions from the mask
+@pytest.mark.parametrize(
+    "name", [name for name in LINES if name != "opt"]
+)  # which takes its positions from the mask
 def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
     """Against the model itself with K as an additive mask, in float64 where its experts are served."""
     dtype, limit = (torch.float32, 1e-6) if name == "gpt_oss" else (torch.float64, 1e-9)
@@ -130,7 +149,9 @@ def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
     layer = next(m for m in adapted.modules() if isinstance(m, LayerPrior))
     line, causal = Positions.line(given.shape[1]), name in DECODERS
     bias = layer.prior.log_prior(line, line, causal=causal).detach().to(dtype)
-    bias -= 0.0 if layer.level is None else layer.level[:, None, None]  # where there are learned sinks
+    bias -= (
+        0.0 if layer.level is None else layer.level[:, None, None]
+    )  # where there are learned sinks
     if causal:
         bias = bias.masked_fill(torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1), -1e30)
     expected = output(model, given, attention_mask=bias.expand(2, -1, -1, -1))
@@ -143,11 +164,15 @@ def test_a_prior_of_images_is_on_their_grid(name: str, monkeypatch: pytest.Monke
     adapted = zoo.adapt(make(name).double(), "ggd_goat").double()
     disturb(adapted)
 
-    def checked(module: LayerPrior, without: Any, q: Tensor, k: Tensor, v: Tensor, at: Any, **options: Any) -> Tensor:
+    def checked(
+        module: LayerPrior, without: Any, q: Tensor, k: Tensor, v: Tensor, at: Any, **options: Any
+    ) -> Tensor:
         result, prefix = attend(module, without, q, k, v, at, **options), at[1].num_prefix
         bias = module.prior.log_prior(*at, causal=False)[0]
         bias[:, prefix:, prefix:] -= module.level[:, None, None]
-        torch.testing.assert_close(result, (q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            result, (q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v, rtol=0, atol=1e-9
+        )
         shapes.append(at[1].shape)
         return result
 
@@ -158,7 +183,8 @@ def test_a_prior_of_images_is_on_their_grid(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("name", "position"), [(name, ("ggd_goat", "alibi", "fire")[n % 3]) for n, name in enumerate(DECODERS)]
+    ("name", "position"),
+    [(name, ("ggd_goat", "alibi", "fire")[n % 3]) for n, name in enumerate(DECODERS)],
 )
 def test_cached_generation_is_uncached_generation(name: str, position: str) -> None:
     model = zoo.adapt(make(name), position)
@@ -183,28 +209,40 @@ def test_padding_on_the_left_moves_nothing(name: str) -> None:
         alone = model.generate(given, attention_mask=torch.ones_like(given), **options)
         assert torch.equal(model.generate(padded, attention_mask=mask, **options)[:, 4:], alone)
         at = (mask.cumsum(-1) - 1).clamp(min=0)
-        error = output(model, padded, attention_mask=mask, position_ids=at)[:, 4:] - output(model, given)
+        error = output(model, padded, attention_mask=mask, position_ids=at)[:, 4:] - output(
+            model, given
+        )
         assert error.abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("options", [{}, {"sinks": 2}], ids=str)
-def test_packed_documents_are_documents_alone(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_documents_are_documents_alone(
+    options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By kernels without a T × S mask, with the numbers and gradients of one."""
     model = zoo.adapt(make("llama"), "ggd_goat", options=options, ssmax=True)
     disturb(model)
     given, masks = input_of("llama", batch=1, length=20), []
     at = torch.cat([torch.arange(12), torch.arange(8)])[None]
     attention = layer.prior_attention
-    monkeypatch.setattr(layer, "prior_attention", lambda *a, **o: masks.append(o["mask"]) or attention(*a, **o))
+    monkeypatch.setattr(
+        layer, "prior_attention", lambda *a, **o: masks.append(o["mask"]) or attention(*a, **o)
+    )
     packed = output(model, given, position_ids=at, use_cache=False)
     apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
-    assert (packed - apart).abs().max() < 1e-4 and masks and not any(mask is not None for mask in masks)
+    assert (
+        (packed - apart).abs().max() < 1e-4
+        and masks
+        and not any(mask is not None for mask in masks)
+    )
     grads = []
     for documents in (hf._documents, lambda *_: None):
         monkeypatch.setattr(hf, "_documents", documents)
         model.zero_grad()
         model(given, position_ids=at, use_cache=False).logits.square().mean().backward()
-        grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        grads.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        )
     assert masks[-1] is not None and (grads[0] - grads[1]).abs().max() < 1e-5 * grads[1].abs().max()
 
 
@@ -229,27 +267,41 @@ def test_a_mask_of_one_row_serves_a_batch(options: dict[str, int]) -> None:
     given = input_of("llama", batch=2, length=20)
     cache = transformers.StaticCache(config=model.config, max_cache_len=30)
     with torch.no_grad():
-        steps = [model(part, past_key_values=cache).logits for part in (given[:, :12], given[:, 12:17])]
+        steps = [
+            model(part, past_key_values=cache).logits for part in (given[:, :12], given[:, 12:17])
+        ]
     assert (torch.cat(steps, dim=1) - output(model, given)[:, :17]).abs().max() < 1e-4
     disturb(model)
     mask = (torch.arange(20)[:, None] // 12 == torch.arange(20) // 12).tril()[None, None]
-    shared = output(model, given, attention_mask=mask, position_ids=(torch.arange(20) % 12)[None], use_cache=False)
+    shared = output(
+        model,
+        given,
+        attention_mask=mask,
+        position_ids=(torch.arange(20) % 12)[None],
+        use_cache=False,
+    )
     apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
     assert (shared - apart).abs().max() < 1e-4
 
 
 def test_a_window_hides_what_it_hides() -> None:
-    model = transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED, sliding_window=8)).eval()
+    model = transformers.MistralForCausalLM(
+        transformers.MistralConfig(**GROUPED, sliding_window=8)
+    ).eval()
     adapted = zoo.adapt(model, "ggd")
     disturb(adapted)
     given = input_of("mistral", length=30)
     options = GREEDY | dict(max_new_tokens=6, attention_mask=torch.ones_like(given))
-    assert torch.equal(adapted.generate(given, **options), adapted.generate(given, use_cache=False, **options))
+    assert torch.equal(
+        adapted.generate(given, **options), adapted.generate(given, use_cache=False, **options)
+    )
     # Far tokens reach the last one by two layers of a window of 8 at most.
     other = given.clone()
     other[:, :10] = 3
     assert torch.equal(output(adapted, given)[:, -1], output(adapted, other)[:, -1])
-    absolute = zoo.adapt(transformers.MistralForCausalLM(model.config.__class__(**GROUPED, sliding_window=8)), "goat")
+    absolute = zoo.adapt(
+        transformers.MistralForCausalLM(model.config.__class__(**GROUPED, sliding_window=8)), "goat"
+    )
     disturb(absolute)
     refuses("sliding_window=None", absolute.generate, given, **options)
 
@@ -260,14 +312,20 @@ def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> N
     disturb(model)
     getattr(model, "config", model).max_position_embeddings = 512
     zoo.save_adapted(model, tmp_path)
-    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # others can read the weights too
+    assert (
+        len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+    )  # others can read the weights too
     loaded, given = zoo.load_adapted(tmp_path).eval(), input_of(name)
     assert torch.equal(output(loaded, given), output(model, given))
-    assert json.loads((tmp_path / "config.json").read_text())["priorzoo"]["options"] == {"spectral": {"rank": 3}}
+    assert json.loads((tmp_path / "config.json").read_text())["priorzoo"]["options"] == {
+        "spectral": {"rank": 3}
+    }
     if name == "timm":  # as features: no classifier, no pooling, one block
         model.prune_intermediate_layers([0], prune_norm=True)
         zoo.save_adapted(model, tmp_path / "features")
-        assert torch.equal(output(zoo.load_adapted(tmp_path / "features").eval(), given), output(model, given))
+        assert torch.equal(
+            output(zoo.load_adapted(tmp_path / "features").eval(), given), output(model, given)
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
@@ -280,7 +338,12 @@ def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
     other = torch.cat([given[:, :-1].flip(1), given[:, -1:]], dim=1)
 
     def moved(m: Any) -> float:
-        return (output(m, given, use_cache=False) - output(m, other, use_cache=False))[:, -1].abs().max().item()
+        return (
+            (output(m, given, use_cache=False) - output(m, other, use_cache=False))[:, -1]
+            .abs()
+            .max()
+            .item()
+        )
 
     assert moved(bag) < 1e-5
     disturb(bag)
@@ -307,12 +370,16 @@ def test_a_fused_optimiser_moves_priors_alone() -> None:
 
 
 def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
-    decayed = transformers.Trainer.get_decay_parameter_names(None, zoo.adapt(make("llama"), "ggd_goat"))
+    decayed = transformers.Trainer.get_decay_parameter_names(
+        None, zoo.adapt(make("llama"), "ggd_goat")
+    )
     assert decayed and not any(".position_bias." in name for name in decayed)
     images = zoo.adapt(make("timm"), "ggd_goat")
     groups = timm.optim.create_optimizer_v2(images, "adamw", lr=1e-3, weight_decay=0.1).param_groups
     priors = {id(p) for n, p in images.named_parameters() if ".position_bias." in n}
-    assert not priors & {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert not priors & {
+        id(p) for group in groups if group["weight_decay"] for p in group["params"]
+    }
 
 
 def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
@@ -322,7 +389,9 @@ def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
         switch()
         model.zero_grad()
         model(tokens, labels=tokens).loss.backward()
-        grads.append(model.model.layers[0].self_attn.position_bias.prior.ggd.theta_beta.grad.clone())
+        grads.append(
+            model.model.layers[0].self_attn.position_bias.prior.ggd.theta_beta.grad.clone()
+        )
     assert grads[0].any() and (grads[0] - grads[1]).abs().max() < 1e-6
 
 
@@ -336,7 +405,9 @@ def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
     more = {} if name == "timm" else {"attention_mask": mask}
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="eager")
-        found, expected = (output(m, given, **more)[mask.bool() if more else ...] for m in (compiled, model))
+        found, expected = (
+            output(m, given, **more)[mask.bool() if more else ...] for m in (compiled, model)
+        )
         assert (found - expected).abs().max() < 1e-5
 
 
@@ -347,19 +418,45 @@ def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
         (lambda: make("llama"), {"position": "cable"}, "depends on the layer's input"),
         (lambda: make("llama"), {"position": "gdd"}, "unknown position method 'gdd'"),
         (lambda: make("llama"), {"train": "prior"}, "did you mean 'priors'"),
-        (lambda: make("llama"), {"position": "alibi", "train": "priors"}, "nothing would be trained"),
+        (
+            lambda: make("llama"),
+            {"position": "alibi", "train": "priors"},
+            "nothing would be trained",
+        ),
         (lambda: zoo.adapt(make("llama"), "alibi"), {}, "has priors already"),
         (lambda: zoo.create_model("text_ggd_tiny"), {}, "model of the zoo"),
         (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),
         (lambda: timm.create_model("resnet18"), {}, "VisionTransformer"),
-        (lambda: timm.create_model("vit_tiny_patch16_224", patch_drop_rate=0.5), {}, "patch_drop_rate=0"),
-        (lambda: transformers.Gemma2Model(transformers.Gemma2Config(**SIZES)), {}, "attn_logit_softcapping=None"),
-        (lambda: timm.create_model("vit_tiny_patch16_224", features_only=True), {}, r"features\.model"),
-        (lambda: transformers.CLIPModel(transformers.CLIPConfig(**CLIP)), {}, "made of several models"),
-        (lambda: transformers.T5Model(transformers.T5Config(d_model=8, d_ff=8, num_layers=1)), {}, "cross-attention"),
+        (
+            lambda: timm.create_model("vit_tiny_patch16_224", patch_drop_rate=0.5),
+            {},
+            "patch_drop_rate=0",
+        ),
+        (
+            lambda: transformers.Gemma2Model(transformers.Gemma2Config(**SIZES)),
+            {},
+            "attn_logit_softcapping=None",
+        ),
+        (
+            lambda: timm.create_model("vit_tiny_patch16_224", features_only=True),
+            {},
+            r"features\.model",
+        ),
+        (
+            lambda: transformers.CLIPModel(transformers.CLIPConfig(**CLIP)),
+            {},
+            "made of several models",
+        ),
+        (
+            lambda: transformers.T5Model(transformers.T5Config(d_model=8, d_ff=8, num_layers=1)),
+            {},
+            "cross-attention",
+        ),
     ],
 )
-def test_what_is_not_served_is_said(build: Callable[[], Any], arguments: dict[str, Any], message: str) -> None:
+def test_what_is_not_served_is_said(
+    build: Callable[[], Any], arguments: dict[str, Any], message: str
+) -> None:
     refuses(message, zoo.adapt, build(), **arguments)
 
 
@@ -379,15 +476,23 @@ def test_a_copy_of_a_prior_reads_the_images_of_its_model() -> None:
 
 @torch.inference_mode()
 def test_images_padded_by_the_model() -> None:
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, dynamic_img_size=True, dynamic_img_pad=True, depth=2)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, dynamic_img_size=True, dynamic_img_pad=True, depth=2
+    )
     zoo.adapt(model, "alibi").eval()
     image = torch.randn(2, 3, 40, 56, generator=torch.Generator().manual_seed(0))
     padded = nn.functional.pad(image, (0, 8, 0, 8))
-    torch.testing.assert_close(model.forward_features(image), model.forward_features(padded), rtol=0, atol=0)
+    torch.testing.assert_close(
+        model.forward_features(image), model.forward_features(padded), rtol=0, atol=0
+    )
     assert model.blocks[0].attn.patch_grid.shape == (3, 4)
 
 
 def test_tokens_behind_the_patches_are_refused() -> None:
     config = transformers.YolosConfig(**IMAGES | {"image_size": [32, 32]})
     model = zoo.adapt(transformers.YolosModel(config), "ggd_goat")
-    refuses("117 tokens: expected 1 prefix tokens and 16 patches of a 4×4 grid", model, torch.zeros(1, 3, 32, 32))
+    refuses(
+        "117 tokens: expected 1 prefix tokens and 16 patches of a 4×4 grid",
+        model,
+        torch.zeros(1, 3, 32, 32),
+    )

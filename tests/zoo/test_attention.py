@@ -40,7 +40,9 @@ class Case:
     scale: str | None = None  # "shared" (H, T) or "batch" (B, H, T)
     block: int = 16  # rows of the toeplitz kernel's blocks, so that short tests have several
     kept: bool = True  # whether the toeplitz kernel may keep P from the forward pass
-    grid: tuple[int, int, int] | None = None  # (height, width, prefix tokens), whose table it then is
+    grid: tuple[int, int, int] | None = (
+        None  # (height, width, prefix tokens), whose table it then is
+    )
 
 
 def on_grid(height: int, width: int, prefix: int, **options) -> Case:
@@ -81,7 +83,16 @@ CASES = {
 }
 UNUSED = dict(allow_unused=True, materialize_grads=True)
 REALISED = ["none", "lanes", "table", "both"]
-LOW_PRECISION = ["odd", "odd-recomputed", "offset", "documents", "window", "scale", "bidirectional", "grid-prefix"]
+LOW_PRECISION = [
+    "odd",
+    "odd-recomputed",
+    "offset",
+    "documents",
+    "window",
+    "scale",
+    "bidirectional",
+    "grid-prefix",
+]
 
 
 def build(
@@ -105,10 +116,14 @@ def build(
     if case.scale:
         lead = (batch,) if case.scale == "batch" else ()
         # SSMax at n = 1: a row of scale 0, where 0 · −∞ would be no number.
-        leaves["query_scale"] = torch.randn(*lead, heads, case.queries).index_fill(-1, torch.tensor([0]), 0.0)
+        leaves["query_scale"] = torch.randn(*lead, heads, case.queries).index_fill(
+            -1, torch.tensor([0]), 0.0
+        )
     segments = None
     if case.documents is not None:
-        segments = torch.stack([(torch.arange(case.keys) >= start).long() + start for start in case.documents])
+        segments = torch.stack(
+            [(torch.arange(case.keys) >= start).long() + start for start in case.documents]
+        )
     return (
         {name: leaf.double().requires_grad_() for name, leaf in leaves.items()},
         {"causal": case.causal, "segments": segments, "window": case.window},
@@ -116,7 +131,12 @@ def build(
 
 
 def terms_of(leaves: dict[str, Tensor], grid: tuple[int, int, int] | None = None) -> PriorTerms:
-    terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"), bias=leaves.get("bias"), sink=leaves.get("sink"))
+    terms = PriorTerms(
+        leaves.get("q_lanes"),
+        leaves.get("k_lanes"),
+        bias=leaves.get("bias"),
+        sink=leaves.get("sink"),
+    )
     if "table" in leaves and grid is not None:
         height, width, prefix = grid
         pos = Positions.grid(height, width, num_prefix=prefix)
@@ -153,7 +173,9 @@ def with_gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """An output and, if it has gradients, that of every leaf for one fixed direction."""
     if not out.requires_grad:
         return {"out": out}
-    weight = torch.sin(torch.arange(out.numel()) * 0.7).view(out.shape).bfloat16().to(out)  # exact in every dtype
+    weight = (
+        torch.sin(torch.arange(out.numel()) * 0.7).view(out.shape).bfloat16().to(out)
+    )  # exact in every dtype
     grads = torch.autograd.grad((out * weight).sum(), list(leaves.values()), **UNUSED)
     return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
 
@@ -166,18 +188,24 @@ def of_small_blocks(kernel: str, case: Case) -> Kernel:
     if kernel != "toeplitz":
         return KERNELS[kernel]
     rows = dict.fromkeys(("forward_rows", "backward_rows", "short_rows", "least_rows"), case.block)
-    return ToeplitzKernel(**rows, **{} if case.kept else {"keep_keys": 0, "one_block": 0}, workspace=1500)
+    return ToeplitzKernel(
+        **rows, **{} if case.kept else {"keep_keys": 0, "one_block": 0}, workspace=1500
+    )
 
 
 def refused(kernel: str, realised: str, case: Case) -> bool:
     leaves, options = build(case, realised)
-    call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves, case.grid), **options)
+    call = AttentionCall(
+        leaves["q"], leaves["k"], leaves["v"], terms_of(leaves, case.grid), **options
+    )
     return KERNELS[kernel].refuses(call) is not None
 
 
 # Both kernels with each case, in two of its four realisations.
 RUNS = [
-    (kernel, name, REALISED[(n + 2 * k + n // 4) % 4]) for k, kernel in enumerate(FAST) for n, name in enumerate(CASES)
+    (kernel, name, REALISED[(n + 2 * k + n // 4) % 4])
+    for k, kernel in enumerate(FAST)
+    for n, name in enumerate(CASES)
 ]
 
 
@@ -206,7 +234,10 @@ def test_low_precision_loses_some_roundings(kernel, realised, name, dtype):
     if refused(kernel, realised, case):
         return
     exact = {key: leaf.detach().to(dtype).double().requires_grad_() for key, leaf in leaves.items()}
-    low = {key: x.detach().to(dtype if key in "qkv" else torch.float32).requires_grad_() for key, x in exact.items()}
+    low = {
+        key: x.detach().to(dtype if key in "qkv" else torch.float32).requires_grad_()
+        for key, x in exact.items()
+    }
     truth = evaluate(exact, options, "reference", case.grid)
     got = evaluate(low, options, of_small_blocks(kernel, case), case.grid)
     for key, value in truth.items():
@@ -215,14 +246,17 @@ def test_low_precision_loses_some_roundings(kernel, realised, name, dtype):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name", "causal"), [(FAST[n % len(FAST)], *case) for n, case in enumerate(PRIOR_CASES)]
+    ("kernel", "name", "causal"),
+    [(FAST[n % len(FAST)], *case) for n, case in enumerate(PRIOR_CASES)],
 )
 def test_every_prior(kernel, name, causal):
     """A prior registered today is covered today: a kernel in blocks and `auto` against the oracle, with every gradient."""
     prior = make(name, num_heads=HEADS)
     pos = Positions.grid(3, 5, num_prefix=2) if name in GRID else Positions.line(29)
     torch.manual_seed(3)
-    q, k, v = (torch.randn(2, HEADS, pos.length, HEAD_WIDTH).double().requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.randn(2, HEADS, pos.length, HEAD_WIDTH).double().requires_grad_() for _ in range(3)
+    )
     scale = torch.linspace(0.5, 2, HEADS * pos.length, dtype=torch.float64).view(HEADS, -1)
     terms = prior(pos, pos, causal=causal, x=torch.randn(2, pos.length, WIDTH, dtype=torch.float64))
     if KERNELS[kernel].refuses(spread_gain(AttentionCall(q, k, v, terms, causal))):
@@ -231,7 +265,9 @@ def test_every_prior(kernel, name, causal):
     results = []
     for which in ("reference", of_small_blocks(kernel, Case()), "auto"):
         out = prior_attention(q, k, v, terms, causal=causal, query_scale=scale, kernel=which)
-        results.append([out, *torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True, **UNUSED)])
+        results.append(
+            [out, *torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True, **UNUSED)]
+        )
         with torch.no_grad():
             again = prior_attention(q, k, v, terms, causal=causal, query_scale=scale, kernel=which)
         torch.testing.assert_close(again, out, rtol=1e-9, atol=1e-11)
@@ -241,8 +277,17 @@ def test_every_prior(kernel, name, causal):
 
 def test_second_derivatives_are_refused():
     leaves, options = build(Case(), "table")
-    out = prior_attention(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), kernel="toeplitz", **options)
-    refuses("no second derivative", torch.autograd.grad, out.sum(), leaves["q"], create_graph=True, error=RuntimeError)
+    out = prior_attention(
+        leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), kernel="toeplitz", **options
+    )
+    refuses(
+        "no second derivative",
+        torch.autograd.grad,
+        out.sum(),
+        leaves["q"],
+        create_graph=True,
+        error=RuntimeError,
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +310,10 @@ def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
     def error(queries: int, keys: int) -> float:
         torch.manual_seed(0)
         inputs = [torch.randn(1, 2, n, 16) for n in (queries, keys, keys)]
-        places = Positions.line(queries, offset=far - queries), Positions.line(keys, offset=far - keys)
+        places = (
+            Positions.line(queries, offset=far - queries),
+            Positions.line(keys, offset=far - keys),
+        )
         results = []
         for dtype, used in ((torch.float64, "reference"), (torch.float32, kernel)):
             q, k, v = (t.to(dtype).requires_grad_() for t in inputs)
@@ -285,7 +333,9 @@ def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
         torch.testing.assert_close(both.dense(), terms.dense() + dense)
         torch.testing.assert_close(both.of_heads([1, 2]).dense(), (terms.dense() + dense)[:, 1:3])
         assert both.bias.shape == (1, 4, 37, 37) and both.bias.requires_grad
-    torch.testing.assert_close(terms.bias.padded(3, 5).block(slice(1, 3), slice(3, 40), 37), terms.dense()[:, 1:3])
+    torch.testing.assert_close(
+        terms.bias.padded(3, 5).block(slice(1, 3), slice(3, 40), 37), terms.dense()[:, 1:3]
+    )
 
 
 def test_a_row_whose_bias_hides_all_keys_is_zero_with_a_gradient_too() -> None:
@@ -301,11 +351,17 @@ def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
     """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
     k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
-    grid = RelativeTable.grid(torch.tensor([[-100.2, -100.0, -300.0]]), Positions.grid(1, 2))  # dx = −1, 0, 1
-    line = RelativeTable(torch.tensor([[0, -100.2, -100, 0]]), torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2)
+    grid = RelativeTable.grid(
+        torch.tensor([[-100.2, -100.0, -300.0]]), Positions.grid(1, 2)
+    )  # dx = −1, 0, 1
+    line = RelativeTable(
+        torch.tensor([[0, -100.2, -100, 0]]), torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2
+    )
     for table, kernel in ((grid, "sdpa"), (line, "sdpa"), (line, "toeplitz")):
         q, terms = k[:, :, : len(table.q_code)], PriorTerms(table=table)
         for tracked in (False, True):
-            out = prior_attention(q.detach().requires_grad_(tracked), k, v, terms, causal=table is line, kernel=kernel)
+            out = prior_attention(
+                q.detach().requires_grad_(tracked), k, v, terms, causal=table is line, kernel=kernel
+            )
             assert out.dtype == torch.bfloat16
             assert abs(out[0, 0, 0, 0].item() - 0.54983) < 2e-3  # 1 / (1 + e^−0.2)

@@ -18,7 +18,11 @@ from zoo.priors.base import PriorTerms
 from zoo.priors.tables import whole_bias
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 5, 9, 8
-PRIORS: dict[str, dict[str, Any]] = {"ggd": {}, "goat": {"train_context": 8}, "fire": {"train_context": 8}}
+PRIORS: dict[str, dict[str, Any]] = {
+    "ggd": {},
+    "goat": {"train_context": 8},
+    "fire": {"train_context": 8},
+}
 Call = dict[str, Any]
 
 
@@ -26,16 +30,29 @@ def good(prior: str, kernel: str) -> Call:
     """A call that every kernel which serves it computes."""
     q, k, v = (torch.randn(BATCH, HEADS, length, WIDTH) for length in (QUERIES, KEYS, KEYS))
     segments = (torch.arange(KEYS) // 4).expand(BATCH, -1)
-    options = dict(causal=True, kernel=kernel, window=6, query_scale=torch.rand(HEADS, QUERIES), segments=segments)
+    options = dict(
+        causal=True,
+        kernel=kernel,
+        window=6,
+        query_scale=torch.rand(HEADS, QUERIES),
+        segments=segments,
+    )
     return dict(q=q, k=k, v=v, terms=terms_of(prior)(None), **options)
 
 
 def terms_of(
-    prior: str, queries: int = QUERIES, *, offset: int = KEYS - QUERIES, causal: bool = True, heads: int = HEADS
+    prior: str,
+    queries: int = QUERIES,
+    *,
+    offset: int = KEYS - QUERIES,
+    causal: bool = True,
+    heads: int = HEADS,
 ) -> Callable[[Any], PriorTerms]:
     """Makes terms of other positions or heads."""
     module = create_prior(prior, num_heads=heads, **PRIORS[prior])
-    return lambda _: module(Positions.line(queries, offset=offset), Positions.line(KEYS), causal=causal)
+    return lambda _: module(
+        Positions.line(queries, offset=offset), Positions.line(KEYS), causal=causal
+    )
 
 
 def part(name: str, change: Callable[[Any], Any]) -> Callable[[PriorTerms], PriorTerms]:
@@ -95,7 +112,9 @@ WRONG: list[tuple[str, str, str, list[Any]]] = [
 
 
 def test_a_call_with_one_thing_wrong_is_refused() -> None:
-    kernels = {prior: ["reference", "sdpa", "auto", *["toeplitz"] * (prior != "fire")] for prior in PRIORS}
+    kernels = {
+        prior: ["reference", "sdpa", "auto", *["toeplitz"] * (prior != "fire")] for prior in PRIORS
+    }
     for prior, names in kernels.items():
         for kernel in names:
             assert prior_attention(**good(prior, kernel)).isfinite().all()
@@ -112,7 +131,10 @@ def test_a_call_with_one_thing_wrong_is_refused() -> None:
 
 
 def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
-    goat, t5 = create_prior("goat", num_heads=HEADS, train_context=8), create_prior("t5", num_heads=HEADS)
+    goat, t5 = (
+        create_prior("goat", num_heads=HEADS, train_context=8),
+        create_prior("t5", num_heads=HEADS),
+    )
     refuses("part '1' of a composed prior must be", compose, goat, "ggd")
     line = Positions.line(KEYS)
     with pytest.raises(ValueError, match="one has causal=True, the other causal=False"):
@@ -124,5 +146,7 @@ def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
 def test_a_mask_may_make_a_bidirectional_call_causal() -> None:
     line, (q, k, v) = Positions.line(KEYS), torch.randn(3, 1, HEADS, KEYS, WIDTH)
     terms = create_prior("goat", num_heads=HEADS, train_context=8)(line, line, causal=True)
-    masked = prior_attention(q, k, v, terms, causal=False, mask=torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril())
+    masked = prior_attention(
+        q, k, v, terms, causal=False, mask=torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril()
+    )
     torch.testing.assert_close(masked, prior_attention(q, k, v, terms, causal=True))

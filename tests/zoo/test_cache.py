@@ -32,7 +32,9 @@ def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
 def test_cropped_and_with_other_rows(name: str) -> None:
     """After tokens that no mark preceded are dropped and rows are chosen, what follows reads what is left, and nothing else."""
     torch.manual_seed(0)
-    model = create_model(f"text_{name}_ssmax_tiny", num_layers=2, dim=64, num_heads=2, hidden_dim=64).eval()
+    model = create_model(
+        f"text_{name}_ssmax_tiny", num_layers=2, dim=64, num_heads=2, hidden_dim=64
+    ).eval()
     ids, rows = torch.randint(0, 256, (3, 90)), torch.tensor([2, 0, 0, 1])
     segments = torch.zeros_like(ids)
     segments[1, :7] = -1
@@ -42,44 +44,68 @@ def test_cropped_and_with_other_rows(name: str) -> None:
     cache.crop(75)
     cache.select(rows)
     out = model(ids[rows, 75:], segments=segments[rows, 75:], cache=cache)
-    torch.testing.assert_close(out, model(ids[rows], segments=segments[rows])[:, 75:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        out, model(ids[rows], segments=segments[rows])[:, 75:], atol=1e-4, rtol=1e-4
+    )
     for wrong in (-1, cache.length + 1):
         with pytest.raises(ValueError, match="cannot be cropped"):
             cache.crop(wrong)
     cache.crop(0)
-    torch.testing.assert_close(model(ids[rows], cache=cache), model(ids[rows]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        model(ids[rows], cache=cache), model(ids[rows]), atol=1e-4, rtol=1e-4
+    )
 
 
 def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = False, **more: Any):
     """A cache's outputs for the three tokens after `length`, those of the oracle, and the logits that were left out."""
     torch.manual_seed(0)
     heads, total = prior.num_heads, length + 3
-    q, k, v = (0.3 * torch.randn(2, n, total, 16, dtype=torch.float64) for n in (heads, groups, groups))
+    q, k, v = (
+        0.3 * torch.randn(2, n, total, 16, dtype=torch.float64) for n in (heads, groups, groups)
+    )
     x, line = torch.randn(2, total, WIDTH, dtype=torch.float64), Positions.line(total)
-    scale = torch.linspace(0.5, 2, total, dtype=torch.float64).repeat(1, heads, 1) if scaled else None
+    scale = (
+        torch.linspace(0.5, 2, total, dtype=torch.float64).repeat(1, heads, 1) if scaled else None
+    )
     cache, got = KVCache(1), []
     with skipping(True) as tally:
         for part in (slice(0, length), *(slice(n, n + 1) for n in range(length, total))):
             cache.reserve(part.stop - part.start)
-            positions, last = cache.positions(part.stop - part.start, None)[0], slice(part.stop - 1, part.stop)
+            positions, last = (
+                cache.positions(part.stop - part.start, None)[0],
+                slice(part.stop - 1, part.stop),
+            )
             options = dict(query_scale=None if scale is None else scale[..., last], **more)
             inputs = x[:, part], q[:, :, last], k[:, :, part], v[:, :, part]
             got.append(cache.layers[0].attend(prior, *inputs, positions, **options))
             cache.advance(part.stop - part.start)
     terms = prior(line.tail(4), line, causal=True, x=x)
-    options = dict(causal=True, query_scale=None if scale is None else scale[..., -4:], kernel="reference", **more)
-    return torch.cat(got, dim=2), prior_attention(q[:, :, -4:], k, v, terms, **options), tally.left_out
+    options = dict(
+        causal=True,
+        query_scale=None if scale is None else scale[..., -4:],
+        kernel="reference",
+        **more,
+    )
+    return (
+        torch.cat(got, dim=2),
+        prior_attention(q[:, :, -4:], k, v, terms, **options),
+        tally.left_out,
+    )
 
 
 @pytest.mark.parametrize("name", LINE)
 @torch.no_grad()
 def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prior = make(name, num_heads=4)
-    prior.add_module("inner", make("ggd", num_heads=4) if name == "t5" else None)  # no summand, whatever it is
+    prior.add_module(
+        "inner", make("ggd", num_heads=4) if name == "t5" else None
+    )  # no summand, whatever it is
     calls: list[bool] = []
     attend = LayerCache._attend_next
     monkeypatch.setattr(
-        LayerCache, "_attend_next", lambda *a, **b: calls.append((out := attend(*a, **b)) is not None) or out
+        LayerCache,
+        "_attend_next",
+        lambda *a, **b: calls.append((out := attend(*a, **b)) is not None) or out,
     )
     for options in ({"sinks": 3}, {"scaled": True, "sinks": 50}, {"window": 7, "groups": 4}):
         got, expected, _ = next_tokens(prior, 40, **options)
@@ -90,7 +116,9 @@ def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("name", "scaled"), [("ggd", True), ("alibi", False), ("goat", False)])
 @torch.no_grad()
 def test_keys_beyond_the_reach_are_not_read(name: str, scaled: bool) -> None:
-    got, expected, left_out = next_tokens(decaying(name), 5000, scaled=scaled, sinks=0 if scaled else 4)
+    got, expected, left_out = next_tokens(
+        decaying(name), 5000, scaled=scaled, sinks=0 if scaled else 4
+    )
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert left_out > 0.3 * 3 * 2 * 2 * 5000
     assert next_tokens(create_prior("ggd", num_heads=2, init="uniform"), 5000)[2] == 0
@@ -106,7 +134,12 @@ def test_a_key_that_takes_the_place_of_a_dropped_one_is_read() -> None:
     def attend(part: slice) -> torch.Tensor:
         cache.reserve(part.stop - part.start)
         positions = Positions.line(part.stop - part.start, offset=part.start)
-        inputs = torch.zeros(1, 1, 1), q[:, :, part.stop - 1 : part.stop], k[:, :, part], v[:, :, part]
+        inputs = (
+            torch.zeros(1, 1, 1),
+            q[:, :, part.stop - 1 : part.stop],
+            k[:, :, part],
+            v[:, :, part],
+        )
         out = cache.layers[0].attend(prior.float(), *inputs, positions)
         cache.advance(part.stop - part.start)
         return out
@@ -116,6 +149,11 @@ def test_a_key_that_takes_the_place_of_a_dropped_one_is_read() -> None:
     attend(slice(0, 5001))
     line = Positions.line(5002)
     expected = prior_attention(
-        q[:, :, 5001:], k, v, prior(line.tail(1), line, causal=True), causal=True, kernel="reference"
+        q[:, :, 5001:],
+        k,
+        v,
+        prior(line.tail(1), line, causal=True),
+        causal=True,
+        kernel="reference",
     )
     torch.testing.assert_close(attend(slice(5001, 5002)), expected, rtol=1e-4, atol=1e-5)

@@ -22,8 +22,13 @@ def invoke(*arguments: object, app: typer.Typer = app) -> launching.Done:
 
 def test_list_takes_a_pattern() -> None:
     done = invoke("list", "text_kerple*_tiny")
-    assert done.exit_code == 0 and done.output.split() == ["text_kerple_ssmax_tiny", "text_kerple_tiny"]
-    assert (done := invoke("list", "nothing*", "--verbose")).exit_code == 2 and "Traceback" in done.stderr
+    assert done.exit_code == 0 and done.output.split() == [
+        "text_kerple_ssmax_tiny",
+        "text_kerple_tiny",
+    ]
+    assert (
+        done := invoke("list", "nothing*", "--verbose")
+    ).exit_code == 2 and "Traceback" in done.stderr
 
 
 @pytest.mark.slow
@@ -36,7 +41,9 @@ def test_a_reader_that_goes_away_is_141() -> None:
 
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "a[red]:dna:\x1b]0;t\x07"
-    create_model("text_alibi_tiny", num_layers=1, tokenizer="[/b]:dna:\x1b[31m.json").save_pretrained(folder)
+    create_model(
+        "text_alibi_tiny", num_layers=1, tokenizer="[/b]:dna:\x1b[31m.json"
+    ).save_pretrained(folder)
     shown = invoke("show", folder)
     assert shown.exit_code == 0 and "\x1b" not in shown.output
     assert r"a[red]:dna:\x1b]0;t\x07" in shown.output and r"[/b]:dna:\x1b[31m.json" in shown.output
@@ -45,9 +52,17 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
 def test_show_prints_parameters_of_any_size_and_the_card() -> None:
     done = invoke("show", "text_ggd_ssmax_tiny.facts")
     total = sum(p.numel() for p in create_model("text_ggd_ssmax_tiny").parameters())
-    assert done.exit_code == 0 and f"{total:,} parameters" in done.output and "32 of 32" in done.output
-    assert "train_context" in done.output and "bits_per_byte" in done.output and "State of the Union" in done.output
-    assert "1,1" in invoke("show", "text_ggd_ssmax_1100m").output  # built on the meta device: no memory
+    assert (
+        done.exit_code == 0 and f"{total:,} parameters" in done.output and "32 of 32" in done.output
+    )
+    assert (
+        "train_context" in done.output
+        and "bits_per_byte" in done.output
+        and "State of the Union" in done.output
+    )
+    assert (
+        "1,1" in invoke("show", "text_ggd_ssmax_1100m").output
+    )  # built on the meta device: no memory
     images = invoke("show", "vision_goat_small_patch16").output
     assert "patch_embed" in images and "other" not in images and "none ship" in images
 
@@ -70,7 +85,9 @@ except ImportError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["timm", "from transformers import LlamaConfig, ViTModel", "peft"])
+@pytest.mark.parametrize(
+    "first", ["timm", "from transformers import LlamaConfig, ViTModel", "peft"]
+)
 def test_libraries_are_imported_after_zoo(first: str) -> None:
     line = first if first.startswith("from") else f"import {first}"
     launching.command([sys.executable, "-c", f"import zoo\n{line}"])

@@ -42,14 +42,28 @@ def flash(missing: str | None = MISSING, **options: Any) -> FlashKernel:
 
 
 def kernels_on(missing: str | None = MISSING) -> dict[str, Kernel]:
-    return KERNELS | {"flash": flash(missing), "triton": TritonKernel(capability=hopper, distrust=lambda *_: None)}
+    return KERNELS | {
+        "flash": flash(missing),
+        "triton": TritonKernel(capability=hopper, distrust=lambda *_: None),
+    }
 
 
 def cuda_call(
-    *, dtype=torch.bfloat16, queries=16, keys=16, width=64, lanes=0, table=False, bias="", window=None, causal=True
+    *,
+    dtype=torch.bfloat16,
+    queries=16,
+    keys=16,
+    width=64,
+    lanes=0,
+    table=False,
+    bias="",
+    window=None,
+    causal=True,
 ) -> AttentionCall:
     """Inside FakeTensorMode: a call on CUDA that holds no data."""
-    q, k, v = (torch.empty(2, 4, n, width, dtype=dtype, device="cuda") for n in (queries, keys, keys))
+    q, k, v = (
+        torch.empty(2, 4, n, width, dtype=dtype, device="cuda") for n in (queries, keys, keys)
+    )
     terms = PriorTerms()
     if lanes:
         terms += PriorTerms(*(torch.empty(1, 1, n, lanes, device="cuda") for n in (queries, keys)))
@@ -58,9 +72,14 @@ def cuda_call(
         places = Positions.line(queries, offset=keys - queries), Positions.line(keys)
         terms += PriorTerms(table=RelativeTable.line(numbers, *places, center=queries - 1))
     if bias:
-        rows = (torch.empty(n, dtype=torch.int64, device="cuda") for n in ((queries,), (keys,), (1, queries)))
+        rows = (
+            torch.empty(n, dtype=torch.int64, device="cuda")
+            for n in ((queries,), (keys,), (1, queries))
+        )
         blocked = BlockedBias(torch.add, *rows, causal, range(4), torch.float32, False, 1)
-        terms += PriorTerms(bias=torch.empty(1, 4, queries, keys, device="cuda") if bias == "matrix" else blocked)
+        terms += PriorTerms(
+            bias=torch.empty(1, 4, queries, keys, device="cuda") if bias == "matrix" else blocked
+        )
     return AttentionCall(q, k, v, terms, causal, window=window)
 
 
@@ -101,7 +120,9 @@ def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
     assert k.shape[2] == v.shape[2] and q.shape[2] % k.shape[2] == 0 and softmax_scale == 1.0
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     logits = torch.einsum("bihd,bjhd->bhij", q, k)
-    distance = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1] - torch.arange(k.shape[1])
+    distance = (
+        torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1] - torch.arange(k.shape[1])
+    )
     left, right = (-1 if side is None else side for side in window_size)
     right = 0 if causal else right
     hidden = ((distance > left) & (left >= 0)) | ((distance < -right) & (right >= 0))
@@ -113,11 +134,14 @@ def attend_runs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     assert int(cu_seqlens_q[-1]) == len(q) and int(cu_seqlens_k[-1]) == len(k) == len(v)
     runs = [
-        torch.tensor_split(x, cu[1:-1].long()) for x, cu in ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k))
+        torch.tensor_split(x, cu[1:-1].long())
+        for x, cu in ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k))
     ]
     assert (max(map(len, runs[0])), max(map(len, runs[1]))) == (max_seqlen_q, max_seqlen_k)
     assert min(map(len, runs[0])) > 0
-    return torch.cat([attend(*(x[None] for x in run), **options)[0] for run in zip(*runs, strict=True)])
+    return torch.cat(
+        [attend(*(x[None] for x in run), **options)[0] for run in zip(*runs, strict=True)]
+    )
 
 
 @pytest.fixture
@@ -127,13 +151,18 @@ def package(monkeypatch) -> ModuleType:
     made, beta = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
     made.flash_attn_func, made.flash_attn_varlen_func = attend, attend_runs
     beta.flash_attn_func = lambda *heads, **options: (attend(*heads, **options), "log-sum-exp")
-    beta.flash_attn_varlen_func = lambda *heads, **options: (attend_runs(*heads, **options), "log-sum-exp")
+    beta.flash_attn_varlen_func = lambda *heads, **options: (
+        attend_runs(*heads, **options),
+        "log-sum-exp",
+    )
     for module in (made, beta):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return made
 
 
-@pytest.mark.parametrize(("name", "realised"), [(name, ("none", "lanes")[n % 2]) for n, name in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "realised"), [(name, ("none", "lanes")[n % 2]) for n, name in enumerate(CASES)]
+)
 def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, package) -> None:
     """flash-attn by its documentation, and torch's kernels without it; odd widths are padded."""
     case = CASES[name]
@@ -143,9 +172,13 @@ def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, pac
     for kernel in (flash(which, dtypes=(DOUBLE,)) for which in (None, "flash_attn.cute", MISSING)):
         call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), **options)
         if kernel.refuses(call):
-            assert (not kernel.package_name() and needs_mask(call)) or (call.segments is not None and call.offset)
+            assert (not kernel.package_name() and needs_mask(call)) or (
+                call.segments is not None and call.offset
+            )
             continue
-        torch.testing.assert_close(evaluate(leaves, options, kernel, case.grid), expected, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(
+            evaluate(leaves, options, kernel, case.grid), expected, rtol=1e-10, atol=1e-11
+        )
 
 
 def test_the_newest_flash_attention_that_fits_is_found(package, monkeypatch) -> None:
@@ -154,7 +187,9 @@ def test_the_newest_flash_attention_that_fits_is_found(package, monkeypatch) -> 
     third.flash_attn_varlen_func = attend_runs
     monkeypatch.setitem(sys.modules, "flash_attn_interface", third)
     for major, expected in ((9, "flash_attn_interface"), (8, "flash_attn")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, major=major: (major, 0))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device, major=major: (major, 0)
+        )
         assert find_package() == (expected, "")
     del package.flash_attn_varlen_func
     assert find_package() == ("flash_attn.cute", "")
@@ -189,17 +224,33 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
         with FakeTensorMode():
             call = cuda_call(**options)
             with pytest.warns(MaskWarning, match=words) as issued:
-                assert [choose_kernel(call, kernels_on(), warned=warned) for _ in range(2)] == ["sdpa", "sdpa"]
+                assert [choose_kernel(call, kernels_on(), warned=warned) for _ in range(2)] == [
+                    "sdpa",
+                    "sdpa",
+                ]
             assert len(issued) == 1
 
 
 @pytest.mark.parametrize(
-    "name", ["text_ggd_goat_ssmax_tiny", "text_cable_tiny", "text_t5_tiny", "text_fire_tiny", "vision_goat_tiny_patch8"]
+    "name",
+    [
+        "text_ggd_goat_ssmax_tiny",
+        "text_cable_tiny",
+        "text_t5_tiny",
+        "text_fire_tiny",
+        "vision_goat_tiny_patch8",
+    ],
 )
 def test_nothing_is_made_elsewhere_or_read_back(name: str) -> None:
     """On "meta", which is not the default device, as CUDA is not, and whose tensors have no numbers to read."""
-    shape, dtype = ((2, 3, 48, 48), torch.float32) if name.startswith("vision") else ((2, 40), torch.long)
-    assert zoo.create_model(name, num_layers=2).to("meta")(torch.empty(shape, device="meta", dtype=dtype)).is_meta
+    shape, dtype = (
+        ((2, 3, 48, 48), torch.float32) if name.startswith("vision") else ((2, 40), torch.long)
+    )
+    assert (
+        zoo.create_model(name, num_layers=2)
+        .to("meta")(torch.empty(shape, device="meta", dtype=dtype))
+        .is_meta
+    )
 
 
 @pytest.mark.slow
@@ -211,7 +262,9 @@ def test_a_call_with_documents_and_a_mask_compiles_to_one_graph(name: str, kerne
 
     def attention(x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         terms = prior(line, line, causal=True)
-        return prior_attention(x, x, x, terms, causal=True, segments=ids, window=90, mask=mask, kernel=kernel)
+        return prior_attention(
+            x, x, x, terms, causal=True, segments=ids, window=90, mask=mask, kernel=kernel
+        )
 
     torch._dynamo.reset()
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")

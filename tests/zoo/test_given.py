@@ -21,22 +21,38 @@ def test_a_table_of_numbers_and_of_a_function(shape: tuple[int, ...]) -> None:
     numbers = np.random.default_rng(0).random(shape)
     table = Table(2, values=numbers)
     assert torch.equal(table.values, torch.from_numpy(numbers).expand(2, -1).float())
-    assert not table.values.requires_grad and Table(2, values=numbers.tolist(), learnable=True).values.requires_grad
+    assert (
+        not table.values.requires_grad
+        and Table(2, values=numbers.tolist(), learnable=True).values.requires_grad
+    )
     rates = torch.linspace(0.1, 0.7, len(shape)).double()
-    of_function = Table(2, values=lambda d: (-rates[:, None] * d).squeeze(0), train_context=16).values
-    torch.testing.assert_close(of_function, (-rates[:, None] * torch.arange(16)).float().expand(2, -1))
+    of_function = Table(
+        2, values=lambda d: (-rates[:, None] * d).squeeze(0), train_context=16
+    ).values
+    torch.testing.assert_close(
+        of_function, (-rates[:, None] * torch.arange(16)).float().expand(2, -1)
+    )
 
 
 @pytest.mark.parametrize(
-    ("beyond", "expected"), [("last", [-2.0, -2.0]), ("zero", [IMPOSSIBLE] * 2), ("linear", [-3.0, -12.0])]
+    ("beyond", "expected"),
+    [("last", [-2.0, -2.0]), ("zero", [IMPOSSIBLE] * 2), ("linear", [-3.0, -12.0])],
 )
 def test_beyond_the_last_distance(beyond: str, expected: list[float]) -> None:
     prior = Table(1, values=[0.0, -0.5, -2.0], beyond=beyond)
     assert prior.curve(torch.tensor([3.0, 12.0]), causal=True)[0].tolist() == expected
-    assert torch.equal(prior.curve(torch.tensor([-2.0]), causal=False), prior.curve(torch.tensor([2.0]), causal=False))
-    impossible = Table(1, values=[-math.inf, 0.0], beyond="zero").log_prior(*[Positions.line(5)] * 2, causal=True)
+    assert torch.equal(
+        prior.curve(torch.tensor([-2.0]), causal=False),
+        prior.curve(torch.tensor([2.0]), causal=False),
+    )
+    impossible = Table(1, values=[-math.inf, 0.0], beyond="zero").log_prior(
+        *[Positions.line(5)] * 2, causal=True
+    )
     assert impossible.softmax(-1)[0, 0, 4].tolist() == [0, 0, 0, 1, 0]
-    assert Table(1, values=[0.0, 1.0], beyond="linear").curve(torch.tensor([9.0]), causal=True).item() == 1.0
+    assert (
+        Table(1, values=[0.0, 1.0], beyond="linear").curve(torch.tensor([9.0]), causal=True).item()
+        == 1.0
+    )
 
 
 def test_without_numbers_a_table_is_learned() -> None:
@@ -63,9 +79,23 @@ def test_bad_tables_are_named() -> None:
 def test_positions_beyond_a_matrix_are_refused() -> None:
     prior = Matrix(1, values=torch.zeros(4, 6) + torch.arange(6.0))
     prior(Positions.line(4), Positions.line(6), causal=False)
-    refuses(r"4 query positions.*got position 4", prior, Positions.line(5), Positions.line(6), causal=False)
-    refuses(r"6 key positions.*got position 6", prior, Positions.line(1, offset=2), Positions.line(7), causal=True)
-    packed = Positions.documents(torch.tensor([[0] * 4 + [1] * 3]))  # none beyond its document's fourth
+    refuses(
+        r"4 query positions.*got position 4",
+        prior,
+        Positions.line(5),
+        Positions.line(6),
+        causal=False,
+    )
+    refuses(
+        r"6 key positions.*got position 6",
+        prior,
+        Positions.line(1, offset=2),
+        Positions.line(7),
+        causal=True,
+    )
+    packed = Positions.documents(
+        torch.tensor([[0] * 4 + [1] * 3])
+    )  # none beyond its document's fourth
     assert prior.log_prior(packed, packed, causal=True).shape == (1, 1, 7, 7)
     refuses("needs its numbers", create_prior, "matrix", num_heads=2)
     refuses(r"must be \(T, S, None\), got \[4, 6, 2\]", Matrix, 1, shape=[4, 6, 2])
@@ -89,6 +119,8 @@ def test_a_saved_model_needs_no_numbers(name: str, options: dict[str, Any], tmp_
     for folder in ("first", "second"):
         model = load_model(tmp_path / folder).eval()
         assert torch.equal(model(tokens), expected)
-        assert not any(p.requires_grad for n, p in model.named_parameters() if n.endswith(".values"))
+        assert not any(
+            p.requires_grad for n, p in model.named_parameters() if n.endswith(".values")
+        )
         model.save_pretrained(tmp_path / "second")
     torch.testing.assert_close(decoded(model, tokens), expected, atol=1e-4, rtol=1e-4)

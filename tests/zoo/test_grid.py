@@ -19,11 +19,17 @@ HEIGHT, WIDTH, PREFIX = 3, 5, 2
 POS = Positions.grid(HEIGHT, WIDTH, num_prefix=PREFIX)
 PATCHES = [(y, x) for y in range(HEIGHT) for x in range(WIDTH)]
 VARIANTS = [(name, {}) for name in GRID]
-VARIANTS += [("ggd2d", {"form": "isotropic"}), *(("lookhere2d", {"num_heads": heads}) for heads in (4, 6, 12))]
+VARIANTS += [
+    ("ggd2d", {"form": "isotropic"}),
+    *(("lookhere2d", {"num_heads": heads}) for heads in (4, 6, 12)),
+]
 
 
 def power(ggd, distance: float) -> torch.Tensor:
-    return -ggd.theta_alpha.exp() * ((-distance - 2 * ggd.theta_mu.sinh()).abs() + 1e-5) ** ggd.theta_beta
+    return (
+        -ggd.theta_alpha.exp()
+        * ((-distance - 2 * ggd.theta_mu.sinh()).abs() + 1e-5) ** ggd.theta_beta
+    )
 
 
 def series(spectral, distance: int) -> torch.Tensor:
@@ -47,12 +53,18 @@ def relative(prior: Prior, name: str, dy: int, dx: int) -> torch.Tensor:
     if name == "kerple2d":
         return -prior.r1.clamp(min=0.01) * torch.log(1 + prior.r2.clamp(min=0.01) * r)
     if name == "ggd2d":
-        return power(prior.r, r) if prior.axes == ("r",) else power(prior.y, dy) + power(prior.x, dx)
+        return (
+            power(prior.r, r) if prior.axes == ("r",) else power(prior.y, dy) + power(prior.x, dx)
+        )
     if name == "t5_2d":
         return prior.bias[:, bucket(dy, prior.max_distance[0]), bucket(dx, prior.max_distance[1])]
     if name == "fire2d":
-        longest = (prior.length * prior.multiplier).abs().clamp(min=math.hypot(HEIGHT - 1, WIDTH - 1))
-        return prior.mlp(torch.log(prior.scale.abs() * r + 1) / torch.log(prior.scale.abs() * longest + 1))
+        longest = (
+            (prior.length * prior.multiplier).abs().clamp(min=math.hypot(HEIGHT - 1, WIDTH - 1))
+        )
+        return prior.mlp(
+            torch.log(prior.scale.abs() * r + 1) / torch.log(prior.scale.abs() * longest + 1)
+        )
     return series(prior.y, dy) + series(prior.x, dx)
 
 
@@ -68,7 +80,10 @@ def sink(prior: Prior, y: int, x: int) -> torch.Tensor:
 def expected(prior: Prior, name: str) -> torch.Tensor:
     """(H, T, T) K, entry by entry."""
     if name == "lookhere2d":
-        return F.pad(lookhere_by_hand(HEIGHT, WIDTH, prior.num_heads, prior.layer_slope), (PREFIX, 0, PREFIX, 0))
+        return F.pad(
+            lookhere_by_hand(HEIGHT, WIDTH, prior.num_heads, prior.layer_slope),
+            (PREFIX, 0, PREFIX, 0),
+        )
     if name == "goat2d":
         return expected(prior.spectral, "spectral2d") + expected(prior.key_bias, "key_bias2d")
     result = torch.zeros(prior.num_heads, POS.length, POS.length, dtype=torch.float64)
@@ -88,13 +103,19 @@ def expected(prior: Prior, name: str) -> torch.Tensor:
 def test_every_entry_is_that_of_its_rows_and_columns(name: str, options: dict) -> None:
     prior = make(name, **options)
     truth = expected(prior, name)
-    torch.testing.assert_close(prior.log_prior(POS, POS, causal=False)[0], truth, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        prior.log_prior(POS, POS, causal=False)[0], truth, atol=1e-12, rtol=0
+    )
     dense = prior(POS, POS, causal=False).dense()[0]  # in float32 where the prior holds no numbers
-    torch.testing.assert_close(dense, truth.to(dense.dtype), atol=1e-12 if dense.dtype == truth.dtype else 1e-6, rtol=0)
+    torch.testing.assert_close(
+        dense, truth.to(dense.dtype), atol=1e-12 if dense.dtype == truth.dtype else 1e-6, rtol=0
+    )
 
 
 def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
-    wide = create_prior("goat2d", num_heads=1, rank=5, train_grid=(4, 6), reach=3.0).spectral.bfloat16()
+    wide = create_prior(
+        "goat2d", num_heads=1, rank=5, train_grid=(4, 6), reach=3.0
+    ).spectral.bfloat16()
     assert torch.equal(wide.y.omega, wide.x.omega) and wide.x.omega.dtype == torch.float64
     assert wide.x.omega[0].item() == 1 and wide.x.omega[-1].item() == pytest.approx(math.pi / 18)
 
@@ -104,7 +125,9 @@ def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
         line = Positions.line(4)
         refuses("grid", make(name), line, line, causal=False)
         if make(name)(POS, POS, causal=False).table is not None:
-            refuses("the same grid", make(name), POS, Positions.grid(5, 3, num_prefix=2), causal=False)
+            refuses(
+                "the same grid", make(name), POS, Positions.grid(5, 3, num_prefix=2), causal=False
+            )
 
 
 def turned_by(rotary: Rotary2d, patch: int) -> torch.Tensor:
@@ -132,7 +155,9 @@ def test_sinusoidal2d_is_that_of_each_axis() -> None:
     assert added.shape == (1, POS.length, 8) and (added[:, :PREFIX] == 0).all()
     for n, (y, x) in enumerate(PATCHES, PREFIX):
         angles = [c * omega for c in (y, x) for omega in (1.0, 0.01)]
-        wanted = [f(a) for pair in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for a in pair]
+        wanted = [
+            f(a) for pair in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for a in pair
+        ]
         assert added[0, n].tolist() == pytest.approx(wanted, abs=1e-12)
 
 
@@ -140,13 +165,18 @@ def lookhere_by_hand(height: int, width: int, heads: int, layer_slope: float) ->
     """(H, T, T) −distance·slope, −1e30 outside the field of view; fields and slopes as the released tables have them."""
     looking = {12: 8, 6: 4, 4: 4, 3: 3}[heads]
     every = [*(["up", "down", "left", "right"] * 2)[:looking], *["none"] * (heads - looking)]
-    slopes = [*([1 / 2] * 4 + [1 / 4] * 4)[:looking], *[1 / 4, 1 / 16, 1 / 64, 1 / 256][: heads - looking]]
+    slopes = [
+        *([1 / 2] * 4 + [1 / 4] * 4)[:looking],
+        *[1 / 4, 1 / 16, 1 / 64, 1 / 256][: heads - looking],
+    ]
     patches = [(y, x) for y in range(height) for x in range(width)]
     found = torch.zeros(heads, len(patches), len(patches), dtype=torch.float64)
     for h, (direction, slope) in enumerate(zip(every, slopes, strict=True)):
         for i, (y, x) in enumerate(patches):
             for j, (v, u) in enumerate(patches):
-                beyond = {"up": y - v, "down": v - y, "left": x - u, "right": u - x}.get(direction, math.inf)
+                beyond = {"up": y - v, "down": v - y, "left": x - u, "right": u - x}.get(
+                    direction, math.inf
+                )
                 seen = beyond >= (abs(u - x) if direction in ("up", "down") else abs(v - y))
                 found[h, i, j] = -layer_slope * slope * math.hypot(y - v, x - u) if seen else -1e30
     return found
@@ -161,14 +191,18 @@ def test_normalised_rope_is_timms() -> None:
     x = torch.randn(1, 1, POS.length, 12, dtype=torch.float64)
     turned = NormalisedRotary2d(12).eval()(x, POS)[0, 0]
     assert torch.equal(turned[:PREFIX], x[0, 0, :PREFIX])
-    timm = pytest.importorskip("timm.layers.pos_embed_sincos").RotaryEmbeddingDinoV3(12, rotate_half=True)
+    timm = pytest.importorskip("timm.layers.pos_embed_sincos").RotaryEmbeddingDinoV3(
+        12, rotate_half=True
+    )
     sin, cos = timm._create_embed([HEIGHT, WIDTH], no_aug=True).double().chunk(2, dim=-1)
     patches = x[0, 0, PREFIX:]
     halves = torch.cat([-patches[:, 6:], patches[:, :6]], dim=-1)
     torch.testing.assert_close(turned[PREFIX:], patches * cos + halves * sin, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in list_grid_positions() if name.startswith("rope")])
+@pytest.mark.parametrize(
+    "name", [name for name in list_grid_positions() if name.startswith("rope")]
+)
 def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
     """⟨q_i, k_j⟩ of equal vectors is |q|² at one place, and depends on the displacement alone, whatever is drawn."""
     drawn = name == "rope2d_normalised"
@@ -178,7 +212,9 @@ def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
     for _ in range(3):
         q, k = made.rotary.train().both(vector, POS, vector, POS)
         logits = (q @ k.mT)[0, 0, PREFIX:, PREFIX:].reshape(HEIGHT, WIDTH, HEIGHT, WIDTH)
-        torch.testing.assert_close(logits.flatten(2).flatten(0, 1).diagonal(), vector[0, 0, PREFIX:].square().sum(-1))
+        torch.testing.assert_close(
+            logits.flatten(2).flatten(0, 1).diagonal(), vector[0, 0, PREFIX:].square().sum(-1)
+        )
         torch.testing.assert_close(logits[1:, :, 1:], logits[:-1, :, :-1])
         products.add(float(logits[0, 0, -1, -1]))
     assert len(products) == (3 if drawn else 1)
@@ -190,4 +226,6 @@ def test_learned_positions_are_resized_as_timm_does() -> None:
         learned = Learned2d(6, train_grid=(HEIGHT, WIDTH))
         weight = learned.weight.detach().flatten(2).transpose(1, 2)
         expected = resample(weight, list(grid), old_size=[HEIGHT, WIDTH], num_prefix_tokens=0)
-        torch.testing.assert_close(learned(Positions.grid(*grid), torch.zeros(1)), expected, atol=1e-7, rtol=0)
+        torch.testing.assert_close(
+            learned(Positions.grid(*grid), torch.zeros(1)), expected, atol=1e-7, rtol=0
+        )

@@ -37,7 +37,10 @@ def attention(
 def by_definition(layer: Attention, x: Tensor) -> Tensor:
     """The layer's output from dense logits; lanes beside the heads leave all columns to content."""
     line, width = Positions.line(LENGTH), WIDTH // HEADS
-    q, k, v = (linear(x).unflatten(2, (-1, width)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))
+    q, k, v = (
+        linear(x).unflatten(2, (-1, width)).transpose(1, 2)
+        for linear in (layer.query, layer.key, layer.value)
+    )
     if layer.q_norm is not None:
         q, k = (y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() for y in (q, k))
         q, k = q * layer.q_norm.weight, k * layer.k_norm.weight
@@ -59,11 +62,20 @@ def by_definition(layer: Attention, x: Tensor) -> Tensor:
     pairs(["ggd", "goat", "fire"], *[[True, False]] * 4, ["auto", "sdpa"], [HEADS, 1]),
 )
 def test_attention_by_definition(
-    prior: str, ssmax: bool, extras: bool, scale_prior: bool, scale_content: bool, kernel: str, groups: int
+    prior: str,
+    ssmax: bool,
+    extras: bool,
+    scale_prior: bool,
+    scale_content: bool,
+    kernel: str,
+    groups: int,
 ) -> None:
     """Outputs and every gradient."""
     scales = {"scale_prior": scale_prior, "scale_content": scale_content}
-    layer, x = attention(prior, ssmax=ssmax, groups=groups, extras=extras, **scales), inputs(LENGTH).requires_grad_()
+    layer, x = (
+        attention(prior, ssmax=ssmax, groups=groups, extras=extras, **scales),
+        inputs(LENGTH).requires_grad_(),
+    )
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     outputs = layer(x, Positions.line(LENGTH), kernel=kernel), by_definition(layer, x)
     torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-9)
@@ -76,9 +88,16 @@ def test_attention_by_definition(
 def test_one_prior_for_all_layers(name: str) -> None:
     model, separate = create_model(name, share_prior=True), create_model(name)
     assert len({id(layer.attention.prior) for layer in model.layers}) == 1
-    assert not any(".prior." in key and not key.startswith("layers.0.") for key in model.state_dict())
-    others = sum(p.numel() for layer in separate.layers[1:] for p in layer.attention.prior.parameters())
-    assert sum(p.numel() for p in separate.parameters()) - sum(p.numel() for p in model.parameters()) == others
+    assert not any(
+        ".prior." in key and not key.startswith("layers.0.") for key in model.state_dict()
+    )
+    others = sum(
+        p.numel() for layer in separate.layers[1:] for p in layer.attention.prior.parameters()
+    )
+    assert (
+        sum(p.numel() for p in separate.parameters()) - sum(p.numel() for p in model.parameters())
+        == others
+    )
 
 
 def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_gates() -> None:
@@ -88,8 +107,13 @@ def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_ga
         positive.s.fill_(-9.0)
     assert (positive.scales() > 0).all()
     window = SSMax(1, train_context=64, window=4)  # counts that end where the line does
-    for line, counts in ((Positions.line(9), [4, 5, 6, 7, 7, 7, 6, 5, 4]), (Positions.line(9).tail(3), [6, 5, 4])):
-        assert (window(line, causal=False) / window.s).exp()[0, 0].tolist() == pytest.approx(counts, rel=1e-5)
+    for line, counts in (
+        (Positions.line(9), [4, 5, 6, 7, 7, 7, 6, 5, 4]),
+        (Positions.line(9).tail(3), [6, 5, 4]),
+    ):
+        assert (window(line, causal=False) / window.s).exp()[0, 0].tolist() == pytest.approx(
+            counts, rel=1e-5
+        )
     extras = {"qk_norm": True, "output_gate": True, "ssmax_positive": True}
     model = create_model("text_rope_ssmax_tiny", **extras).eval()
     layer = model.layers[0].attention
@@ -104,7 +128,10 @@ def test_bad_options() -> None:
         ({"logit_options": {"temperature": 2.0}}, "gone since 0.6"),
         ({"lanes": "besides"}, r"lanes='besides': did you mean 'beside'"),
         ({"lanes": "inside", "dim": 32, "num_heads": 4}, r"takes 9 of 8 columns.*lanes='beside'"),
-        ({"position": ["ggd", "goat"], "num_layers": 2, "share_prior": True}, "one position method for all layers"),
+        (
+            {"position": ["ggd", "goat"], "num_layers": 2, "share_prior": True},
+            "one position method for all layers",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             create_model("text_ggd_goat_tiny", **options)
@@ -125,17 +152,25 @@ def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor,
     line = Positions.line(300)
     scale = ssmax(line, causal=True)
     scale.retain_grad()
-    out = prior_attention(*given[:3], prior(line, line, causal=True), causal=True, query_scale=scale, kernel=kernel)
+    out = prior_attention(
+        *given[:3], prior(line, line, causal=True), causal=True, query_scale=scale, kernel=kernel
+    )
     out.backward(given[3])
     assert ssmax.s.grad is not None and scale.grad is not None
-    return ssmax.s.grad.double(), (scale.grad[0] * (scale / ssmax.s[:, None])[0]).detach().double().abs().sum(-1)
+    return ssmax.s.grad.double(), (
+        scale.grad[0] * (scale / ssmax.s[:, None])[0]
+    ).detach().double().abs().sum(-1)
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa", "toeplitz", pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kernel", ["reference", "sdpa", "toeplitz", pytest.param("triton", marks=pytest.mark.slow)]
+)
 def test_the_gradient_of_a_row_scale_is_as_good_as_rounded_queries_allow(kernel: str) -> None:
     """The rows' gradients cancel, to a hundredth of their sum or less: what rounding leaves is a share of that sum, and not of
     the gradient. It is 0.001; with δ of a rounded output it was up to 0.2."""
     for seed in range(1) if kernel == "triton" else range(6):  # its programs are interpreted
         wanted, size = scale_gradients(seed, "reference", torch.float64)
         found, _ = scale_gradients(seed, kernel, torch.bfloat16)
-        assert (found - wanted).abs().max() < (1e-4 if kernel == "reference" else 2**-9) * size.max(), seed
+        assert (found - wanted).abs().max() < (
+            1e-4 if kernel == "reference" else 2**-9
+        ) * size.max(), seed

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.zoo.test_attention import CASES, HEADS, Case, build, evaluate, of_small_blocks, terms_of, with_gradients
+from tests.zoo.test_attention import (
+    CASES,
+    HEADS,
+    Case,
+    build,
+    evaluate,
+    of_small_blocks,
+    terms_of,
+    with_gradients,
+)
 from zoo.attention import KERNELS, prior_attention, skipped_share
 from zoo.attention.base import AttentionCall, Kernel, repeat_heads, visible
 from zoo.attention.dispatch import choose_kernel
@@ -24,26 +33,44 @@ WITH_MASK = [
 ]  # fmt: skip
 
 
-def masked(name: str, realised: str, shape: tuple[int, int]) -> tuple[dict[str, Tensor], PriorTerms, dict[str, Any]]:
+def masked(
+    name: str, realised: str, shape: tuple[int, int]
+) -> tuple[dict[str, Tensor], PriorTerms, dict[str, Any]]:
     """Leaves, their terms and the options of a case with a mask, under which some rows see nothing."""
     case = CASES[name]
     leaves, options = build(case, realised)
     if realised == "bias":
         torch.manual_seed(4)
-        leaves["bias"] = torch.randn(1, HEADS, case.queries, case.keys, dtype=torch.float64, requires_grad=True)
-    mask = torch.rand(*shape, case.queries, case.keys, generator=torch.Generator().manual_seed(1)) < 0.6
-    mask[..., :: case.queries // 3 + 1, :] = case.queries == 1  # rows 0, … see nothing, but in a call of one query
+        leaves["bias"] = torch.randn(
+            1, HEADS, case.queries, case.keys, dtype=torch.float64, requires_grad=True
+        )
+    mask = (
+        torch.rand(*shape, case.queries, case.keys, generator=torch.Generator().manual_seed(1))
+        < 0.6
+    )
+    mask[..., :: case.queries // 3 + 1, :] = (
+        case.queries == 1
+    )  # rows 0, … see nothing, but in a call of one query
     mask[..., 0] |= case.queries == 1
-    return leaves, replace(terms_of(leaves, case.grid), bias=leaves.get("bias")), {**options, "mask": mask}
+    return (
+        leaves,
+        replace(terms_of(leaves, case.grid), bias=leaves.get("bias")),
+        {**options, "mask": mask},
+    )
 
 
 def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[str, Any]) -> Tensor:
     """Σ_j e^z_j m_j v_j / Σ_j e^z_j m_j over the keys that are seen, m = 1; 0 where there are none."""
     q, k, v = leaves["q"], leaves["k"], leaves["v"]
-    logits = torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(q.shape[-1]) + terms.dense()
+    logits = (
+        torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(q.shape[-1])
+        + terms.dense()
+    )
     if "query_scale" in leaves:
         logits = logits * leaves["query_scale"][..., None]
-    shown = visible(AttentionCall(q, k, v, terms, **{key: x for key, x in options.items() if key != "mask"}))
+    shown = visible(
+        AttentionCall(q, k, v, terms, **{key: x for key, x in options.items() if key != "mask"})
+    )
     shown = options["mask"] if shown is None else options["mask"] & shown
     shown = shown.expand_as(logits).double()
     unnormed = (logits - logits.detach().amax(-1, keepdim=True)).exp() * shown
@@ -60,11 +87,15 @@ COMBINED = [
 
 
 @pytest.mark.parametrize(("name", "realised", "kernel", "shape"), COMBINED)
-def test_a_mask_by_definition_with_every_gradient(name: str, realised: str, kernel: str, shape: str) -> None:
+def test_a_mask_by_definition_with_every_gradient(
+    name: str, realised: str, kernel: str, shape: str
+) -> None:
     leaves, terms, options = masked(name, realised, SHAPES[shape])
     which: str | Kernel = kernel if kernel != "sdpa" else of_small_blocks("sdpa", CASES[name])
     expected = with_gradients(by_definition(leaves, terms, options), leaves)
-    torch.testing.assert_close(evaluate(leaves, options, which, terms=terms), expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        evaluate(leaves, options, which, terms=terms), expected, rtol=1e-9, atol=1e-11
+    )
 
 
 def _heads(leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,9 +104,14 @@ def _heads(leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("realised", "options"),
-    [("table", {"mask": torch.ones(1, 1, 300, 300, dtype=torch.bool)}), ("lanes", {"dropout": 0.1})],
+    [
+        ("table", {"mask": torch.ones(1, 1, 300, 300, dtype=torch.bool)}),
+        ("lanes", {"dropout": 0.1}),
+    ],
 )
-def test_kernels_without_a_matrix_refuse_and_auto_finds_one_that_serves(realised: str, options: dict) -> None:
+def test_kernels_without_a_matrix_refuse_and_auto_finds_one_that_serves(
+    realised: str, options: dict
+) -> None:
     leaves, given = build(Case(queries=300, keys=300), realised)
     terms = terms_of(leaves)
     call = AttentionCall(*_heads(leaves), terms, **given, **options)
@@ -98,6 +134,8 @@ def test_forward_and_backward_drop_the_same_weights(kernel: str, realised: str) 
     def attention(*values: Tensor) -> Tensor:
         tensors = dict(zip(leaves, values, strict=True))
         torch.manual_seed(11)
-        return prior_attention(*_heads(tensors), terms_of(tensors), kernel=kernel, dropout=0.4, **options)
+        return prior_attention(
+            *_heads(tensors), terms_of(tensors), kernel=kernel, dropout=0.4, **options
+        )
 
     assert torch.autograd.gradcheck(attention, tuple(leaves.values()), fast_mode=True)

@@ -7,17 +7,23 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 import zoo
 from modalities.text.hf import wrap
 
-SIZES = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+SIZES = dict(
+    vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+)
 GAP, LEFT, RIGHT = [1, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0]
 
 
 def model_of(kind: str) -> torch.nn.Module:
     torch.manual_seed(0)
     if kind == "wrapped":
-        return wrap(zoo.create_model("text_ggd_ssmax_tiny", vocab_size=40, tokenizer="bytes")).eval()
+        return wrap(
+            zoo.create_model("text_ggd_ssmax_tiny", vocab_size=40, tokenizer="bytes")
+        ).eval()
     if kind == "bert":
         return zoo.adapt(BertModel(BertConfig(**SIZES)), "alibi").eval()
-    return zoo.adapt(LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1)), kind, keep_rope=False).eval()
+    return zoo.adapt(
+        LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1)), kind, keep_rope=False
+    ).eval()
 
 
 @pytest.mark.parametrize("kind", ["wrapped", "bert", "alibi", "ggd_goat", "key_bias", "fire"])
@@ -42,4 +48,9 @@ def test_a_second_turn_with_padding_is_refused(kind: str) -> None:
     mask = torch.tensor([RIGHT])
     cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="hides tokens between tokens"):
-        model(tokens[:, :1], attention_mask=torch.cat([mask, mask[:, :1]], 1), past_key_values=cache, use_cache=True)
+        model(
+            tokens[:, :1],
+            attention_mask=torch.cat([mask, mask[:, :1]], 1),
+            past_key_values=cache,
+            use_cache=True,
+        )

@@ -40,26 +40,44 @@ def same_states(a: nn.Module, b: nn.Module) -> bool:
     ("short", "name"),
     [
         ("text_ggd_goat_tiny", "text_ggd+spectral+key_bias_tiny"),
-        ("vision_ggd_goat_ssmax_tiny_patch8", "vision_ggd2d_separable+spectral2d+key_bias2d_ssmax_tiny_patch8"),
+        (
+            "vision_ggd_goat_ssmax_tiny_patch8",
+            "vision_ggd2d_separable+spectral2d+key_bias2d_ssmax_tiny_patch8",
+        ),
     ],
 )
 @torch.no_grad()
 def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
     one, other = seeded(short).eval(), seeded(name).eval()
     assert same_states(one, other) and short in list_models(short) and name not in list_models(name)
-    example = torch.randn(1, 3, 48, 48) if short.startswith("vision") else torch.randint(0, 4, (1, 20))
+    example = (
+        torch.randn(1, 3, 48, 48) if short.startswith("vision") else torch.randint(0, 4, (1, 20))
+    )
     assert torch.equal(one(example), other(example))
-    assert list(dict(one.layers[0].attention.prior.named_children())) == ["ggd", "spectral", "key_bias"]
+    assert list(dict(one.layers[0].attention.prior.named_children())) == [
+        "ggd",
+        "spectral",
+        "key_bias",
+    ]
     prior = create_position("ggd_goat", **LINE).prior
     # The key bias without a slope, the spectral part seeded at rank 2.
-    assert prior.key_bias.slopes().max() < 1e-15 and prior.spectral.rank == 2 and prior.spectral.alpha.any()
+    assert (
+        prior.key_bias.slopes().max() < 1e-15
+        and prior.spectral.rank == 2
+        and prior.spectral.alpha.any()
+    )
 
 
 def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:
     line, x = create_position("rope+key_bias", **LINE), torch.randn(1, 2, 4, 27)
-    assert line.prior.num_lanes == 5 and create_position("rope+key_bias", **LINE, lanes="beside").rotary.head_dim == 32
+    assert (
+        line.prior.num_lanes == 5
+        and create_position("rope+key_bias", **LINE, lanes="beside").rotary.head_dim == 32
+    )
     turned = line.rotary(x, Positions.line(4))  # pairs of 27 columns
-    assert torch.equal(turned[..., 26], x[..., 26]) and not torch.equal(turned[..., :26], x[..., :26])
+    assert torch.equal(turned[..., 26], x[..., 26]) and not torch.equal(
+        turned[..., :26], x[..., :26]
+    )
     assert create_grid_position("rope+key_bias", **GRID).rotary.head_dim == 28
 
 
@@ -70,7 +88,11 @@ def test_bad_sums_are_named() -> None:
         ("rope+local", {}, "the rotations rope and local"),
         ("learned+sinusoidal", {}, "the embeddings learned and sinusoidal"),
         ("ggd+alibi", {"aliby": {}}, "no part 'aliby'; did you mean 'alibi'"),
-        ("ggd+alibi", {"alibi": {"learnble": True}}, "part 'alibi' of 'ggd.alibi' has no option 'learnble'; did you"),
+        (
+            "ggd+alibi",
+            {"alibi": {"learnble": True}},
+            "part 'alibi' of 'ggd.alibi' has no option 'learnble'; did you",
+        ),
     ]:
         refuses(words, create_position, name, **LINE, options=options)
 
@@ -80,7 +102,9 @@ def test_bad_sums_are_named() -> None:
 def test_a_method_per_layer(position, tmp_path) -> None:
     model = seeded("text_ggd_tiny", position=list(position), train_context=40).eval()
     made = [type(layer.attention.prior).__name__ for layer in model.layers]
-    assert made == [type(create_position(name, **LINE).prior).__name__ for name in position] * (4 // len(position))
+    assert made == [type(create_position(name, **LINE).prior).__name__ for name in position] * (
+        4 // len(position)
+    )
     assert (model.position_embedding is not None) == ("learned" in position)
     tokens = torch.randint(0, 256, (2, 33))
     full = model(tokens)
@@ -93,7 +117,10 @@ def test_a_method_per_layer_of_a_vision_model() -> None:
     options, position = {"goat": {"rank": 1}}, ["goat", "rope2d_axial", "ggd+key_bias", "learned"]
     model = seeded("vision_nope_tiny_patch8", position=position, position_options=options)
     assert [layer.attention.prior.num_lanes for layer in model.layers] == [5, 0, 1, 0]
-    assert model.config.position_options == options and model(torch.randn(1, 3, 48, 72)).shape == (1, 26)
+    assert model.config.position_options == options and model(torch.randn(1, 3, 48, 72)).shape == (
+        1,
+        26,
+    )
 
 
 def test_bad_lists_are_named() -> None:
@@ -136,7 +163,10 @@ def test_a_registered_prior_has_models(registry, tmp_path) -> None:
     zoo.register_prior("fading2d", FadingGrid)  # a module that is imported twice
     assert {"text_fading_tiny", "text_fading_ssmax_small"} <= set(list_models("text_fading*"))
     assert "fading" in list_positions() and "fading" in list_grid_positions()
-    assert create_model("vision_fading+key_bias_tiny_patch8")(torch.randn(1, 3, 48, 48)).shape == (1, 26)
+    assert create_model("vision_fading+key_bias_tiny_patch8")(torch.randn(1, 3, 48, 48)).shape == (
+        1,
+        26,
+    )
     model = seeded("text_fading+spectral_tiny", **SHAPE, position_options={"fading": {"rate": 2.0}})
     assert model.layers[1].attention.prior.fading.rate.tolist() == [2.0, 2.0]
     model.save_pretrained(tmp_path)
@@ -165,10 +195,14 @@ def test_bad_registrations_are_named(registry) -> None:
 
 def test_what_is_meant_by_names_of_no_method_is_said() -> None:
     for position in (["rope", "nope"], "rope"):
-        with pytest.raises(ValueError, match=r"did you mean 'rope2d_axial', 'rope2d_mixed', 'rope2d_normalised'\?"):
+        with pytest.raises(
+            ValueError, match=r"did you mean 'rope2d_axial', 'rope2d_mixed', 'rope2d_normalised'\?"
+        ):
             zoo.create_model("vision_goat_tiny_patch8", position=position, position_options={})
     for position in (["ggd_ssmax", "nope"], "ggd_ssmax+key_bias"):
-        with pytest.raises(ValueError, match=r"expected 'ggd': '_ssmax' ends the name of a model, .*ssmax=True"):
+        with pytest.raises(
+            ValueError, match=r"expected 'ggd': '_ssmax' ends the name of a model, .*ssmax=True"
+        ):
             zoo.create_model("text_ggd_tiny", position=position)
 
 
@@ -180,7 +214,9 @@ def test_a_method_in_a_longer_model_is_as_it_was_trained():
         torch.manual_seed(0)
         short = create_position(name, dim=64, num_heads=2, train_context=64).prior
         torch.manual_seed(0)
-        longer = create_position(name, dim=64, num_heads=2, train_context=256, options=pinned_context(name, 64)).prior
+        longer = create_position(
+            name, dim=64, num_heads=2, train_context=256, options=pinned_context(name, 64)
+        ).prior
         line = Positions.line(100)
         assert torch.equal(*(prior.log_prior(line, line, causal=True) for prior in (short, longer)))
     for name in ("learned", "local"):
@@ -192,7 +228,10 @@ def test_hybrids_and_windows_per_layer(tmp_path) -> None:
     options = {"local": {"window": 0.5, "sinks": 2}, "rope": {"theta": 500.0}}
     model = seeded("text_swa_rope_tiny", train_context=16, position_options=options).eval()
     layers = [layer.attention for layer in model.layers]
-    assert [(x.window, x.sinks, x.rotary.theta) for x in layers] == [(8, 2, 10000.0), (None, 0, 500.0)] * 2
+    assert [(x.window, x.sinks, x.rotary.theta) for x in layers] == [
+        (8, 2, 10000.0),
+        (None, 0, 500.0),
+    ] * 2
     tokens = torch.randint(0, 256, (2, 33))
     full = model(tokens)
     torch.testing.assert_close(decoded(model, tokens), full, atol=1e-5, rtol=1e-5)
@@ -203,10 +242,15 @@ def test_hybrids_and_windows_per_layer(tmp_path) -> None:
     assert [layer.attention.rotary is None for layer in rnope.layers] == [n == 3 for n in range(6)]
     assert pinned_context("rnope_swa", 64) == {"local": {"window": 16}}
     assert create_position("alibi", options={"window": 5}, **LINE).window == 5
-    for name, window, words in [("rnope", 4, "a method for each layer"), ("alibi", 0, "window of 'alibi' must be")]:
+    for name, window, words in [
+        ("rnope", 4, "a method for each layer"),
+        ("alibi", 0, "window of 'alibi' must be"),
+    ]:
         refuses(words, create_position, name, options={"window": window}, **LINE)
 
 
 def test_the_window_of_local_follows_its_option():
     assert create_position("local", **LINE).window == 32
-    assert create_position("local+alibi", options={"local": {"train_context": 8}}, **LINE).window == 8
+    assert (
+        create_position("local+alibi", options={"local": {"train_context": 8}}, **LINE).window == 8
+    )

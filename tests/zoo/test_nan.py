@@ -33,7 +33,9 @@ COMBINED = [
     ("auto", "bidirectional"),
     ("auto", "documents"),
 ]
-COMBINED += [pytest.param("triton", call, marks=pytest.mark.gpu) for call in ("causal", "documents", "goat")]
+COMBINED += [
+    pytest.param("triton", call, marks=pytest.mark.gpu) for call in ("causal", "documents", "goat")
+]
 
 
 def heads(length: int, seed: int = 0) -> list[Tensor]:
@@ -50,7 +52,9 @@ def attend(tensors: list[Tensor], kernel: str, *, prior: str | None = None, **op
     terms = None
     if prior is not None:
         torch.manual_seed(0)
-        module = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {})).to(device)
+        module = create_prior(
+            prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {})
+        ).to(device)
         line = Positions.line(k.shape[2])
         terms = module(line.tail(q.shape[2]), line, causal=True)
     return prior_attention(q, k, v, terms, kernel=kernel, **options)[0]
@@ -73,14 +77,18 @@ def test_a_query_of_nan_is_one_row_of_nan(kernel: str, call: str) -> None:
         q, k, v = heads(length)
         row = length // 2
         q[:, :, row, 3] = math.nan
-        assert nan_rows([q, k, v], kernel, **CALLS[call]) == [i == row for i in range(length)], length
+        assert nan_rows([q, k, v], kernel, **CALLS[call]) == [i == row for i in range(length)], (
+            length
+        )
         decoded = [q[:, :, row : row + 1], k[:, :, : row + 1], v[:, :, : row + 1]]
         assert nan_rows(decoded, kernel, **CALLS[call]) == [True], length
 
 
 @pytest.mark.parametrize("what", [1, 2], ids=["key", "value"])
 @pytest.mark.parametrize(("kernel", "call"), COMBINED)
-def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(kernel: str, call: str, what: int) -> None:
+def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(
+    kernel: str, call: str, what: int
+) -> None:
     options = CALLS[call]
     for length in lengths(kernel):
         i, document = torch.arange(length), options.get("segments", length)
@@ -88,8 +96,12 @@ def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(kernel: str, call: str
             tensors = heads(length)
             tensors[what][:, :, column] = math.nan
             sees = (i >= column) | (not options["causal"])
-            sees &= (i - column < options.get("window", length)) & (i // document == column // document)
+            sees &= (i - column < options.get("window", length)) & (
+                i // document == column // document
+            )
             out = torch.tensor(nan_rows(tensors, kernel, **options))
             assert out[sees].all(), (length, column)
-            if what == 1:  # a value of NaN reaches rows that do not see it, in torch's attention too: 0 · NaN is NaN
+            if (
+                what == 1
+            ):  # a value of NaN reaches rows that do not see it, in torch's attention too: 0 · NaN is NaN
                 assert torch.equal(out, sees), (length, column)

@@ -25,7 +25,9 @@ def strong(name: str) -> Any:
     model = make(name).double()
     with torch.no_grad():
         for path, parameter in model.named_parameters():
-            if parameter.ndim == 2 and any(part in path for part in ("q_proj", "k_proj", "query_key_value", "Wqkv")):
+            if parameter.ndim == 2 and any(
+                part in path for part in ("q_proj", "k_proj", "query_key_value", "Wqkv")
+            ):
                 parameter.mul_(8)
     return model
 
@@ -39,12 +41,16 @@ def dense(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     module, turned = sys.modules[type(model).__module__], []
     apply = module.apply_rotary_pos_emb
 
-    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+    def rotate(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **more: Any
+    ) -> tuple[Tensor, Tensor]:
         at = torch.arange(q.shape[2]).clamp(max=LIMIT)
         turned.append(apply(q, k, cos[:, at], sin[:, at], **more)[0])
         return apply(q, k, cos, sin, **more)
 
-    def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> tuple[Tensor, None]:
+    def attend(
+        layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         scale, distance = options.get("scaling") or q.shape[-1] ** -0.5, torch.arange(LENGTH)
         distance = distance[:, None] - distance
@@ -63,7 +69,9 @@ def dense(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt_neox"])
-def test_outputs_and_gradients_of_dense_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_and_gradients_of_dense_attention(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, given = strong(name), input_of(name, length=LENGTH)
     near, far = adapted(model), adapted(model)
     for layer in far.modules():
@@ -73,7 +81,9 @@ def test_outputs_and_gradients_of_dense_attention(name: str, monkeypatch: pytest
     for m in (near, far, dense(model, monkeypatch)):
         out = output(m, given, use_cache=False)
         named = dict(m.named_parameters())
-        results.append([out, *torch.autograd.grad(out.sin().sum(), [named[path] for path in parameters])])
+        results.append(
+            [out, *torch.autograd.grad(out.sin().sum(), [named[path] for path in parameters])]
+        )
     for got, other, expected in zip(*results, strict=True):
         assert (got - expected).abs().max() < 1e-3 * (other - expected).abs().max().clamp(min=1e-6)
     assert torch.equal(results[0][0][:, : LIMIT + 1], results[1][0][:, : LIMIT + 1])
@@ -89,7 +99,10 @@ def test_padding_packing_and_caches(tmp_path: Path) -> None:
     for kernel in ("reference", "sdpa"):
         with attending_by(kernel):
             torch.testing.assert_close(output(model, given), whole)
-    padded, mask = nn.functional.pad(given, (9, 0)), nn.functional.pad(torch.ones_like(given), (9, 0))
+    padded, mask = (
+        nn.functional.pad(given, (9, 0)),
+        nn.functional.pad(torch.ones_like(given), (9, 0)),
+    )
     at = (mask.cumsum(-1) - 1).clamp(min=0)
     both = output(
         model,
@@ -102,12 +115,16 @@ def test_padding_packing_and_caches(tmp_path: Path) -> None:
     twice = output(model, torch.cat([given[:, :80], given], 1), position_ids=at, use_cache=False)
     torch.testing.assert_close(twice[:, 80:], whole, rtol=1e-5, atol=1e-5)
     cache = transformers.DynamicCache()
-    parts = [output(model, part, past_key_values=cache) for part in given.split([50, 60, 1, 39], dim=1)]
+    parts = [
+        output(model, part, past_key_values=cache) for part in given.split([50, 60, 1, 39], dim=1)
+    ]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
     options = GREEDY | dict(max_new_tokens=8, attention_mask=mask[:, :69])
     fresh = model.generate(padded[:, :69], use_cache=False, **options)
     for kind in (None, "static"):
-        assert torch.equal(model.generate(padded[:, :69], cache_implementation=kind, **options), fresh)
+        assert torch.equal(
+            model.generate(padded[:, :69], cache_implementation=kind, **options), fresh
+        )
     model.config.max_position_embeddings *= 4  # priors and the limit stay
     zoo.save_adapted(model, tmp_path)
     assert torch.equal(output(zoo.load_adapted(tmp_path), given), whole)

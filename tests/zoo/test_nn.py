@@ -17,7 +17,11 @@ from zoo.priors.alibi import ScaleInvariant
 from zoo.priors.base import Sink
 
 WIDTH, HEADS, CONTEXT = 24, 4, 6
-METHODS = [name for name in list_positions() if name not in ENCODINGS or ENCODINGS[name].part != "embedding"]
+METHODS = [
+    name
+    for name in list_positions()
+    if name not in ENCODINGS or ENCODINGS[name].part != "embedding"
+]
 DOUBLE = torch.float64
 
 
@@ -36,7 +40,10 @@ def inputs(module: PriorMultiheadAttention, queries: int, keys: int) -> list[Ten
     """Query, key and value; the same tensor for a method that reads the layer's input."""
     generator = torch.Generator().manual_seed(1)
     widths = zip((queries, keys, keys), (module.embed_dim, module.kdim, module.vdim), strict=True)
-    q, k, v = (torch.randn(2, n, width, dtype=DOUBLE, generator=generator).requires_grad_() for n, width in widths)
+    q, k, v = (
+        torch.randn(2, n, width, dtype=DOUBLE, generator=generator).requires_grad_()
+        for n, width in widths
+    )
     return [k, k, k] if module.prior.depends_on_content else [q, k, v]
 
 
@@ -69,7 +76,11 @@ def oracle(
         shown = shown & (distance.abs() < module.window)
     shown = shown.expand_as(logits) if hidden is None else shown & ~hidden
     if module.ssmax is not None:
-        logits = logits * module.ssmax.s[:, None, None] * shown.sum(-1, keepdim=True).clamp(min=1).double().log()
+        logits = (
+            logits
+            * module.ssmax.s[:, None, None]
+            * shown.sum(-1, keepdim=True).clamp(min=1).double().log()
+        )
     logits = logits.masked_fill(~shown, -1e300)
     if isinstance(module.prior, Sink):
         sink = module.prior.logit[:, None, None].expand(*logits.shape[:3], 1)
@@ -80,10 +91,16 @@ def oracle(
 
 
 def compare(
-    module: PriorMultiheadAttention, tensors: list[Tensor], expected: tuple[Tensor, Tensor], **options: Any
+    module: PriorMultiheadAttention,
+    tensors: list[Tensor],
+    expected: tuple[Tensor, Tensor],
+    **options: Any,
 ) -> None:
     """Without and with weights: output, weights, and gradients of inputs, parameters and float masks."""
-    leaves = [*{id(x): x for x in tensors}.values(), *(p for p in module.parameters() if p.requires_grad)]
+    leaves = [
+        *{id(x): x for x in tensors}.values(),
+        *(p for p in module.parameters() if p.requires_grad),
+    ]
     leaves += [x for x in options.values() if isinstance(x, Tensor) and x.requires_grad]
     for need_weights in (False, True):
         results = module(*tensors, need_weights=need_weights, average_attn_weights=False, **options)
@@ -91,13 +108,23 @@ def compare(
         for result, wanted in zip(results, expected, strict=True):
             if result is not None:
                 torch.testing.assert_close(result, wanted, rtol=1e-7, atol=1e-9)
-                unused: dict[str, Any] = dict(allow_unused=True, materialize_grads=True, retain_graph=True)
-                grads = (torch.autograd.grad(out.sin().sum(), leaves, **unused) for out in (result, wanted))
+                unused: dict[str, Any] = dict(
+                    allow_unused=True, materialize_grads=True, retain_graph=True
+                )
+                grads = (
+                    torch.autograd.grad(out.sin().sum(), leaves, **unused)
+                    for out in (result, wanted)
+                )
                 torch.testing.assert_close(*grads, rtol=1e-7, atol=1e-9)
 
 
 # Causal or not, SSMax or not, biases or not, widths as the query's or others: they go round the methods.
-FORMS: list[dict[str, Any]] = [{}, {"ssmax": True}, {"ssmax": True, "kdim": 10, "vdim": 7}, {"bias": False}]
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"ssmax": True},
+    {"ssmax": True, "kdim": 10, "vdim": 7},
+    {"bias": False},
+]
 
 
 @pytest.mark.parametrize(("name", "form"), [(name, n % 4) for n, name in enumerate(METHODS)])
@@ -109,7 +136,8 @@ def test_every_method_by_definition(name: str, form: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "causal"), [("ggd", True), ("goat", False), ("fire", True), ("rope", False), ("local", False)]
+    ("name", "causal"),
+    [("ggd", True), ("goat", False), ("fire", True), ("rope", False), ("local", False)],
 )
 def test_masks_of_both_kinds_by_definition(name: str, causal: bool) -> None:
     """Every mask with a position method and SSMax: bool and float with −∞, by head, some rows seeing nothing."""
@@ -124,12 +152,19 @@ def test_masks_of_both_kinds_by_definition(name: str, causal: bool) -> None:
     both = hidden.unflatten(0, (2, HEADS)) | padding[:, None, None]
     compare(module, tensors, oracle(module, *tensors, causal=causal, hidden=both), is_causal=causal,
             attn_mask=hidden, key_padding_mask=padding)  # fmt: skip
-    as_float = torch.randn(2 * HEADS, queries, 8, dtype=DOUBLE, generator=generator).masked_fill(hidden, -math.inf)
+    as_float = torch.randn(2 * HEADS, queries, 8, dtype=DOUBLE, generator=generator).masked_fill(
+        hidden, -math.inf
+    )
     as_float.requires_grad_()
     of_keys = torch.randn(2, 8, dtype=DOUBLE, generator=generator).masked_fill(padding, -math.inf)
-    addend = as_float.masked_fill(hidden, 0).unflatten(0, (2, HEADS)) + of_keys.masked_fill(padding, 0)[:, None, None]
+    addend = (
+        as_float.masked_fill(hidden, 0).unflatten(0, (2, HEADS))
+        + of_keys.masked_fill(padding, 0)[:, None, None]
+    )
     expected = oracle(module, *tensors, causal=causal, hidden=both, added=addend)
-    compare(module, tensors, expected, is_causal=causal, attn_mask=as_float, key_padding_mask=of_keys)
+    compare(
+        module, tensors, expected, is_causal=causal, attn_mask=as_float, key_padding_mask=of_keys
+    )
 
 
 def test_a_uniform_prior_is_torchs_module() -> None:
@@ -137,12 +172,19 @@ def test_a_uniform_prior_is_torchs_module() -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = dict(kdim=10, vdim=7, batch_first=True, dtype=DOUBLE)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, **options).eval()
-    ours = PriorMultiheadAttention(WIDTH, HEADS, position="ggd", position_options={"init": "uniform"}, **options).eval()
+    ours = PriorMultiheadAttention(
+        WIDTH, HEADS, position="ggd", position_options={"init": "uniform"}, **options
+    ).eval()
     ours.load_state_dict(theirs.state_dict(), strict=False)
-    tensors = [torch.randn(3, length, width, dtype=DOUBLE) for length, width in ((5, WIDTH), (9, 10), (9, 7))]
+    tensors = [
+        torch.randn(3, length, width, dtype=DOUBLE)
+        for length, width in ((5, WIDTH), (9, 10), (9, 7))
+    ]
     hidden = torch.arange(9).expand(5, 9) > 3
     for masks in ({}, {"key_padding_mask": hidden[:3]}, {"attn_mask": hidden}):
-        torch.testing.assert_close(ours(*tensors, **masks), theirs(*tensors, **masks), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            ours(*tensors, **masks), theirs(*tensors, **masks), rtol=0, atol=1e-12
+        )
 
 
 def test_torchs_encoder_layer_with_the_module_in_its_place() -> None:
@@ -172,8 +214,16 @@ def test_what_cannot_be_made_or_called() -> None:
         ((x, x[0], x[0]), {}, "must be dense and have 3 axes"),
         ((x, x[..., 1:], x), {}, "must be .* wide"),
         ((x, x, x[:, 1:]), {}, "disagree"),
-        ((x, x, x), {"key_padding_mask": torch.zeros(2, 4) > 0}, r"key_padding_mask must be \(2, 5\)"),
-        ((x, x, x), {"attn_mask": torch.zeros(2, 5, 5)}, r"attn_mask must be \(5, 5\) or \(8, 5, 5\)"),
+        (
+            (x, x, x),
+            {"key_padding_mask": torch.zeros(2, 4) > 0},
+            r"key_padding_mask must be \(2, 5\)",
+        ),
+        (
+            (x, x, x),
+            {"attn_mask": torch.zeros(2, 5, 5)},
+            r"attn_mask must be \(5, 5\) or \(8, 5, 5\)",
+        ),
         ((x, x, x), {"attn_mask": torch.zeros(5, 5).long()}, "must be bool"),
         ((x, x[:, :3], x[:, :3]), {"is_causal": True}, "attention of 5 queries needs as many"),
     ]

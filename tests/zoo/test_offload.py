@@ -14,7 +14,9 @@ from modalities.text.hf import wrap
 TOKENS = torch.arange(3, 15)[None]
 
 
-@pytest.mark.parametrize("position", ["alibi+key_bias", "ggd_goat", "cable", "fire", "t5", "rope", "learned"])
+@pytest.mark.parametrize(
+    "position", ["alibi+key_bias", "ggd_goat", "cable", "fire", "t5", "rope", "learned"]
+)
 @torch.inference_mode()
 def test_wrapped_models(position: str, tmp_path: Path) -> None:
     options = dict(num_layers=2, vocab_size=40, tokenizer="bytes")
@@ -29,7 +31,13 @@ def test_wrapped_models(position: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("position", ["alibi", "ggd_goat", "fire"])
 @torch.inference_mode()
 def test_adapted_models(position: str, tmp_path: Path) -> None:
-    sizes = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    sizes = dict(
+        vocab_size=40,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+    )
     plain = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     model = zoo.adapt(copy.deepcopy(plain), position, ssmax=True)
     for parameter in model.parameters():  # none is what a prior starts with
@@ -37,8 +45,12 @@ def test_adapted_models(position: str, tmp_path: Path) -> None:
     expected = model(TOKENS).logits
     zoo.save_adapted(model, tmp_path / "adapted")
     assert torch.equal(cpu_offload(model, torch.device("cpu"))(TOKENS).logits, expected)
-    memory = dict(device_map="auto", max_memory={"cpu": 20_000}, offload_folder=str(tmp_path / "disk"))
-    assert torch.equal(zoo.load_adapted(tmp_path / "adapted", **memory).eval()(TOKENS).logits, expected)
+    memory = dict(
+        device_map="auto", max_memory={"cpu": 20_000}, offload_folder=str(tmp_path / "disk")
+    )
+    assert torch.equal(
+        zoo.load_adapted(tmp_path / "adapted", **memory).eval()(TOKENS).logits, expected
+    )
     torch.manual_seed(0)
     fresh = zoo.adapt(copy.deepcopy(plain), position)(TOKENS).logits
     plain.save_pretrained(tmp_path / "plain")

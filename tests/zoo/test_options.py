@@ -21,7 +21,9 @@ WRONG = [math.nan, math.inf, -math.inf, -1, 0, 2.5, "x", True, None, [], torch.t
 NUMBERS = ("int", "float", "bool", "tuple[int, int]")
 
 
-def tries(make: Callable[..., Any], options: dict[str, Any], *, but: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def tries(
+    make: Callable[..., Any], options: dict[str, Any], *, but: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Any]]:
     """(option = value, what it makes) of every wrong value that is not refused, `but` of names that models set."""
     parameters = inspect.signature(make).parameters.values()
     numbers = {p.name for p in parameters if any(kind in str(p.annotation) for kind in NUMBERS)}
@@ -54,7 +56,9 @@ def test_an_encoding_refuses_an_option_or_is_finite() -> None:
     for name, options in ENCODED:
         method = ENCODINGS.get(name) or GRID_ENCODINGS[name]
         takes = inspect.signature(method.make).parameters
-        options = {key: value for key, value in GIVEN.items() if key in takes} | method.fixed | options
+        options = (
+            {key: value for key, value in GIVEN.items() if key in takes} | method.fixed | options
+        )
         on_grid = name in GRID_ENCODINGS and name not in ENCODINGS
         pos = Positions.grid(3, 5, num_prefix=1) if on_grid else Positions.line(16)
         for what, made in tries(method.make, options, but=("dim", "head_dim", "num_heads")):
@@ -80,5 +84,13 @@ ZERO = {"num_layers=0", "offset=0", "num_prefix=0", "capacity=0", "dropout=0"}
 
 def test_a_constructor_takes_no_nonsense() -> None:
     for make, options, nothing in MAKERS:
-        switches = [p.name for p in inspect.signature(make).parameters.values() if p.annotation in ("bool", bool)]
-        assert {text for text, _ in tries(make, options)} <= {*ZERO, *nothing, *(f"{name}=True" for name in switches)}
+        switches = [
+            p.name
+            for p in inspect.signature(make).parameters.values()
+            if p.annotation in ("bool", bool)
+        ]
+        assert {text for text, _ in tries(make, options)} <= {
+            *ZERO,
+            *nothing,
+            *(f"{name}=True" for name in switches),
+        }

@@ -21,7 +21,10 @@ def test_line_and_documents() -> None:
 
 def test_parts_of_a_line_keep_their_places() -> None:
     segments = torch.tensor([[0, 0, 0, 4, 4, 4]])
-    for part in (Positions.documents(segments).slice(2, 5), Positions.documents(segments).slice(0, 5).tail(3)):
+    for part in (
+        Positions.documents(segments).slice(2, 5),
+        Positions.documents(segments).slice(0, 5).tail(3),
+    ):
         assert (part.length, part.offset, part.index().tolist()) == (3, 2, [[2, 0, 1]])
     for start, stop in ((-1, 2), (2, 2), (0, 7)):
         refuses(rf"\[{start}, {stop}\) of 6", Positions.line(6).slice, start, stop)
@@ -40,7 +43,9 @@ def test_parts_of_a_line_keep_their_places() -> None:
         ("proportional", 1e4, 0.3, {}),
     ],
 )
-def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, partial: float, more: dict) -> None:
+def test_rotary_scalings_are_those_of_transformers(
+    scaling: str, theta: float, partial: float, more: dict
+) -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -48,23 +53,31 @@ def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, p
         hidden_size=128,
         num_attention_heads=2,
         max_position_embeddings=2048,
-        rope_parameters=dict(rope_type=scaling, rope_theta=theta, factor=8.0, original_max_position_embeddings=2048)
+        rope_parameters=dict(
+            rope_type=scaling, rope_theta=theta, factor=8.0, original_max_position_embeddings=2048
+        )
         | {"partial_rotary_factor": partial}
         | more,
     )
     theirs, lengthened = ROPE_INIT_FUNCTIONS[scaling](config, "cpu")
-    ours = Rotary(64, theta=theta, train_context=2048, scaling=scaling, factor=8.0, partial=partial, **more)
+    ours = Rotary(
+        64, theta=theta, train_context=2048, scaling=scaling, factor=8.0, partial=partial, **more
+    )
     torch.testing.assert_close(ours.frequencies().float(), theirs, rtol=2e-6, atol=0)
     x = torch.randn(1, 1, 3, 65)
     turned, width = ours(x, Positions.line(3)), 2 * len(theirs)
-    torch.testing.assert_close(turned[..., :width].norm(dim=-1), (lengthened * x)[..., :width].norm(dim=-1))
+    torch.testing.assert_close(
+        turned[..., :width].norm(dim=-1), (lengthened * x)[..., :width].norm(dim=-1)
+    )
     assert torch.equal(turned[..., width:], x[..., width:])
 
 
 def test_embeddings() -> None:
     like = torch.zeros(1, dtype=torch.float32)
     sinusoidal = Sinusoidal(8)(Positions.line(5, offset=3), like)
-    assert sinusoidal.shape == (1, 5, 8) and sinusoidal[0, 0, 0].item() == pytest.approx(math.sin(3))
+    assert sinusoidal.shape == (1, 5, 8) and sinusoidal[0, 0, 0].item() == pytest.approx(
+        math.sin(3)
+    )
     learned = Learned(8, train_context=4)
     assert torch.equal(learned(Positions.line(4), like)[0], learned.weight)
     refuses("end at 4 tokens, got position 4", learned, Positions.line(5), like)
@@ -73,10 +86,16 @@ def test_embeddings() -> None:
 def test_bad_rotary_options() -> None:
     for options, message in [
         ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, yarn, proportional"),
-        ({"scaling": "linear", "factor": 0.5}, "factor must be a finite number of 1 or more, got 0.5"),
+        (
+            {"scaling": "linear", "factor": 0.5},
+            "factor must be a finite number of 1 or more, got 0.5",
+        ),
         ({"scaling": "yarn", "factor": 2.0}, "'yarn' needs train_context"),
         ({"partial": 0.2}, r"partial=0.2: expected a share of 1 or less, an even number of 16"),
         ({"mscale": 1.0}, "'yarn' does"),
-        ({"scaling": "yarn", "factor": 2.0, "train_context": 9, "mscale": 1.0}, "mscale and mscale_all_dim"),
+        (
+            {"scaling": "yarn", "factor": 2.0, "train_context": 9, "mscale": 1.0},
+            "mscale and mscale_all_dim",
+        ),
     ]:
         refuses(message, Rotary, 16, **options)

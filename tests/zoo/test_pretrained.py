@@ -27,14 +27,19 @@ def test_weights_have_a_card_a_place_and_their_digest() -> None:
         assert f"\n# {name}\n" in (catalog.WEIGHTS / f"{name}.md").read_text()
         assert {"data", "recipe", "seed", "commit", "license", "measured"} <= set(entry)
         with safe_open(file, "pt") as tensors:
-            dtypes = {tensors.get_slice(key).get_dtype() for key in tensors.keys() if "query" in key}  # noqa: SIM118
+            dtypes = {
+                tensors.get_slice(key).get_dtype() for key in tensors.keys() if "query" in key
+            }  # noqa: SIM118
         assert dtypes == {"BF16"}
 
 
 def test_names_of_weights() -> None:
     for call, message in [
         (lambda: create_model("text_ggd_ssmax_tiny.factss"), "there are text_ggd_ssmax_tiny.facts"),
-        (lambda: create_model("text_ggd_ssmax_small.facts"), "no weights 'text_ggd_ssmax_small.facts'; did you mean"),
+        (
+            lambda: create_model("text_ggd_ssmax_small.facts"),
+            "no weights 'text_ggd_ssmax_small.facts'; did you mean",
+        ),
         (lambda: create_model(NAME, dim=64), "do not fit this model"),
     ]:
         refuses(message, call)
@@ -54,7 +59,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_where_files_are(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = (Path(catalog.__file__).parent / "weights" / FILE).read_bytes()
-    with pytest.raises(FileNotFoundError, match=r"1.9 MB.* neither in .*release.*: set PRIORZOO_WEIGHTS to a folder"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"1.9 MB.* neither in .*release.*: set PRIORZOO_WEIGHTS to a folder",
+    ):
         create_model(NAME)
     for folder in ("release", "elsewhere"):
         (tmp_path / folder).mkdir()
@@ -69,7 +77,9 @@ def test_where_files_are(package: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_damaged_manifest_is_an_error(package: Path) -> None:
     assert catalog.manifest() == json.loads((package / "manifest.json").read_text())
     catalog._read_manifest.cache_clear()
-    (package / "manifest.json").write_text((package / "manifest.json").read_text().replace("facts", "fakts", 1))
+    (package / "manifest.json").write_text(
+        (package / "manifest.json").read_text().replace("facts", "fakts", 1)
+    )
     refuses(r"manifest\.json is damaged", catalog.manifest)
 
 
@@ -78,5 +88,11 @@ def test_weights_of_another_dtype_are_refused(tmp_path: Path, dtype: torch.dtype
     create_model("text_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
     (tmp_path / "manifest.json").unlink()
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"norm.weight": tensors["norm.weight"].to(dtype)}, tmp_path / "model.safetensors")
-    refuses(r"'norm.weight' has dtype .* expected float16, bfloat16, float32 or float64", load_model, tmp_path)
+    save_file(
+        tensors | {"norm.weight": tensors["norm.weight"].to(dtype)}, tmp_path / "model.safetensors"
+    )
+    refuses(
+        r"'norm.weight' has dtype .* expected float16, bfloat16, float32 or float64",
+        load_model,
+        tmp_path,
+    )

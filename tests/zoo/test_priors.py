@@ -30,22 +30,40 @@ def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: boo
     # Gradients are taken through a softmax, which is blind to row constants, as attention is.
     leaves = [p for p in prior.parameters() if p.requires_grad] + [x]
     grads, values = [], []
-    for dense in (prior(pos, pos, causal=causal, x=x).dense(), prior.log_prior(pos, pos, causal=causal, x=x)):
+    for dense in (
+        prior(pos, pos, causal=causal, x=x).dense(),
+        prior.log_prior(pos, pos, causal=causal, x=x),
+    ):
         dense = dense.double().expand(-1, prior.num_heads, pos.length, pos.length)
-        mask = torch.ones(pos.length, pos.length, dtype=torch.bool).tril() if causal else torch.tensor(True)
+        mask = (
+            torch.ones(pos.length, pos.length, dtype=torch.bool).tril()
+            if causal
+            else torch.tensor(True)
+        )
         p = dense.masked_fill(~mask, -math.inf).softmax(-1)
         # A softmax sees differences to the row's first key alone, and no hidden entry.
         values.append((dense - dense[..., :1]).masked_fill(~mask, 0.0).detach())
         loss = (p * weights).sum()
-        found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
-        grads.append([torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)])
+        found = (
+            torch.autograd.grad(loss, leaves, allow_unused=True)
+            if loss.requires_grad
+            else [None] * len(leaves)
+        )
+        grads.append(
+            [
+                torch.zeros_like(leaf) if g is None else g
+                for leaf, g in zip(leaves, found, strict=True)
+            ]
+        )
     torch.testing.assert_close(values[0].expand_as(values[1]), values[1], atol=1e-9, rtol=0)
     for ours, oracle in zip(*grads, strict=True):
         torch.testing.assert_close(ours, oracle, atol=1e-8, rtol=1e-7)
 
 
 @pytest.mark.parametrize(("name", "causal"), dict(CASES).items())
-def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(name: str, causal: bool) -> None:
+def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(
+    name: str, causal: bool
+) -> None:
     prior, pos, heads = make(name), positions_for(name), [2, 0]
     x = inputs(pos.length).requires_grad_()
     content, own = prior.content(x), prior.of_heads(heads)
@@ -55,7 +73,9 @@ def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(name: str, c
     torch.testing.assert_close(some.expand(-1, 2, -1, -1), all_heads[:, heads], atol=1e-12, rtol=0)
     leaves = [p for p in prior.parameters() if p.requires_grad] + [x]
     weights = torch.randn(pos.length, pos.length, dtype=torch.float64)
-    losses = [(dense * weights).sum() for dense in (some.expand(-1, 2, -1, -1), all_heads[:, heads])]
+    losses = [
+        (dense * weights).sum() for dense in (some.expand(-1, 2, -1, -1), all_heads[:, heads])
+    ]
     if losses[0].requires_grad:
         ours, theirs = (torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses)
         for one, other in zip(ours, theirs, strict=True):
@@ -66,9 +86,15 @@ def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(name: str, c
 @pytest.mark.parametrize("kernel", ["sdpa", "toeplitz", "triton", "reference"])
 def test_steep_curves_stay_finite(kernel: str) -> None:
     """(1e−5)^−8 and 12^40 are beyond float32: gradients are those of float64, where the formula needs no bound."""
-    length, powers, dtype = 13, (-8.0, 40.0, -30.0, -6.0), torch.bfloat16 if kernel == "reference" else torch.float32
+    length, powers, dtype = (
+        13,
+        (-8.0, 40.0, -30.0, -6.0),
+        torch.bfloat16 if kernel == "reference" else torch.float32,
+    )
     generator = torch.Generator().manual_seed(0)
-    q, k, v, out_grad = (torch.randn(1, 4, length, 16, generator=generator).to(dtype) for _ in range(4))
+    q, k, v, out_grad = (
+        torch.randn(1, 4, length, 16, generator=generator).to(dtype) for _ in range(4)
+    )
     prior = create_prior("ggd", num_heads=4, train_mu=True)
     prior.theta_beta.data.copy_(torch.tensor(powers))
     line = Positions.line(length)
@@ -97,17 +123,25 @@ def test_far_soft_limits_keep_their_value_and_gradients() -> None:
         prior = create_prior("ggd", num_heads=1, **limited_reach(soft=soft)["options"])
         value = prior.log_prior(Positions.line(1, offset=soft), Positions.line(1), causal=True)
         gradients = torch.autograd.grad(value.sum(), [prior.theta_alpha, prior.theta_beta])
-        assert [x.item() for x in (value, *gradients)] == pytest.approx([-1, -1, -math.log(soft)], rel=1e-4)
+        assert [x.item() for x in (value, *gradients)] == pytest.approx(
+            [-1, -1, -math.log(soft)], rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("scale", [1e-4, -1e-5])
 def test_small_row_scales_leave_steep_entries_without_gradients(scale: float) -> None:
-    prior, line, scales = create_prior("ggd", num_heads=4), Positions.line(29), torch.full((1, 4, 29), scale)
+    prior, line, scales = (
+        create_prior("ggd", num_heads=4),
+        Positions.line(29),
+        torch.full((1, 4, 29), scale),
+    )
     prior.theta_beta.data.copy_(torch.tensor([-1.0, -3.0, -8.0, 0.5]))
     q, k, v = torch.randn(3, 1, 4, 29, 16, generator=torch.Generator().manual_seed(0))
     found = []
     for kernel in ("triton", "reference"):
-        out = prior_attention(q, k, v, prior(line, line, causal=True), causal=True, query_scale=scales, kernel=kernel)
+        out = prior_attention(
+            q, k, v, prior(line, line, causal=True), causal=True, query_scale=scales, kernel=kernel
+        )
         found.append(torch.autograd.grad(out.square().sum(), [prior.theta_alpha, prior.theta_beta]))
     torch.testing.assert_close(*found, rtol=0.1, atol=1e-9)
 
@@ -115,16 +149,25 @@ def test_small_row_scales_leave_steep_entries_without_gradients(scale: float) ->
 FORMS = [("ggd2d", {"form": form, "train_mu": True}) for form in ("isotropic", "separable")]
 
 
-@pytest.mark.parametrize(("name", "options"), [*(("ggd", {"train_mu": mu}) for mu in (False, True)), *FORMS])
-def test_the_jacobian_of_a_table_reduces_its_gradient_to_that_of_the_parameters(name: str, options: dict) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [*(("ggd", {"train_mu": mu}) for mu in (False, True)), *FORMS]
+)
+def test_the_jacobian_of_a_table_reduces_its_gradient_to_that_of_the_parameters(
+    name: str, options: dict
+) -> None:
     prior, pos = make(name, **options), positions_for(name)
     table = prior(pos, pos, causal=False).table
     assert table.parametric is not None and (table + table).parametric is None
-    leaves, of_table = [p for p in prior.parameters() if p.requires_grad], torch.randn_like(table.table)
+    leaves, of_table = (
+        [p for p in prior.parameters() if p.requires_grad],
+        torch.randn_like(table.table),
+    )
     expected = torch.autograd.grad(table.table, leaves, of_table)
     params, jacobian = table.parametric.params, table.jacobian()
     assert len(params) == len(leaves) and not jacobian.requires_grad
-    torch.testing.assert_close(torch.autograd.grad(params, leaves, (jacobian * of_table).sum(-1)), expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(params, leaves, (jacobian * of_table).sum(-1)), expected
+    )
     if table.parametric.log_factor:
         torch.testing.assert_close(jacobian[0], table.table.detach(), rtol=1e-12, atol=0)
 
@@ -133,22 +176,44 @@ def test_ggd_starts_as_bam_does() -> None:
     slopes = alibi_slopes(4).log().float()
     for init, beta in {"alibi": [1.0] * 4, "linear": [0, 1 / 3, 2 / 3, 1]}.items():
         prior = create_prior("ggd", num_heads=4, init=init)
-        torch.testing.assert_close((prior.theta_alpha.data, prior.theta_beta.data), (slopes, torch.tensor(beta)))
+        torch.testing.assert_close(
+            (prior.theta_alpha.data, prior.theta_beta.data), (slopes, torch.tensor(beta))
+        )
     sampled = create_prior("ggd2d", num_heads=4000, init="sampled", form="separable")
     values = torch.stack([p.data for p in sampled.parameters() if p.requires_grad])
-    assert len(values) == 4 and (values.mean(1).abs() < 0.1).all() and ((values.std(1) - 1).abs() < 0.1).all()
+    assert (
+        len(values) == 4
+        and (values.mean(1).abs() < 0.1).all()
+        and ((values.std(1) - 1).abs() < 0.1).all()
+    )
 
 
 @pytest.mark.parametrize(
-    ("gate", "bias", "weighted"), [("relu", False, True), ("softplus", True, False), ("logsigmoid", True, True)]
+    ("gate", "bias", "weighted"),
+    [("relu", False, True), ("softplus", True, False), ("logsigmoid", True, True)],
 )
-def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(gate: str, bias: bool, weighted: bool) -> None:
+def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(
+    gate: str, bias: bool, weighted: bool
+) -> None:
     """K[i,j] = −w_i·Σ_{j < l ≤ i} c_l entry by entry; forgetting attention's is Σ log sigmoid of the forget gate."""
-    lives = create_prior("fox", num_heads=4, d_model=8, half_lives=[4, 256]).decay.bias.sigmoid().log2().reciprocal()
+    lives = (
+        create_prior("fox", num_heads=4, d_model=8, half_lives=[4, 256])
+        .decay.bias.sigmoid()
+        .log2()
+        .reciprocal()
+    )
     torch.testing.assert_close(lives, -torch.tensor([4.0, 16.0, 64.0, 256.0]), atol=0, rtol=1e-3)
-    cable, x, pos = make("cable", gate=gate, bias=bias, weighted=weighted), inputs(7), Positions.line(7)
+    cable, x, pos = (
+        make("cable", gate=gate, bias=bias, weighted=weighted),
+        inputs(7),
+        Positions.line(7),
+    )
     raw = x @ cable.decay.weight.T + (cable.decay.bias if bias else 0)
-    rate = {"relu": raw.clamp(min=0), "softplus": (1 + raw.exp()).log(), "logsigmoid": -(1 / (1 + (-raw).exp())).log()}
+    rate = {
+        "relu": raw.clamp(min=0),
+        "softplus": (1 + raw.exp()).log(),
+        "logsigmoid": -(1 / (1 + (-raw).exp())).log(),
+    }
     weight = (1 + (x @ cable.weight.weight.T).exp()).log() if weighted else torch.ones_like(raw)
     found = cable.log_prior(pos, pos, causal=True, x=x)
     for i in range(7):
@@ -170,12 +235,19 @@ def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> No
         if isinstance(part, torch.nn.Linear):
             torch.nn.init.normal_(part.weight, std=0.3)
     # Keys near the query, in the middle, and at the start: where neighbours would tie, and where errors add up.
-    j = torch.cat([torch.arange(at - near, at + 1), torch.arange(at // 2, at // 2 + 50), torch.arange(50)])
+    j = torch.cat(
+        [torch.arange(at - near, at + 1), torch.arange(at // 2, at // 2 + 50), torch.arange(50)]
+    )
     q_pos, k_pos = (Positions(len(p), within=p[None]) for p in (torch.tensor([at]), j))
     x, pick = torch.zeros(1, len(j), 1), torch.arange(len(j))
     if name == "cable":
         prior.decay.bias.data.fill_(0.31)
-        q_pos, k_pos, pick, x = Positions.line(1, offset=at), Positions.line(at + 1), j, torch.ones(1, at + 1, 1)
+        q_pos, k_pos, pick, x = (
+            Positions.line(1, offset=at),
+            Positions.line(at + 1),
+            j,
+            torch.ones(1, at + 1, 1),
+        )
     with torch.no_grad():
         terms = prior(q_pos, k_pos, causal=True, x=x)
         wide = copy.deepcopy(prior).double()(q_pos, k_pos, causal=True, x=x.double())
@@ -208,7 +280,10 @@ def test_priors_stay_float32_in_a_bfloat16_model() -> None:
 
 def test_the_formula_of_a_sum_is_where_its_parameters_are() -> None:
     """Fixed slopes are on the CPU for want of a parameter that tells; "meta" is not the default device, as CUDA is not."""
-    both, pos = compose(create_prior("alibi", num_heads=3), make("ggd")).to("meta"), Positions.line(9)
+    both, pos = (
+        compose(create_prior("alibi", num_heads=3), make("ggd")).to("meta"),
+        Positions.line(9),
+    )
     assert both.log_prior(pos, pos, causal=True).is_meta
 
 
@@ -221,7 +296,19 @@ def test_t5_buckets_are_the_published_ones() -> None:
     """Causal: exact below 16, then 16 + log(d/16)/log(128/16)·16, and the last bucket from 128 on."""
     prior = create_prior("t5", num_heads=1)
     distance = torch.tensor([0.0, 15, 16, 20, 32, 64, 100, 127, 128, 5000, -3])
-    assert prior.bucket(distance, causal=True).tolist() == [0, 15, 16, 17, 21, 26, 30, 31, 31, 31, 0]
+    assert prior.bucket(distance, causal=True).tolist() == [
+        0,
+        15,
+        16,
+        17,
+        21,
+        26,
+        30,
+        31,
+        31,
+        31,
+        0,
+    ]
     assert prior.bucket(torch.tensor([5.0, -5.0]), causal=False).tolist() == [5, 21]
 
 
@@ -239,7 +326,14 @@ def test_where_a_prior_is_not_defined_it_says_so() -> None:
     pos = Positions.line(4)
     refuses("causal attention only", make("cable"), pos, pos, causal=False, x=inputs(4))
     refuses("same number of heads", compose, make("ggd"), make("ggd", num_heads=4))
-    refuses("one part of a composed prior", compose(make("cable"), make("cable")), pos, pos, causal=True, x=inputs(4))
+    refuses(
+        "one part of a composed prior",
+        compose(make("cable"), make("cable")),
+        pos,
+        pos,
+        causal=True,
+        x=inputs(4),
+    )
     grid = Positions.grid(2, 2)
     for name in {*LINE} - {"uniform", "sink"}:
         refuses("needs a 2-D prior", make(name), grid, grid, causal=True, x=inputs(4))
@@ -250,8 +344,14 @@ def test_soft_windows_and_gentle_slopes_are_set_by_number() -> None:
     window = create_prior("ggd", num_heads=2, init={"alpha": -8 * math.log(100.0), "beta": 8})
     matrix = window.log_prior(Positions.line(151), Positions.line(151), causal=True)
     log_prior = matrix.reshape(-1, 151, 151)[0, -1].flip(0)
-    assert -0.005 < log_prior[50] < 0 and abs(float(log_prior[100]) + 1) < 1e-3 and log_prior[150] < -25
+    assert (
+        -0.005 < log_prior[50] < 0
+        and abs(float(log_prior[100]) + 1) < 1e-3
+        and log_prior[150] < -25
+    )
     slopes = create_prior("alibi", num_heads=2, mean_lag=[10, 1000]).slopes()
-    assert torch.equal(slopes, torch.tensor([math.log1p(0.1), math.log1p(0.001)], dtype=torch.float64))
+    assert torch.equal(
+        slopes, torch.tensor([math.log1p(0.1), math.log1p(0.001)], dtype=torch.float64)
+    )
     for name, options in (("ggd", {"init": {"gamma": 1}}), ("alibi", {"mean_lag": [1]})):
         refuses(next(iter(options)), create_prior, name, num_heads=2, **options)

@@ -84,16 +84,25 @@ def build(case: Case, dtype: torch.dtype, seed: int = 0) -> tuple[AttentionCall,
     batch = max(1, len(case.documents))
     of_keys = case.groups, case.keys, WIDTH
     shapes = [(2, case.queries, WIDTH), of_keys, of_keys, (case.keys, 12)]
-    q, k, v, x = (torch.randn(batch, *shape, generator=generator).bfloat16().to(dtype) for shape in shapes)
+    q, k, v, x = (
+        torch.randn(batch, *shape, generator=generator).bfloat16().to(dtype) for shape in shapes
+    )
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     q_pos = Positions.line(case.queries, offset=case.keys - case.queries)
     terms = prior(q_pos, Positions.line(case.keys), causal=case.causal, x=x.to(wide))
     scale = segments = None
     if case.ssmax:
-        scale = (0.4 * torch.arange(2, case.queries + 2).log()).repeat(1, 2, 1).to(wide).requires_grad_()
+        scale = (
+            (0.4 * torch.arange(2, case.queries + 2).log())
+            .repeat(1, 2, 1)
+            .to(wide)
+            .requires_grad_()
+        )
         leaves.append(scale)
     if case.documents:
-        segments = torch.stack([(torch.arange(case.keys) >= start).long() for start in case.documents])
+        segments = torch.stack(
+            [(torch.arange(case.keys) >= start).long() for start in case.documents]
+        )
     leaves += [p for p in prior.parameters() if p.requires_grad]
     return AttentionCall(q, k, v, terms, case.causal, scale, segments, case.window), leaves
 
@@ -121,7 +130,8 @@ def weights_of(call: AttentionCall) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [(name, (torch.float64, torch.float32, torch.bfloat16)[n % 3]) for n, name in enumerate(CASES)]
+    ("name", "dtype"),
+    [(name, (torch.float64, torch.float32, torch.bfloat16)[n % 3]) for n, name in enumerate(CASES)],
 )
 def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None:
     """Outputs and all gradients are as near to those of float64 as without leaving anything out."""
@@ -132,13 +142,17 @@ def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None
         for kernel, precision in ((WHOLE, torch.float64), (WHOLE, dtype), (SKIPPING, dtype)):
             call, leaves = build(CASES[name], precision, seed)
             out = attend(call, kernel)
-            direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype)
+            direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(
+                out.dtype
+            )
             grads = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
             results.append([out.detach(), *(grad for grad in grads if grad is not None)])
         assert kernel_skips(call)
         truth, *both = results
         pairs = ([*zip(result, truth, strict=True)] for result in both)
-        errors.append([[float((a.double() - b).abs().max()) for a, b in result] for result in pairs])
+        errors.append(
+            [[float((a.double() - b).abs().max()) for a, b in result] for result in pairs]
+        )
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for of, (whole, skipped) in zip(truth, torch.tensor(errors).amax(0).mT.tolist(), strict=True):
         assert skipped <= 4 * whole + tolerance * max(1.0, float(of.abs().max()))
@@ -155,7 +169,10 @@ def test_all_that_is_left_out_of_a_row_weighs_less_than_2_to_the_minus_24(name: 
     call, _ = build(CASES[name], torch.float32)
     reach, weights = reach_of(call), weights_of(call)
     columns = torch.arange(call.num_keys)
-    first, last = (x.repeat_interleave(ROWS, 2)[:, :, : call.num_queries, None] for x in (reach.first, reach.last))
+    first, last = (
+        x.repeat_interleave(ROWS, 2)[:, :, : call.num_queries, None]
+        for x in (reach.first, reach.last)
+    )
     left_out = (columns < first) | (columns >= last)
     assert left_out.any() and weights.masked_fill(~left_out, 0.0).sum(-1).max() < 2**-24
 
@@ -180,7 +197,10 @@ def test_nothing_is_left_out_where_a_number_is_not_finite(where: str, wrong: flo
             assert call.table is not None
             table = call.table.table.clone()
             table[:, call.table.origin + 600] = wrong
-            call = replace(call, terms=replace(call.terms, table=replace(call.table, table=table, parametric=None)))
+            call = replace(
+                call,
+                terms=replace(call.terms, table=replace(call.table, table=table, parametric=None)),
+            )
         elif where == "scale":
             call.query_scale[..., 650] = wrong
         else:

@@ -47,7 +47,10 @@ class Broken(ReferenceKernel):
 def test_a_fault_is_found(fault: str) -> None:
     verdict = check_kernel(Broken(fault), "cpu", torch.bfloat16)
     assert verdict.wrong
-    words = {"a gradient": "content: v is off", "compiler": "content: RuntimeError: ptxas died"}.get(fault, "")
+    words = {
+        "a gradient": "content: v is off",
+        "compiler": "content: RuntimeError: ptxas died",
+    }.get(fault, "")
     assert verdict.wrong[0].startswith(words)
 
 
@@ -65,10 +68,15 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     from zoo import cli
 
     right = {name: KERNELS[name] for name in ("reference", "sdpa", "toeplitz")}
-    monkeypatch.setattr("zoo.cli.KERNELS", {"toeplitz": KERNELS["toeplitz"], "other": Broken("NaN")})
+    monkeypatch.setattr(
+        "zoo.cli.KERNELS", {"toeplitz": KERNELS["toeplitz"], "other": Broken("NaN")}
+    )
     assert cli.call(cli.app, ["doctor"], prog="zoo") == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "cpu, other, float32: content: output is off by inf" in out and "wrong: cpu, toeplitz" not in out
+    assert (
+        "cpu, other, float32: content: output is off by inf" in out
+        and "wrong: cpu, toeplitz" not in out
+    )
     monkeypatch.setattr("zoo.cli.KERNELS", right)
     assert cli.call(cli.app, ["doctor"], prog="zoo") == 0
     assert "can be trusted" in capsys.readouterr().out

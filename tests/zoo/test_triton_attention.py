@@ -24,7 +24,11 @@ pytestmark = pytest.mark.gpu
 PLANNING = TritonKernel(least_keys=1, decode_queries=0)
 DECODING = TritonKernel(least_keys=1)
 # What the toeplitz kernel keeps is nothing to this one. Realisations beyond "both" where they make another kernel.
-RUNS = [(name, "both") for name in CASES if name not in {"odd-recomputed", "scale-recomputed", "one-document"}]
+RUNS = [
+    (name, "both")
+    for name in CASES
+    if name not in {"odd-recomputed", "scale-recomputed", "one-document"}
+]
 RUNS += [(name, "none") for name in ("odd", "documents", "grouped-values")]
 RUNS += [(name, how) for how in ("lanes", "table") for name in ("offset", "scale", "grid-prefix")]
 
@@ -48,7 +52,10 @@ def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
     low = {key: leaf.detach().to(DEVICE).float().requires_grad_() for key, leaf in leaves.items()}
     exact = {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
     truth = evaluate(exact, options, "reference", case.grid)
-    options = {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in options.items()}
+    options = {
+        key: value.to(DEVICE) if isinstance(value, Tensor) else value
+        for key, value in options.items()
+    }
     got = evaluate(low, options, "triton", case.grid)
     for key, value in truth.items():
         error = float((got[key].cpu().double() - value).abs().max())
@@ -57,15 +64,21 @@ def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "causal"), some([(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID], 4)
+    ("name", "causal"),
+    some([(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID], 4),
 )
 def test_every_prior_with_gradients_of_its_parameters(name, causal):
     """A prior registered today is covered today, GGD as a parametric table; a dense bias is refused with the reason."""
     prior = make(name, num_heads=2).to(DEVICE).float()
     pos = Positions.grid(4, 5, num_prefix=2) if name in GRID else Positions.line(21)
     torch.manual_seed(3)
-    q, k, v = (torch.randn(1, 2, pos.length, 8, device=DEVICE, requires_grad=True) for _ in range(3))
-    terms, results = prior(pos, pos, causal=causal, x=torch.randn(1, pos.length, WIDTH, device=DEVICE)), []
+    q, k, v = (
+        torch.randn(1, 2, pos.length, 8, device=DEVICE, requires_grad=True) for _ in range(3)
+    )
+    terms, results = (
+        prior(pos, pos, causal=causal, x=torch.randn(1, pos.length, WIDTH, device=DEVICE)),
+        [],
+    )
     if terms.bias is not None or terms.gain is not None:
         with pytest.raises(ValueError, match="no dense bias"):
             prior_attention(q, k, v, terms, causal=causal, kernel="triton")
@@ -73,9 +86,13 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
     leaves = [q, k, v, *(p for p in prior.parameters() if p.requires_grad)]
     for kernel in ("reference", "triton"):
         out = prior_attention(q, k, v, terms, causal=causal, kernel=kernel)
-        results.append([out, *torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True, **UNUSED)])
+        results.append(
+            [out, *torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True, **UNUSED)]
+        )
     for truth, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, truth, rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max())))
+        torch.testing.assert_close(
+            got, truth, rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max()))
+        )
 
 
 @pytest.mark.slow
@@ -111,7 +128,10 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], 1))
 def test_the_last_of_t5s_numbers_is_minus_the_others(dtype):
     """The gradient of the bucket of far keys follows from the others', as exactly as if its diagonals were walked."""
-    prior, line = make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float(), Positions.line(45)
+    prior, line = (
+        make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float(),
+        Positions.line(45),
+    )
     torch.manual_seed(4)
     q, k, v = torch.randn(3, 1, 1, 45, 16, device=DEVICE, dtype=dtype)
     call = AttentionCall(q, k, v, prior(line, line, causal=True), True)
@@ -121,6 +141,8 @@ def test_the_last_of_t5s_numbers_is_minus_the_others(dtype):
     for kernel, inputs in ((PLANNING, call), (KERNELS["reference"], exact)):
         out = kernel.run(inputs).double() * torch.arange(16.0, device=DEVICE).sin()
         (columns,) = torch.autograd.grad(out.sum(), call.table.table, retain_graph=True)
-        results.append(torch.cat([columns[0, (at >= 0) & (at < 7)], columns[0, at >= 7].sum()[None]]))
+        results.append(
+            torch.cat([columns[0, (at >= 0) & (at < 7)], columns[0, at >= 7].sum()[None]])
+        )
     room = 200 * 2**-24 if dtype == torch.float32 else 2**-6
     assert (results[0] - results[1]).abs().max() <= room * results[1].abs().max().clamp(min=1.0)

@@ -54,7 +54,9 @@ def flat(call: AttentionCall) -> Operands:
 def tiny(name: str, **options) -> torch.nn.Module:
     """One layer of two heads, its prior moved off its init, where gradients of priors are rounding alone."""
     torch.manual_seed(0)
-    model = create_model(name, num_layers=1, dim=32, num_heads=2, hidden_dim=16, **options).to(DEVICE)
+    model = create_model(name, num_layers=1, dim=32, num_heads=2, hidden_dim=16, **options).to(
+        DEVICE
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "prior" in name:
@@ -63,7 +65,9 @@ def tiny(name: str, **options) -> torch.nn.Module:
 
 
 def tokens(length: int, rows: int = 2) -> Tensor:
-    return torch.randint(0, 200, (rows, length), generator=torch.Generator().manual_seed(length)).to(DEVICE)
+    return torch.randint(
+        0, 200, (rows, length), generator=torch.Generator().manual_seed(length)
+    ).to(DEVICE)
 
 
 def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
@@ -75,7 +79,9 @@ def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
     [inputs] = recorded
     trained = {0, 1, 2, 4, 6} | ({3} if inputs[6] is None else set())  # a parametric table has none
     return tuple(
-        x.detach().requires_grad_(n in trained) if isinstance(x, Tensor) and x.is_floating_point() else x
+        x.detach().requires_grad_(n in trained)
+        if isinstance(x, Tensor) and x.is_floating_point()
+        else x
         for n, x in enumerate(inputs)
     )
 
@@ -84,15 +90,28 @@ def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
 @pytest.mark.parametrize("kind", ["lanes", "parametric"])
 def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
-    call = call_of(Case(14, 14, 1, documents=(9, 4), scale="shared"), "both" if kind == "lanes" else "none")
+    call = call_of(
+        Case(14, 14, 1, documents=(9, 4), scale="shared"), "both" if kind == "lanes" else "none"
+    )
     if kind == "parametric":
-        terms = make("ggd", num_heads=2).to(DEVICE).float()(Positions.line(14), Positions.line(14), causal=True)
-        call = replace(call, q=call.q.bfloat16(), k=call.k.bfloat16(), v=call.v.bfloat16(), terms=terms)
-    tests, inputs = ("test_schema", "test_autograd_registration", "test_faketensor"), arguments(call, monkeypatch)
+        terms = (
+            make("ggd", num_heads=2)
+            .to(DEVICE)
+            .float()(Positions.line(14), Positions.line(14), causal=True)
+        )
+        call = replace(
+            call, q=call.q.bfloat16(), k=call.k.bfloat16(), v=call.v.bfloat16(), terms=terms
+        )
+    tests, inputs = (
+        ("test_schema", "test_autograd_registration", "test_faketensor"),
+        arguments(call, monkeypatch),
+    )
     torch.library.opcheck(op.attention_op, inputs, test_utils=tests)
     plain = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
     out, *saved = op.attention_op(*plain)
-    sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
+    sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(
+        out
+    )  # a sum's gradient has no memory of its own
     grad_lse = torch.ones_like(saved[0]) if kind == "lanes" else None
     backward = (sums, grad_lse, *plain[:8], out, *saved, *plain[8:11], kind == "lanes")
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
@@ -119,11 +138,19 @@ def test_decoding_compiles_in_one_graph() -> None:
 @pytest.mark.slow
 def test_few_queries_in_splits_of_keys() -> None:
     """A logit is a sum of some 20 products, an output one of some 100 weights, each rounded: 2^−24 for each."""
-    call = call_of(Case(5, 50, 2, documents=(30, 47), window=29, scale="batch"), "both", heads=4, width=19, lanes=2)
+    call = call_of(
+        Case(5, 50, 2, documents=(30, 47), window=29, scale="batch"),
+        "both",
+        heads=4,
+        width=19,
+        lanes=2,
+    )
     exact = attend(replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()))[0]
     for splits in (1, 2, 7):
         out, _ = decode.decode(flat(call), splits=splits)
-        assert float((out.double() - exact).abs().max()) <= 200 * 2**-24 * max(1.0, float(exact.abs().max()))
+        assert float((out.double() - exact).abs().max()) <= 200 * 2**-24 * max(
+            1.0, float(exact.abs().max())
+        )
 
 
 def far_apart(count: int, width: int, stride: int, path: Path) -> list[Tensor]:
@@ -133,7 +160,10 @@ def far_apart(count: int, width: int, stride: int, path: Path) -> list[Tensor]:
         memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
     else:
         memory = torch.empty(size, dtype=torch.bfloat16, device=DEVICE)
-    return [memory.as_strided((1, 1, count, width), (0, 0, stride, 1), part * width) for part in range(3)]
+    return [
+        memory.as_strided((1, 1, count, width), (0, 0, stride, 1), part * width)
+        for part in range(3)
+    ]
 
 
 def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
@@ -145,23 +175,43 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
         memory.copy_(x)
     for outer in (64, 0):  # strides of batch and heads: by tensor descriptors, and by pointers
         near, far = (
-            AttentionCall(*(x.as_strided(x.shape, (outer, outer, *x.stride()[2:])) for x in rows), PriorTerms(), True)
+            AttentionCall(
+                *(x.as_strided(x.shape, (outer, outer, *x.stride()[2:])) for x in rows),
+                PriorTerms(),
+                True,
+            )
             for rows in ((call.q, call.k, call.v), heads)
         )
         assert torch.equal(attention_forward(flat(far))[0], attention_forward(flat(near))[0])
         assert torch.equal(plan.make_plan(flat(far)).rows, plan.make_plan(flat(near)).rows)
-        assert common.describable(far.k, far.v) == (outer > 0) and not common.describable(far.k[:0], far.v[:0])
-    one, far_one = (AttentionCall(x.q[:, :, -1:], x.k, x.v, PriorTerms(), True) for x in (call, far))
-    assert torch.equal(decode.decode(flat(far_one), splits=2)[0], decode.decode(flat(one), splits=2)[0])
+        assert common.describable(far.k, far.v) == (outer > 0) and not common.describable(
+            far.k[:0], far.v[:0]
+        )
+    one, far_one = (
+        AttentionCall(x.q[:, :, -1:], x.k, x.v, PriorTerms(), True) for x in (call, far)
+    )
+    assert torch.equal(
+        decode.decode(flat(far_one), splits=2)[0], decode.decode(flat(one), splits=2)[0]
+    )
 
 
 def test_codes_are_those_of_the_table_and_reach_beyond_the_last_block() -> None:
     place = Positions.grid(5, 7, num_prefix=2)
     q = torch.zeros(1, 1, 37, 8, device=DEVICE)
-    call = AttentionCall(q, q, q, make("alibi2d").to(DEVICE)(place, place, causal=False), causal=False)
+    call = AttentionCall(
+        q, q, q, make("alibi2d").to(DEVICE)(place, place, causal=False), causal=False
+    )
     codes = flat(call).codes
     assert call.table is not None and torch.equal(codes[2:37].long(), -call.table.q_code[2:])
     blocks = [forward.GRID_64, *forward.CROWDED_16.values(), *forward.CROWDED_32.values()]
-    blocks += [*forward.UNEVEN_BLOCKS_16.values(), *backward.DKDV_16.values(), *backward.DQ_16.values()]
-    blocks += [*backward.DQ_PARAMS_16.values(), *backward.DKDV_32.values(), *backward.DQ_32.values()]
+    blocks += [
+        *forward.UNEVEN_BLOCKS_16.values(),
+        *backward.DKDV_16.values(),
+        *backward.DQ_16.values(),
+    ]
+    blocks += [
+        *backward.DQ_PARAMS_16.values(),
+        *backward.DKDV_32.values(),
+        *backward.DQ_32.values(),
+    ]
     assert len(codes) == 37 + max(max(block[:2]) for block in blocks)

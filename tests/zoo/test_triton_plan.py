@@ -59,7 +59,10 @@ def call_of(name: str) -> AttentionCall:
 
 def operands_of(call: AttentionCall) -> Operands:
     q, k, v, *others = triton._operands(call)
-    others = [None if x is None else x.to(DEVICE) for x in (call.table and call.table.table.float(), *others)]
+    others = [
+        None if x is None else x.to(DEVICE)
+        for x in (call.table and call.table.table.float(), *others)
+    ]
     return operands(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), *others, *triton._scalars(call))
 
 
@@ -71,7 +74,13 @@ def by_tile(mask: Tensor) -> Tensor:
     """(B·H, tiles of queries, tiles of keys): whether any element of a tile is True."""
     mask = mask.flatten(0, 1)
     pads = (0, -mask.shape[2] % TILE, 0, -mask.shape[1] % TILE)
-    return torch.nn.functional.pad(mask, pads).unflatten(2, (-1, TILE)).unflatten(1, (-1, TILE)).any(4).any(2)
+    return (
+        torch.nn.functional.pad(mask, pads)
+        .unflatten(2, (-1, TILE))
+        .unflatten(1, (-1, TILE))
+        .any(4)
+        .any(2)
+    )
 
 
 def needed_tiles(plan: Plan) -> Tensor:
@@ -87,20 +96,26 @@ def test_what_is_left_out_is_below_the_budget(name: str) -> None:
     call = call_of(name)
     plan, weights = plan_of(call), weights_of(call)
     inside = needed_tiles(plan)
-    elements = inside.repeat_interleave(TILE, 1).repeat_interleave(TILE, 2)[:, : call.num_queries, : call.num_keys]
+    elements = inside.repeat_interleave(TILE, 1).repeat_interleave(TILE, 2)[
+        :, : call.num_queries, : call.num_keys
+    ]
     assert weights.flatten(0, 1).masked_fill(elements, 0.0).sum(-1).max() <= BUDGET
     for head, (firsts, lasts) in enumerate(zip(*plan.cols.cpu().tolist(), strict=True)):
         for n, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
             needed = inside[head, :, n].nonzero().flatten().tolist()
             assert [first, last] == [needed[0], needed[-1] + 1] if needed else first == last
     seen = visible(call)
-    seen = by_tile(torch.ones_like(weights, dtype=torch.bool) if seen is None else seen.expand_as(weights))
+    seen = by_tile(
+        torch.ones_like(weights, dtype=torch.bool) if seen is None else seen.expand_as(weights)
+    )
     share = float((seen & ~inside).sum() / seen.sum())
     assert share > 0 and skipped_share(operands_of(call)) == pytest.approx(share)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where, value", [("q", math.nan), ("k", math.inf), ("query_scale", math.inf)])
+@pytest.mark.parametrize(
+    "where, value", [("q", math.nan), ("k", math.inf), ("query_scale", math.inf)]
+)
 def test_a_tile_with_nan_or_infinity_is_needed(where: str, value: float) -> None:
     """By all queries, one of keys; with all keys, one of queries."""
     call = build(Case(queries=100, keys=200, ssmax=True), torch.float32)[0]

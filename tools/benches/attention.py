@@ -40,10 +40,15 @@ class Problem:
         generator = torch.Generator(self.device).manual_seed(0)
         shape = (self.batch, self.length, self.heads, self.width)
         self.q, self.k, self.v, self.grad = (
-            torch.randn(shape, generator=generator, device=self.device).to(self.dtype).transpose(1, 2) for _ in range(4)
+            torch.randn(shape, generator=generator, device=self.device)
+            .to(self.dtype)
+            .transpose(1, 2)
+            for _ in range(4)
         )
         self.qkv = [x.requires_grad_() for x in (self.q, self.k, self.v)]
-        self.x = torch.randn(self.batch, self.length, self.width, generator=generator, device=self.device)
+        self.x = torch.randn(
+            self.batch, self.length, self.width, generator=generator, device=self.device
+        )
 
     def __str__(self) -> str:
         return f"B{self.batch} H{self.heads} L{self.length} D{self.width}"
@@ -105,11 +110,17 @@ def dense_bias(problem: Problem) -> Run:
     size = problem.heads * problem.length**2 * problem.dtype.itemsize
     if size > (bound := DENSE_BYTES[problem.device.type]):
         raise Refused(f"its bias takes {size / 2**30:.2g} GiB, bound {bound / 2**30:.2g}")
-    hidden = torch.ones(problem.length, problem.length, dtype=torch.bool, device=problem.device).triu(1)
+    hidden = torch.ones(
+        problem.length, problem.length, dtype=torch.bool, device=problem.device
+    ).triu(1)
     log_prior = problem.terms(problem.prior("ggd")).dense().detach().masked_fill(hidden, -math.inf)
     bias = log_prior.to(problem.dtype).requires_grad_()
     expanded = bias.expand(problem.batch, -1, -1, -1)
-    return Run(lambda: F.scaled_dot_product_attention(*problem.qkv, attn_mask=expanded), [*problem.qkv, bias], "ggd")
+    return Run(
+        lambda: F.scaled_dot_product_attention(*problem.qkv, attn_mask=expanded),
+        [*problem.qkv, bias],
+        "ggd",
+    )
 
 
 def flex(problem: Problem) -> Run:
@@ -123,12 +134,19 @@ def flex(problem: Problem) -> Run:
     values.requires_grad_(learns)
     inputs = [x if learns else x.detach() for x in problem.qkv]
     mask = create_block_mask(
-        lambda b, h, i, j: i >= j, None, None, problem.length, problem.length, device=str(problem.device)
+        lambda b, h, i, j: i >= j,
+        None,
+        None,
+        problem.length,
+        problem.length,
+        device=str(problem.device),
     )
     attend = torch.compile(flex_attention, dynamic=False)
 
     def forward() -> Tensor:
-        return attend(*inputs, score_mod=lambda s, b, h, i, j: s + values[h, i - j + origin], block_mask=mask)
+        return attend(
+            *inputs, score_mod=lambda s, b, h, i, j: s + values[h, i - j + origin], block_mask=mask
+        )
 
     return Run(forward, [*problem.qkv, values] if learns else [], "ggd")
 
@@ -148,17 +166,27 @@ def flash_attn(problem: Problem, *, slopes: bool = False) -> Run:
     return Run(forward, problem.qkv, "alibi" if slopes else "")
 
 
-def contenders(device: torch.device, methods: Sequence[str]) -> tuple[dict[str, Callable[[Problem], Run]], list[str]]:
+def contenders(
+    device: torch.device, methods: Sequence[str]
+) -> tuple[dict[str, Callable[[Problem], Run]], list[str]]:
     """All by name, and the names of those without a prior, which are the baselines."""
     if device.type == "cuda":
-        backends = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION}
-        known: dict[str, Callable[[Problem], Run]] = {n: partial(plain, backend=b) for n, b in backends.items()}
+        backends = {
+            "sdpa flash": SDPBackend.FLASH_ATTENTION,
+            "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
+        }
+        known: dict[str, Callable[[Problem], Run]] = {
+            n: partial(plain, backend=b) for n, b in backends.items()
+        }
         known |= {"flash-attn": flash_attn}
     else:
         known = {"sdpa": plain}
     baselines = list(known)
     known |= {f"ours: {method}": partial(ours, method=method) for method in methods}
-    known |= {f"ours: {method}, nothing skipped": partial(ours, method=method, skip=False) for method in methods}
+    known |= {
+        f"ours: {method}, nothing skipped": partial(ours, method=method, skip=False)
+        for method in methods
+    }
     known |= {"ggd as dense bias": dense_bias, "ggd by FlexAttention": flex}
     if device.type == "cuda":
         known |= {"alibi by flash-attn": partial(flash_attn, slopes=True)}
@@ -187,17 +215,23 @@ def error_of(run: Run, problem: Problem) -> float:
 def main(argv: Sequence[str]) -> int:
     """Ratios to the fastest attention without bias, forward and with all gradients; a contender that is wrong is not timed."""
     options = parser("attention", main.__doc__)
-    options.add_argument("--lengths", type=numbers, help="default 1k to 64k on CUDA, 1k to 16k on the CPU")
+    options.add_argument(
+        "--lengths", type=numbers, help="default 1k to 64k on CUDA, 1k to 16k on the CPU"
+    )
     options.add_argument("--width", type=int, default=64, help="of a head")
     options.add_argument("--methods", type=words, default=["alibi", "goat", "ggd", "cable"])
-    options.add_argument("--without", type=words, default=[], help="leave out names that contain one of these")
+    options.add_argument(
+        "--without", type=words, default=[], help="leave out names that contain one of these"
+    )
     args = options.parse_args(argv)
     device = device_of(args)
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     record = Record(args, device, dtype=str(dtype))
     known, baselines = contenders(device, args.methods)
-    known = {name: make for name, make in known.items() if not any(word in name for word in args.without)}
+    known = {
+        name: make for name, make in known.items() if not any(word in name for word in args.without)
+    }
     short = Problem(1, 2, CHECK, args.width, dtype, device)
     correct = {}
     for name, make in known.items():
@@ -213,8 +247,12 @@ def main(argv: Sequence[str]) -> int:
         for name, make in correct.items():
             with record.guard(name, str(problem)):
                 runs[name] = make(problem)
-        forward: dict[str, Call] = {name: torch.no_grad()(run.forward) for name, run in runs.items()}
-        steps: dict[str, Call] = {n: partial(run.step, problem.grad) for n, run in runs.items() if run.leaves}
+        forward: dict[str, Call] = {
+            name: torch.no_grad()(run.forward) for name, run in runs.items()
+        }
+        steps: dict[str, Call] = {
+            n: partial(run.step, problem.grad) for n, run in runs.items() if run.leaves
+        }
         for what, calls in (("forward", forward), ("forward and backward", steps)):
             record.compare(str(problem), what, calls, baselines)
     return record.finish()

@@ -24,13 +24,17 @@ def fill_cache(model: Decoder, length: int) -> KVCache:
     attention is computed for one token of a chunk."""
     cache = model.new_cache(length + ROOM)
     device = model.embedding.weight.device
-    tokens = torch.randint(0, model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0)
+    )
     for part in slices(length, CHUNK):
         ids = tokens[:, part].to(device)
         cache.reserve(ids.shape[1])
         positions, _ = cache.positions(ids.shape[1], None)
         for layer, states in zip(model.layers, cache.layers, strict=True):
-            layer.attention(layer.attention_norm(model.embedding(ids)), positions, cache=states, last=1)
+            layer.attention(
+                layer.attention_norm(model.embedding(ids)), positions, cache=states, last=1
+            )
         cache.advance(ids.shape[1])
     return cache
 
@@ -49,7 +53,9 @@ def llama_step(
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    states = torch.randn(1, config.num_heads, length, config.dim // config.num_heads, device=device, dtype=dtype)
+    states = torch.randn(
+        1, config.num_heads, length, config.dim // config.num_heads, device=device, dtype=dtype
+    )
     for layer in range(config.num_layers):
         cache.update(states.clone(), states.clone(), layer)
     ids = torch.ones(1, 1, dtype=torch.int64, device=device)
@@ -61,7 +67,9 @@ def main(argv: Sequence[str]) -> int:
     """Time of a token after many; MiB are what the step adds, `cache_mib` in the record is the cache."""
     options = parser("decoding", main.__doc__)
     options.add_argument("--models", type=words, default=MODELS, help="text models of one shape")
-    options.add_argument("--lengths", type=numbers, default=[4096, 65536, 524288], help="tokens that a cache holds")
+    options.add_argument(
+        "--lengths", type=numbers, default=[4096, 65536, 524288], help="tokens that a cache holds"
+    )
     args = options.parse_args(argv)
     device = device_of(args)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -34,7 +34,9 @@ class Refused(Exception):
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """A command line with the options that all benchmarks have."""
-    options = argparse.ArgumentParser(f"bench.py {name}", description=description, allow_abbrev=False)
+    options = argparse.ArgumentParser(
+        f"bench.py {name}", description=description, allow_abbrev=False
+    )
     options.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     options.add_argument("--seconds", type=float, default=1.0, help="of rounds for each contender")
     options.add_argument("--out", type=Path, help="write the rows here as JSON, after each shape")
@@ -64,7 +66,9 @@ def device_of(options: argparse.Namespace) -> torch.device:
 # ---- time and memory
 
 
-def in_turns(calls: Mapping[str, Call], seconds: float, device: torch.device) -> list[dict[str, float]]:
+def in_turns(
+    calls: Mapping[str, Call], seconds: float, device: torch.device
+) -> list[dict[str, float]]:
     """Milliseconds by name of rounds of all calls one after the other, after a warm-up: 3 to 200, about `seconds` a call."""
     for call in calls.values():
         call()
@@ -85,7 +89,9 @@ def _wall(call: Call) -> float:
 def _events(device: torch.device) -> Callable[[Call], float]:
     """A clock of the device's events. A sleep keeps the queue full while the host launches; writes before it empty the
     second-level cache."""
-    flushed = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device)
+    flushed = torch.empty(
+        2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device
+    )
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def clock(call: Call) -> float:
@@ -130,13 +136,20 @@ class Record:
         try:
             yield
         except (Refused, torch.OutOfMemoryError) as error:
-            self.missing[f"{name} at {shape}"] = str(error) if isinstance(error, Refused) else "out of memory"
+            self.missing[f"{name} at {shape}"] = (
+                str(error) if isinstance(error, Refused) else "out of memory"
+            )
         except Exception as error:  # a compiler's and a library's errors have no common type
             lines = str(error).strip().splitlines() or [""]
             self.failed[f"{name} at {shape}"] = f"{type(error).__name__}: {lines[0][:200]}"
 
     def compare(
-        self, shape: str, what: str, calls: Mapping[str, Call], baselines: Sequence[str], **units: float
+        self,
+        shape: str,
+        what: str,
+        calls: Mapping[str, Call],
+        baselines: Sequence[str],
+        **units: float,
     ) -> None:
         """Time calls in turns and add a row for each, with its ratio to the fastest of the `baselines` that ran.
 
@@ -153,13 +166,17 @@ class Record:
         rounds = in_turns(runnable, self.seconds, self.device)
         times = {name: statistics.median(row[name] for row in rounds) for name in runnable}
         baseline = min(
-            (name for name in baselines if name in runnable), key=times.__getitem__, default=next(iter(runnable))
+            (name for name in baselines if name in runnable),
+            key=times.__getitem__,
+            default=next(iter(runnable)),
         )
         for name, ms in times.items():
             rates = {f"{unit}_per_s": 1e3 * count / ms for unit, count in units.items()}
             ratio = statistics.median(row[name] / row[baseline] for row in rounds)
             place = {"shape": shape, "what": what, "name": name, "ms": ms, "mib": memory[name]}
-            self.rows.append({**place, "ratio": ratio, "baseline": baseline, "rounds": len(rounds), **rates})
+            self.rows.append(
+                {**place, "ratio": ratio, "baseline": baseline, "rounds": len(rounds), **rates}
+            )
         self.save()
         if self.device.type == "cuda":
             gc.collect()
@@ -172,7 +189,11 @@ class Record:
 
     def finish(self) -> int:
         """Print the table and what is missing from it; returns the exit status, 1 where something failed."""
-        print(", ".join(f"{name} {value}" for name, value in self.about.items() if value not in (None, {})))
+        print(
+            ", ".join(
+                f"{name} {value}" for name, value in self.about.items() if value not in (None, {})
+            )
+        )
         place = None
         for row in self.rows:
             if place != (place := (row["shape"], row["what"])):
@@ -196,5 +217,9 @@ def environment() -> Row:
             versions[name] = importlib.metadata.version(name)
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    machine = {"python": platform.python_version(), "machine": platform.machine(), "threads": torch.get_num_threads()}
+    machine = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
     return {"commit": commit, "cuda": torch.version.cuda, "packages": versions, **machine}

@@ -52,14 +52,22 @@ def training_step(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Callabl
 def main(argv: Sequence[str]) -> int:
     """Steps of plain torch with random tokens, in bfloat16 on CUDA."""
     options = parser("training", main.__doc__)
-    options.add_argument("--models", type=words, help="decoders of one shape; the first gives Llama's")
-    options.add_argument("--lengths", type=numbers, help="tokens a row; default 2048,16384 on CUDA, 256 on the CPU")
-    options.add_argument("--tokens", type=int, help="of a step; default 32768 on CUDA, 1024 on the CPU")
+    options.add_argument(
+        "--models", type=words, help="decoders of one shape; the first gives Llama's"
+    )
+    options.add_argument(
+        "--lengths", type=numbers, help="tokens a row; default 2048,16384 on CUDA, 256 on the CPU"
+    )
+    options.add_argument(
+        "--tokens", type=int, help="of a step; default 32768 on CUDA, 1024 on the CPU"
+    )
     args = options.parse_args(argv)
     device = device_of(args)
     cuda = device.type == "cuda"
     size = "125m" if cuda else "tiny"
-    names = args.models or [f"text_{method}_{size}" for method in ("rope", "alibi", "goat", "ggd_ssmax")]
+    names = args.models or [
+        f"text_{method}_{size}" for method in ("rope", "alibi", "goat", "ggd_ssmax")
+    ]
     dtype = torch.bfloat16 if cuda else torch.float32
     record = Record(args, device, dtype=str(dtype))
     for length in args.lengths or ([2048, 16384] if cuda else [256]):
@@ -69,7 +77,9 @@ def main(argv: Sequence[str]) -> int:
             with record.guard(name, shape):
                 torch.manual_seed(0)
                 model = create_model(name, train_context=length).to(device, dtype).train()
-                tokens = torch.randint(0, min(256, model.config.vocab_size), (rows, length + 1), device=device)
+                tokens = torch.randint(
+                    0, min(256, model.config.vocab_size), (rows, length + 1), device=device
+                )
                 batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
                 loss = find_modality(model.modality).loss
                 steps[name] = training_step(model, lambda m=model, b=batch, f=loss: f(m, b)[0])
@@ -79,6 +89,8 @@ def main(argv: Sequence[str]) -> int:
         with record.guard(LLAMA, shape):
             llama = llama_like(config, length).to(device, dtype).train()
             ids = torch.randint(0, config.vocab_size, (rows, length), device=device)
-            steps[LLAMA] = training_step(llama, lambda m=llama, x=ids: m(input_ids=x, labels=x).loss)
+            steps[LLAMA] = training_step(
+                llama, lambda m=llama, x=ids: m(input_ids=x, labels=x).loss
+            )
         record.compare(shape, "training step", steps, [LLAMA], tokens=rows * length)
     return record.finish()

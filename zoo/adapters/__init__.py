@@ -86,14 +86,19 @@ def adapt(
         raise ValueError(f"{type(model).__name__} has priors already")
     if train not in ("all", "priors"):
         raise ValueError(f"unknown train={train!r}; {nearest(train, ('all', 'priors'))}")
-    library.adapt(model, Request(position, dict(options or {}), keep_rope, ssmax, train_context, train == "priors"))
+    library.adapt(
+        model,
+        Request(position, dict(options or {}), keep_rope, ssmax, train_context, train == "priors"),
+    )
     priors = prior_parameters(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and (train == "all" or name in priors))
     return model
 
 
-def limited_reach(*, window: int | None = None, soft: float | None = None, sinks: int = 0) -> Options:
+def limited_reach(
+    *, window: int | None = None, soft: float | None = None, sinks: int = 0
+) -> Options:
     """Arguments of `adapt` for a prior that hides far keys without training: those `window` or more tokens back, or by
     K = −(distance/soft)⁸. The first `sinks` tokens stay seen."""
     if (window is None) == (soft is None):
@@ -101,7 +106,10 @@ def limited_reach(*, window: int | None = None, soft: float | None = None, sinks
     options: Options = {"length": window, "beyond": "zero", "learnable": False}
     if soft is not None:
         options = {"init": {"alpha": -8 * math.log(soft), "beta": 8.0}}
-    return {"position": "ggd" if soft else "table", "options": options | ({"sinks": sinks} if sinks else {})}
+    return {
+        "position": "ggd" if soft else "table",
+        "options": options | ({"sinks": sinks} if sinks else {}),
+    }
 
 
 def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -116,15 +124,21 @@ def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         return import_module("zoo.adapters.released").save_adapter(model, Path(folder))
     if getattr(model, "peft_config", None) is not None:
         cure = "merge_and_unload() it first, or save_pretrained() the adapter with modules_to_save=['position_bias']"
-        raise ValueError(f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}")
+        raise ValueError(
+            f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}"
+        )
     _library(model).save(model, Path(folder))
-    for file in Path(folder).glob("model*.safetensors"):  # safetensors makes files that only their owner can read
+    for file in Path(folder).glob(
+        "model*.safetensors"
+    ):  # safetensors makes files that only their owner can read
         shutil.copymode(Path(folder) / "config.json", file)
 
 
 def list_adapters(pattern: str = "*") -> list[str]:
     """Names of the adapters of released models that ship, which match a shell pattern."""
-    return fnmatch.filter(sorted(path.parent.name for path in WEIGHTS.glob(f"*/{ADAPTER}")), pattern)
+    return fnmatch.filter(
+        sorted(path.parent.name for path in WEIGHTS.glob(f"*/{ADAPTER}")), pattern
+    )
 
 
 def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]]]:
@@ -139,25 +153,40 @@ def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]
         method = ", ".join(parts + [f"LoRA {record['lora']}"] * bool(record["lora"]))
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         lengths = [f"{n:,}" for n in (base["window"], measured[-1].get("length", base["window"]))]
-        scores = [f"{x:.3f}" if (x := measured[-1].get(score)) else "–" for score in ("bits_per_byte", "tokens_right")]
+        scores = [
+            f"{x:.3f}" if (x := measured[-1].get(score)) else "–"
+            for score in ("bits_per_byte", "tokens_right")
+        ]
         tokens = f"{record['training'].get('tokens', 0):,}"
         rows.append([folder.name, base["name"], method, *lengths, tokens, f"{size:.2f}", *scores])
     title = "adapters of released models\ntokens: trained on; at reach: bits per byte, share of facts' tokens right"
-    return title, ["name", "base", "method", "window", "reach", "tokens", "MB", "bits", "right"], rows
+    return (
+        title,
+        ["name", "base", "method", "window", "reach", "tokens", "MB", "bits", "right"],
+        rows,
+    )
 
 
 def find_folder(name: str) -> str:
     """The folder of a shipped adapter, or of a base that `priorzoo fetch-data` made, by its name; any other path or name."""
     places = (WEIGHTS / name / ADAPTER, data_folder() / name / "config.json")
-    return next((str(file.parent) for file in places if file.is_file() and not Path(name).is_dir()), name)
+    return next(
+        (str(file.parent) for file in places if file.is_file() and not Path(name).is_dir()), name
+    )
 
 
 def hub_name(name: str) -> tuple[str, Options]:
     """What transformers takes for a model: its folder or name of the hub; of a file NAME.gguf its folder and `gguf_file`."""
-    return (str(Path(name).parent), {"gguf_file": Path(name).name}) if name.endswith(".gguf") else (name, {})
+    return (
+        (str(Path(name).parent), {"gguf_file": Path(name).name})
+        if name.endswith(".gguf")
+        else (name, {})
+    )
 
 
-def load_adapted(folder: str | os.PathLike[str], *, base: str | None = None, merge: bool = False, **kwargs: Any) -> Any:
+def load_adapted(
+    folder: str | os.PathLike[str], *, base: str | None = None, merge: bool = False, **kwargs: Any
+) -> Any:
     """The model that `save_adapted` wrote; kwargs as in the library's loader. ValueError where the folder has none.
 
     Args:
@@ -167,12 +196,18 @@ def load_adapted(folder: str | os.PathLike[str], *, base: str | None = None, mer
     """
     folder = find_folder(os.fspath(folder))
     if (Path(folder) / ADAPTER).is_file():
-        return import_module("zoo.adapters.released").load_adapter(Path(folder), base=base, merge=merge, **kwargs)
+        return import_module("zoo.adapters.released").load_adapter(
+            Path(folder), base=base, merge=merge, **kwargs
+        )
     if base is not None:
-        raise ValueError(f"{folder} has no {ADAPTER}: it holds a whole model, or none, and takes no base")
+        raise ValueError(
+            f"{folder} has no {ADAPTER}: it holds a whole model, or none, and takes no base"
+        )
     config = _config(folder)
     if RECORD not in config:
-        raise ValueError(f"{folder} holds no adapted model; expected a config.json that save_adapted wrote")
+        raise ValueError(
+            f"{folder} holds no adapted model; expected a config.json that save_adapted wrote"
+        )
     library = "timm" if "architecture" in config else "transformers"
     return import_module(LIBRARIES[library]).load(Path(folder), **kwargs)
 
@@ -191,9 +226,14 @@ def _config(folder: str | os.PathLike[str]) -> Options:
 
 def _library(model: nn.Module) -> ModuleType:
     """The file of `LIBRARIES` for a model."""
-    name, packages = type(model).__name__, {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    name, packages = (
+        type(model).__name__,
+        {base.__module__.partition(".")[0] for base in type(model).__mro__},
+    )
     if "modalities" in packages:
-        raise ValueError(f"{name} is a model of the zoo: choose its position method when it is made")
+        raise ValueError(
+            f"{name} is a model of the zoo: choose its position method when it is made"
+        )
     for library, file in LIBRARIES.items():
         if library in packages:
             return import_module(file)

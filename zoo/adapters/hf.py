@@ -16,7 +16,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -30,7 +35,12 @@ from zoo.priors.base import Prior
 
 NAME = "priorzoo"  # of the attention implementation
 LOADED_BY = " with priors, which zoo.load_adapted loads"  # behind the model type in config.json
-LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
+LEARNED = (
+    "position_embeddings",
+    "position_embedding",
+    "embed_positions",
+    "wpe",
+)  # names of learned positions
 # Names of tokens before the patches.
 PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 # Models that rotate all queries and keys as `zoo.positions.rotate` does.
@@ -42,7 +52,9 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     """As `zoo.adapt`; the request's record in the config is what `load` does again."""
     config = model.config
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
-        raise ValueError(f"{type(model).__name__} has cross-attention, between lines that have no common positions")
+        raise ValueError(
+            f"{type(model).__name__} has cross-attention, between lines that have no common positions"
+        )
     layers = attention_layers(model)
     if not layers or not model._supports_attention_backend:
         raise ValueError(
@@ -50,18 +62,35 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
             "Mistral, GPT-2, GPT-NeoX, BERT, ViT and DINO models and their like do"
         )
     if getattr(config, "reorder_and_upcast_attn", False):
-        raise ValueError("reorder_and_upcast_attn computes attention outside the attention interface; set it to False")
+        raise ValueError(
+            "reorder_and_upcast_attn computes attention outside the attention interface; set it to False"
+        )
     if any(getattr(layer, "attn_logit_softcapping", None) for layer in layers):
-        raise ValueError("capped logits are not served with priors: set attn_logit_softcapping=None in the config")
+        raise ValueError(
+            "capped logits are not served with priors: set attn_logit_softcapping=None in the config"
+        )
     grid, train_grid = _grid(model)
     if config.get_text_config() is not config:
-        raise ValueError(f"{type(model).__name__} is made of several models: adapt one, such as its language model")
-    context = request.train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
+        raise ValueError(
+            f"{type(model).__name__} is made of several models: adapt one, such as its language model"
+        )
+    context = (
+        request.train_context
+        or getattr(config, "max_position_embeddings", None)
+        or math.prod(train_grid or (0,))
+    )
     if not context:
-        raise ValueError(f"{type(config).__name__} names no max_position_embeddings: give train_context in tokens")
-    sizes: Options = dict(dim=config.hidden_size, num_heads=config.num_attention_heads, train_context=context)
+        raise ValueError(
+            f"{type(config).__name__} names no max_position_embeddings: give train_context in tokens"
+        )
+    sizes: Options = dict(
+        dim=config.hidden_size, num_heads=config.num_attention_heads, train_context=context
+    )
     sizes |= {"grid": grid, "train_grid": train_grid}
-    priors = [create_layer(request, causal=x.is_causal, own_sink=hasattr(x, "sinks"), **sizes) for x in layers]
+    priors = [
+        create_layer(request, causal=x.is_causal, own_sink=hasattr(x, "sinks"), **sizes)
+        for x in layers
+    ]
     if not request.keep_rope:
         _remove_positions(model, images=grid is not None)
     window = request.window or getattr(config, "max_position_embeddings", None) or context
@@ -96,12 +125,16 @@ def attention_layers(model: nn.Module) -> list[Any]:
     ]
 
 
-def load_whole(load: Callable[..., Any], source: str | Path, *args: object, **kwargs: object) -> Any:
+def load_whole(
+    load: Callable[..., Any], source: str | Path, *args: object, **kwargs: object
+) -> Any:
     """Call a from_pretrained of transformers. Raises ValueError for a missing tensor, which would be random or unset."""
     with_info = kwargs.pop("output_loading_info", False)
     model, info = load(source, *args, output_loading_info=True, **kwargs)
     if missing := info["missing_keys"]:
-        raise ValueError(f"{source} lacks {min(missing)!r}; expected all weights of {type(model).__name__}")
+        raise ValueError(
+            f"{source} lacks {min(missing)!r}; expected all weights of {type(model).__name__}"
+        )
     return (model, info) if with_info else model
 
 
@@ -119,7 +152,11 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
 
     # The priors are there when from_pretrained reads the weights, and stay in float32.
     wide = [*(kind._keep_in_fp32_modules_strict or ()), "position_bias"]
-    members = {"__init__": init, "__module__": kind.__module__, "_keep_in_fp32_modules_strict": wide}
+    members = {
+        "__init__": init,
+        "__module__": kind.__module__,
+        "_keep_in_fp32_modules_strict": wide,
+    }
     adapted: Any = type(kind.__name__, (kind,), members)
     model = load_whole(adapted.from_pretrained, folder, config=config, **kwargs)
     model.__class__ = kind
@@ -132,12 +169,19 @@ def _adapted_config(base: type[PretrainedConfig]) -> type[PretrainedConfig]:
 
     def to_json_string(self: PretrainedConfig, use_diff: bool = True) -> str:
         entries = json.loads(base.to_json_string(self, use_diff))
-        return json.dumps(entries | {"model_type": base.model_type + LOADED_BY}, indent=2, sort_keys=True) + "\n"
+        return (
+            json.dumps(
+                entries | {"model_type": base.model_type + LOADED_BY}, indent=2, sort_keys=True
+            )
+            + "\n"
+        )
 
     def reduce(self: PretrainedConfig) -> tuple[object, ...]:
         return _restore_config, (base, self.__dict__)
 
-    return type(f"Adapted{base.__name__}", (base,), {"to_json_string": to_json_string, "__reduce__": reduce})
+    return type(
+        f"Adapted{base.__name__}", (base,), {"to_json_string": to_json_string, "__reduce__": reduce}
+    )
 
 
 def _restore_config(base: type[PretrainedConfig], entries: Options) -> PretrainedConfig:
@@ -154,8 +198,12 @@ def _grid(model: PreTrainedModel) -> tuple[Grid | None, tuple[int, int] | None]:
         return None, None
     embedding, _ = _patches(model)
     tokens = [getattr(embedding, name, None) for name in PREFIX]
-    prefix = sum(1 if token.dim() == 1 else token.shape[-2] for token in tokens if token is not None)
-    patch, size = ((s, s) if isinstance(s, int) else tuple(s) for s in (config.patch_size, config.image_size))
+    prefix = sum(
+        1 if token.dim() == 1 else token.shape[-2] for token in tokens if token is not None
+    )
+    patch, size = (
+        (s, s) if isinstance(s, int) else tuple(s) for s in (config.patch_size, config.image_size)
+    )
     return Grid(prefix), (size[0] // patch[0], size[1] // patch[1])
 
 
@@ -164,9 +212,13 @@ def _patches(model: nn.Module) -> tuple[nn.Module, nn.Conv2d]:
     for module in model.modules():
         patches = getattr(module, "patch_embeddings", getattr(module, "patch_embedding", None))
         parts = () if patches is None else patches.modules()
-        if (convolution := next((part for part in parts if isinstance(part, nn.Conv2d)), None)) is not None:
+        if (
+            convolution := next((part for part in parts if isinstance(part, nn.Conv2d)), None)
+        ) is not None:
             return module, convolution
-    raise ValueError(f"{type(model).__name__} has no convolution that makes patches and tells the grid of an image")
+    raise ValueError(
+        f"{type(model).__name__} has no convolution that makes patches and tells the grid of an image"
+    )
 
 
 def _remove_positions(model: nn.Module, *, images: bool) -> None:
@@ -187,13 +239,20 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
             else:  # resized to other images
                 zero(owner, table.weight if isinstance(table, nn.Embedding) else table)
     if not rotations and not learned:
-        raise ValueError(f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions")
+        raise ValueError(
+            f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions"
+        )
 
 
 def _sink_rotation(model: PreTrainedModel, layer: nn.Module, limit: int) -> SinkRotation | None:
     """A layer's own rotation, if the model has any."""
-    names, kind = (f"{getattr(layer, 'layer_type', None)}_inv_freq", "inv_freq"), model.config.model_type
-    buffers = [(module, n) for module in model.modules() for n in module._buffers if n.endswith("inv_freq")]
+    names, kind = (
+        (f"{getattr(layer, 'layer_type', None)}_inv_freq", "inv_freq"),
+        model.config.model_type,
+    )
+    buffers = [
+        (module, n) for module in model.modules() for n in module._buffers if n.endswith("inv_freq")
+    ]
     if kind not in ROTATED:
         return SinkRotation(None, kind, limit) if buffers else None
     owner, name = next(buffer for buffer in buffers if buffer[1] in names)
@@ -217,7 +276,11 @@ class NoPositions(nn.Module):
 
 def _lengthen_buffers(module: nn.Module, args: tuple[Tensor, ...], kwargs: Options) -> None:
     """A forward pre-hook of embeddings without positions: BERT's buffers end where its table of positions ended."""
-    inputs = [x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None]
+    inputs = [
+        x
+        for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        if x is not None
+    ]
     length = inputs[0].shape[1] + kwargs.get("past_key_values_length", 0)
     length += getattr(module, "padding_idx", None) or 0  # from which RoBERTa counts
     for name in ("position_ids", "token_type_ids"):
@@ -227,7 +290,9 @@ def _lengthen_buffers(module: nn.Module, args: tuple[Tensor, ...], kwargs: Optio
             module._buffers[name] = index if name == "position_ids" else torch.zeros_like(index)
 
 
-def _no_rotation(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+def _no_rotation(
+    module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]
+) -> Tensor | tuple[Tensor, ...]:
     """A forward hook: the cosine and sine of no angle, or Llama 4's complex numbers of none."""
     if isinstance(output, Tensor) and output.is_complex():
         return torch.ones_like(output)
@@ -238,7 +303,9 @@ def _no_rotation(module: nn.Module, args: object, output: Tensor | tuple[Tensor,
 def _check_implementation(module: Any, args: object) -> None:
     """A forward pre-hook of attention with a prior; ValueError where another implementation would leave the prior out."""
     if (name := module.config._attn_implementation) != NAME:
-        raise ValueError(f"attention by {name!r} would leave the priors out: set_attn_implementation({NAME!r})")
+        raise ValueError(
+            f"attention by {name!r} would leave the priors out: set_attn_implementation({NAME!r})"
+        )
 
 
 def _attend(
@@ -257,29 +324,43 @@ def _attend(
 
     def own() -> Tensor:
         options = dict(dropout=dropout, scaling=scaling, is_causal=is_causal) | kwargs
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0].transpose(1, 2)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[
+            0
+        ].transpose(1, 2)
 
     if layer is None:
         return own().transpose(1, 2), None
     for name, what in NOT_SERVED.items():
         if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} has {what} ({name}), not served by attention with a prior")
+            raise ValueError(
+                f"{type(module).__name__} has {what} ({name}), not served by attention with a prior"
+            )
     causal = module.is_causal if is_causal is None else is_causal
     mask, bias = _split(attention_mask)
     if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
-        key, value, mask = key[:, :, :used], value[:, :, :used], None if mask is None else mask[..., :used]
+        key, value, mask = (
+            key[:, :, :used],
+            value[:, :, :used],
+            None if mask is None else mask[..., :used],
+        )
         bias = None if bias is None else bias[..., :used]
         attention_mask = None if attention_mask is None else attention_mask[..., :used]
-    documents = None if mask is None or not causal or torch.compiler.is_compiling() else _documents(mask)
+    documents = (
+        None if mask is None or not causal or torch.compiler.is_compiling() else _documents(mask)
+    )
     if documents is not None:
         mask = None  # for kernels that leave keys out
     elif mask is not None:
         _check_gaps(mask, key.shape[2])
     if documents is None or documents.within is None:
-        positions = _positions(module, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
+        positions = _positions(
+            module, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window")
+        )
     else:
         positions = documents, documents
-    options: Options = dict(mask=mask, bias=bias, dropout=dropout, scale=scaling, sink=kwargs.get("s_aux"))
+    options: Options = dict(
+        mask=mask, bias=bias, dropout=dropout, scale=scaling, sink=kwargs.get("s_aux")
+    )
     out = layer.attend(own, query, key, value, positions, causal=causal, **options)
     return out.transpose(1, 2).contiguous(), None
 
@@ -309,7 +390,9 @@ def _documents(mask: Tensor) -> Positions | None:
     index, first = torch.arange(keys, device=mask.device), mask[:, 0].view(torch.uint8).argmax(-1)
     seen = (first[..., None] <= index) & (index <= index[keys - queries :, None])
     # A document's first query sees no earlier key; queries are keys here, or all see the key 0.
-    runs = (first.diff(dim=1) >= 0).all() & (first.gather(1, first.clamp(max=queries - 1)) == first).all()
+    runs = (first.diff(dim=1) >= 0).all() & (
+        first.gather(1, first.clamp(max=queries - 1)) == first
+    ).all()
     if not bool(runs & (mask == seen[:, None]).all()):
         return None
     if not bool(first.any()):
@@ -320,7 +403,9 @@ def _documents(mask: Tensor) -> Positions | None:
 def _check_gaps(mask: Tensor, keys: int) -> None:
     """Raise ValueError where a query that sees its own key sees a run of keys with a gap, whose places would be wrong."""
     sees_itself = mask[..., keys - mask.shape[2] :].diagonal(dim1=-2, dim2=-1)
-    first, last = (torch.where(mask, torch.arange(keys, device=mask.device), none) for none in (keys, -1))
+    first, last = (
+        torch.where(mask, torch.arange(keys, device=mask.device), none) for none in (keys, -1)
+    )
     run = last.amax(-1) - first.amin(-1) + 1
     check_runs(~sees_itself | (mask.sum(-1) == run))
 
@@ -335,7 +420,11 @@ def _positions(
     layer, k_pos = module.position_bias, Positions.line(keys)
     if layer.sinks or not layer.prior.is_relative:
         if window is not None and queries < keys and keys >= window:
-            parts = [type(m).__name__ for m in layer.prior.modules() if isinstance(m, Prior) and not m.is_relative]
+            parts = [
+                type(m).__name__
+                for m in layer.prior.modules()
+                if isinstance(m, Prior) and not m.is_relative
+            ]
             what = "sinks depend" if layer.sinks else f"{parts[-1]} depends"
             raise ValueError(
                 f"a cache of the last {window} keys does not tell their positions, on which {what}: use a prior of distance, "
@@ -351,5 +440,11 @@ def _within(mask: Tensor, queries: int, keys: int, window: int | None) -> Tensor
     first = mask[:, 0].to(torch.uint8).argmax(-1)
     index = torch.arange(keys, device=mask.device)
     if window is not None:  # what a window hides began earlier, where the row before began
-        first = first.masked_fill(first == index[keys - queries :] - window + 1, -1).cummax(-1).values.clamp(min=0)
-    return (index - torch.cat([first[:, :1].expand(-1, keys - queries), first], dim=-1)).clamp(min=0)
+        first = (
+            first.masked_fill(first == index[keys - queries :] - window + 1, -1)
+            .cummax(-1)
+            .values.clamp(min=0)
+        )
+    return (index - torch.cat([first[:, :1].expand(-1, keys - queries), first], dim=-1)).clamp(
+        min=0
+    )

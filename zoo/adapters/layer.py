@@ -51,7 +51,9 @@ class Request:
     @property
     def record(self) -> Options:
         """What makes the same priors again, for a model's configuration."""
-        return {name: value for name, value in vars(self).items() if name not in ("alone", "window")}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("alone", "window")
+        }
 
 
 class Grid:
@@ -71,7 +73,9 @@ class Grid:
     def positions(self, tokens: int) -> Positions:
         """Of `tokens` tokens, the patches last; ValueError unless they are the prefix and all patches."""
         if self.shape is None:
-            raise ValueError("an adapted image model needs its images, from which the patch grid follows")
+            raise ValueError(
+                "an adapted image model needs its images, from which the patch grid follows"
+            )
         height, width = self.shape
         if tokens != height * width + self.num_prefix:
             raise ValueError(
@@ -92,10 +96,14 @@ class SinkRotation:
     name: str
     limit: int
 
-    def change(self, q: Tensor, k: Tensor, positions: tuple[Positions, Positions], sinks: int) -> Tensor:
+    def change(
+        self, q: Tensor, k: Tensor, positions: tuple[Positions, Positions], sinks: int
+    ) -> Tensor:
         """(B, H, T, sinks): what is added to the logits of each row's sinks; 0 where the query is within the limit."""
         if self.owner is None:
-            raise ValueError(f"{self.name}: sinks are seen from at most {self.limit} tokens on; drop them or read less")
+            raise ValueError(
+                f"{self.name}: sinks are seen from at most {self.limit} tokens on; drop them or read less"
+            )
         at, wide = positions[0].index(q.device), q.to(torch.promote_types(q.dtype, torch.float32))
         start = None if positions[1].within is None else positions[0].row_index(q.device) - at
         back = (self.limit - at).clamp(max=0)[:, None, :, None]
@@ -127,7 +135,9 @@ class LayerPrior(nn.Module):
     ) -> None:
         super().__init__()
         self.prior, self.ssmax, self.sinks, self.own_sink = prior, ssmax, sinks, own_sink
-        self._moved: object = None  # the parameters' versions at which K was found not to be uniform
+        self._moved: object = (
+            None  # the parameters' versions at which K was found not to be uniform
+        )
         level = None
         if grid is not None or sinks or own_sink:  # (H,) the table's value at a token's own place
             one = Positions.line(1) if grid is None else Positions.grid(1, 1)
@@ -138,7 +148,11 @@ class LayerPrior(nn.Module):
 
     def terms(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
         terms = self.prior(q_pos, k_pos, causal=causal)
-        if self.level is None or terms.table is None or not (k_pos.num_prefix or self.sinks or self.own_sink):
+        if (
+            self.level is None
+            or terms.table is None
+            or not (k_pos.num_prefix or self.sinks or self.own_sink)
+        ):
             return terms
         lowered = terms.table.table - self.level.to(terms.table.table.dtype)[:, None]
         # The Jacobian of a table does not change with a constant.
@@ -174,19 +188,29 @@ class LayerPrior(nn.Module):
         with loaded([self]) if offloaded else nullcontext():
             q_pos, k_pos = positions
             terms = self.terms(q_pos, k_pos, causal) + PriorTerms(sink=sink)
-            kernel = "auto" if torch.compiler.is_compiling() else _KERNEL.get()  # a graph has one kind of attention
-            far = self.rotation is not None and k_pos.length > max(self.rotation.limit + 1, self.sinks)
+            kernel = (
+                "auto" if torch.compiler.is_compiling() else _KERNEL.get()
+            )  # a graph has one kind of attention
+            far = self.rotation is not None and k_pos.length > max(
+                self.rotation.limit + 1, self.sinks
+            )
             uniform = kernel == "auto" and not far and self._is_uniform(terms, k_pos)
-            if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+            if uniform and not (
+                torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+            ):
                 return own()
             if bias is not None:
-                bias = bias.to(torch.promote_types(bias.dtype, torch.float32)).expand(-1, q.shape[1], -1, -1)
+                bias = bias.to(torch.promote_types(bias.dtype, torch.float32)).expand(
+                    -1, q.shape[1], -1, -1
+                )
                 terms = terms + PriorTerms(bias=bias)
             if scale is not None and scale != q.shape[-1] ** -0.5:
                 q = q * (scale * q.shape[-1] ** 0.5)
             q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
             if self.rotation is not None and far:
-                terms = terms + PriorTerms(of_sinks=self.rotation.change(q, k, positions, self.sinks))
+                terms = terms + PriorTerms(
+                    of_sinks=self.rotation.change(q, k, positions, self.sinks)
+                )
             scales = None
             if self.ssmax is not None and mask is not None:
                 scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
@@ -239,14 +263,18 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
         bias = None if terms.bias is None else whole_bias(terms.bias)
         for values in (terms.table.table if terms.table is not None else None, bias):
             if values is not None:
-                spread = spread + (values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax())
+                spread = spread + (
+                    values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax()
+                )
     return terms.sink is None and terms.gain is None and bool(spread <= UNIFORM)
 
 
 def zero(owner: nn.Module, table: Tensor) -> None:
     """Make learned positions of a module zeros that are not trained. ValueError where accelerate has offloaded their values."""
     if table.is_meta and is_offloaded(owner):
-        raise ValueError("learned positions are offloaded: adapt the model before accelerate dispatches it")
+        raise ValueError(
+            "learned positions are offloaded: adapt the model before accelerate dispatches it"
+        )
     table.requires_grad_(False).data.zero_()
 
 
@@ -257,7 +285,9 @@ def has_priors(model: nn.Module) -> bool:
 
 def prior_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of an adapted model's priors and SSMax, by their names in the model."""
-    layers = ((path, module) for path, module in model.named_modules() if isinstance(module, LayerPrior))
+    layers = (
+        (path, module) for path, module in model.named_modules() if isinstance(module, LayerPrior)
+    )
     return {f"{path}.{name}": p for path, layer in layers for name, p in layer.named_parameters()}
 
 
@@ -283,11 +313,21 @@ def create_layer(
             parts = create_position(position, train_context=train_context, **shared)
         if any(part is not None for part in (parts.rotary, parts.embedding, parts.window)):
             what = "a rotation, an embedding or a window"
-            raise ValueError(f"position {position!r} has {what}; models of other libraries take priors")
+            raise ValueError(
+                f"position {position!r} has {what}; models of other libraries take priors"
+            )
         if parts.prior.depends_on_content:
-            raise ValueError(f"position {position!r} depends on the layer's input; attention receives only q, k, v")
-        ssmax = SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
-        layer = LayerPrior(parts.prior, ssmax=ssmax, grid=grid, sinks=parts.sinks, own_sink=own_sink)
+            raise ValueError(
+                f"position {position!r} depends on the layer's input; attention receives only q, k, v"
+            )
+        ssmax = (
+            SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
+        )
+        layer = LayerPrior(
+            parts.prior, ssmax=ssmax, grid=grid, sinks=parts.sinks, own_sink=own_sink
+        )
     if request.alone and not any(p.requires_grad for p in layer.parameters()):
-        raise ValueError(f"train='priors': position {position!r} has no parameters: nothing would be trained")
+        raise ValueError(
+            f"train='priors': position {position!r} has no parameters: nothing would be trained"
+        )
     return layer

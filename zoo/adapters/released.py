@@ -22,7 +22,11 @@ from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
 from zoo.errors import Options, nearest, require
 from zoo.files import data_folder, read_object, read_tensors, replacing_path, write_json, write_text
 
-SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}  # of a rotation, and what transformers calls them
+SCALINGS = {
+    "yarn": "yarn",
+    "linear": "linear",
+    "ntk": "dynamic",
+}  # of a rotation, and what transformers calls them
 REACH = ("window", "soft", "sinks")
 TENSORS = "adapter.safetensors"
 LORA = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -38,28 +42,43 @@ library_name: priorzoo
 """
 
 
-def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs: Any) -> PreTrainedModel:
+def open_released(
+    name: str, settings: Mapping[str, str] | None = None, **kwargs: Any
+) -> PreTrainedModel:
     """A causal LM of a folder, a GGUF file or the hub under `settings`, on which a prior or LoRA may be put.
 
     settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft` with `sinks`, as in
         `limited_reach`, a prior; `dtype`; any other key is a field of its configuration, such as rope_parameters.rope_theta.
     kwargs: of transformers' from_pretrained. Raises ValueError for settings that the model does not have.
     """
-    values, name = {key: _value(key, text) for key, text in (settings or {}).items()}, find_folder(name)
+    values, name = (
+        {key: _value(key, text) for key, text in (settings or {}).items()},
+        find_folder(name),
+    )
     source, file = hub_name(name)
-    options: Options = {"dtype": values.pop("dtype", torch.float32 if file else "auto")} | file | kwargs
+    options: Options = (
+        {"dtype": values.pop("dtype", torch.float32 if file else "auto")} | file | kwargs
+    )
     if values:
-        config = options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=False, **file)
+        config = options["config"] = AutoConfig.from_pretrained(
+            source, trust_remote_code=False, **file
+        )
         for key, value in values.items():
             if key in SCALINGS:
                 tables = getattr(config.get_text_config(), "rope_parameters", None)
                 if not tables:
-                    raise ValueError(f"{config.model_type} has no rotation to scale by {key}={value}")
+                    raise ValueError(
+                        f"{config.model_type} has no rotation to scale by {key}={value}"
+                    )
                 # Of a model with windows those layers alone that look further.
-                tables.get("full_attention", tables).update(rope_type=SCALINGS[key], factor=float(value))
+                tables.get("full_attention", tables).update(
+                    rope_type=SCALINGS[key], factor=float(value)
+                )
             elif key not in REACH:
                 _set_field(config, key, value)
-    model = hf.load_whole(AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **options)
+    model = hf.load_whole(
+        AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **options
+    )
     if file:
         # Its weights are in `dtype` now, and can be saved.
         model.__dict__ |= {"hf_quantizer": None, "is_quantized": False}
@@ -68,7 +87,14 @@ def open_released(name: str, settings: Mapping[str, str] | None = None, **kwargs
     fetched = place.parent == data_folder().absolute()  # goes by its name alone, on any machine
     base = {"name": place.name if fetched else str(place) if place.exists() else name}
     reach = {key: values.pop(key) for key in REACH if key in values}
-    record = {"base": base, "settings": values, "reach": reach, "priors": None, "lora": None, "training": {}}
+    record = {
+        "base": base,
+        "settings": values,
+        "reach": reach,
+        "priors": None,
+        "lora": None,
+        "training": {},
+    }
     model.__dict__[RECORD] = record
     if reach:
         adapt(model, **limited_reach(**reach))
@@ -83,7 +109,9 @@ def add_lora(model: PreTrainedModel, rank: int) -> None:
 
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()} & LORA
     # None: as PEFT has it for the architecture.
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names) or None), model)
+    inject_adapter_in_model(
+        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names) or None), model
+    )
     cast_adapter_dtype(model, "default")  # to float32: small steps are lost in bfloat16
     model.__dict__[RECORD]["lora"] = rank
 
@@ -105,7 +133,11 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     priors = getattr(model.config, RECORD, None)
     record, tensors = model.__dict__[RECORD] | {"priors": priors}, _trained(model)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    record["base"] = _identity(model) | {"digest": weights_digest(model, priors), "window": window} | record["base"]
+    record["base"] = (
+        _identity(model)
+        | {"digest": weights_digest(model, priors), "window": window}
+        | record["base"]
+    )
     with replacing_path(folder / TENSORS) as file:
         save_file(tensors, file)
     write_record(record, folder)
@@ -114,18 +146,30 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 def write_record(record: Options, folder: Path) -> None:
     """Write adapter.json and the card, with `measured`, rows of scores by length, where the record has them."""
     facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
-    facts |= {"priors": json.dumps(record["priors"]), "LoRA rank": record["lora"] or "none"} | record["training"]
+    facts |= {
+        "priors": json.dumps(record["priors"]),
+        "LoRA rank": record["lora"] or "none",
+    } | record["training"]
     rows, measured = "\n".join(f"| {key} | {value} |" for key, value in facts.items()), ""
     if scores := record.get("measured"):
         columns = list(dict.fromkeys(name for row in scores for name in row))
-        lines = [columns, ["---:"] * len(columns), *([row.get(name, "–") for name in columns] for row in scores)]
+        lines = [
+            columns,
+            ["---:"] * len(columns),
+            *([row.get(name, "–") for name in columns] for row in scores),
+        ]
         measured = "\n" + "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
     write_text(folder / "README.md", CARD.format(base=facts["base"], rows=rows) + measured)
     write_json(folder / ADAPTER, record)
 
 
 def load_adapter(
-    folder: Path, *, base: str | None = None, merge: bool = False, settings: Options | None = None, **kwargs: Any
+    folder: Path,
+    *,
+    base: str | None = None,
+    merge: bool = False,
+    settings: Options | None = None,
+    **kwargs: Any,
 ) -> PreTrainedModel:
     """As `zoo.load_adapted`; `settings` of `open_released` go over the adapter's own. Raises ValueError for a base of other
     sizes or, where something was trained, other weights."""
@@ -135,14 +179,24 @@ def load_adapter(
     try:
         model = open_released(name, {**stored, **(settings or {})}, **kwargs)
     except OSError as error:
-        cure = f"`priorzoo fetch-data text {name}`, or base=FOLDER" if Path(name).name == name else "give base=FOLDER"
-        raise ValueError(f"{folder} is an adapter of {name}, which is no folder and not of the hub: {cure}") from error
+        cure = (
+            f"`priorzoo fetch-data text {name}`, or base=FOLDER"
+            if Path(name).name == name
+            else "give base=FOLDER"
+        )
+        raise ValueError(
+            f"{folder} is an adapter of {name}, which is no folder and not of the hub: {cure}"
+        ) from error
     counts = tensors and made_for["digest"]
-    identity = _identity(model) | {"digest": weights_digest(model, record["priors"]) if counts else made_for["digest"]}
+    identity = _identity(model) | {
+        "digest": weights_digest(model, record["priors"]) if counts else made_for["digest"]
+    }
     for key in ("architecture", "sizes", "digest"):
         if identity[key] != made_for[key]:
             what = f"{key} {identity[key]}, expected {made_for[key]}"
-            raise ValueError(f"{folder} is an adapter of {made_for['name']}, and {name} is another model: {what}")
+            raise ValueError(
+                f"{folder} is an adapter of {made_for['name']}, and {name} is another model: {what}"
+            )
     if record["lora"]:
         add_lora(model, record["lora"])
     if priors := record["priors"]:
@@ -188,14 +242,22 @@ def _set_field(config: PretrainedConfig, key: str, value: object) -> None:
     for part in path:
         place = place.get(part) if isinstance(place, dict) else getattr(place, part, None)
     if not (last in place if isinstance(place, dict) else hasattr(place, last)):
-        hint = nearest(key, {*SCALINGS, *REACH, "dtype", *config.to_dict(), *config.get_text_config().to_dict()})
+        hint = nearest(
+            key,
+            {*SCALINGS, *REACH, "dtype", *config.to_dict(), *config.get_text_config().to_dict()},
+        )
         raise ValueError(f"{config.model_type} has no field {key!r} in its configuration; {hint}")
     place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
 
 
 def _identity(model: PreTrainedModel) -> Options:
     config = model.config.get_text_config()
-    sizes = [config.num_hidden_layers, config.num_attention_heads, config.hidden_size, config.vocab_size]
+    sizes = [
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.hidden_size,
+        config.vocab_size,
+    ]
     return {"architecture": type(model).__name__, "sizes": sizes}
 
 
@@ -204,10 +266,21 @@ def weights_digest(model: PreTrainedModel, record: Options | None = None) -> str
     where the record of its priors says that they are taken out."""
     digest, priors = hashlib.sha256(), prior_parameters(model)
     taken_out = set() if record is None or record["keep_rope"] else {*hf.LEARNED}
-    base = {n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors}
+    base = {
+        n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors
+    }
     for name, parameter in sorted(base.items()):
         if ".lora_" in name or not taken_out.isdisjoint(name.split(".")):
             continue
         digest.update(name.encode())
-        digest.update(parameter.detach().cpu().bfloat16().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            parameter.detach()
+            .cpu()
+            .bfloat16()
+            .contiguous()
+            .flatten()
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+        )
     return digest.hexdigest()[:16]

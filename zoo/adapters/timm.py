@@ -10,7 +10,15 @@ from timm.layers import Attention
 from timm.models import VisionTransformer, save_for_hf
 from torch import Tensor, nn
 
-from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, create_layer, prior_parameters, zero
+from zoo.adapters.layer import (
+    RECORD,
+    Grid,
+    LayerPrior,
+    Request,
+    create_layer,
+    prior_parameters,
+    zero,
+)
 from zoo.errors import Options
 from zoo.files import read_object, read_tensors, write_json
 from zoo.layers import execution_device
@@ -22,14 +30,23 @@ class PriorAttention(Attention):
     position_bias: LayerPrior
     patch_grid: Grid
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         if attn_mask is not None or is_causal:
-            raise ValueError("attention with a prior over patches takes neither attn_mask nor is_causal")
+            raise ValueError(
+                "attention with a prior over patches takes neither attn_mask nor is_causal"
+            )
         layer = self.position_bias
         positions = self.patch_grid.positions(x.shape[1])
         batch, length, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
-        q, k, v = self.qkv(x).reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(batch, length, 3, self.num_heads, self.head_dim)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         q, k = self.q_norm(q), self.k_norm(k)
         dropout = self.attn_drop.p if self.training else 0.0
 
@@ -56,8 +73,12 @@ class PriorVisionTransformer(VisionTransformer):
 def adapt(model: VisionTransformer, request: Request) -> None:
     """As `zoo.adapt`; the context is the model's grid. The request's record is what `load` does again."""
     if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
-        raise ValueError(f"{type(model).__name__} holds features of a model: give that, features.model, a prior")
-    layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
+        raise ValueError(
+            f"{type(model).__name__} holds features of a model: give that, features.model, a prior"
+        )
+    layers: list[Any] = [
+        block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")
+    ]
     if type(model) is not VisionTransformer or {type(layer) for layer in layers} != {Attention}:
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "none"
         raise ValueError(
@@ -71,8 +92,13 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         raise ValueError("timm model without a patch grid: give img_size when it is made")
     grid = Grid(model.num_prefix_tokens)
     height, width = train_grid
-    sizes: Options = dict(dim=model.embed_dim, train_context=height * width, train_grid=(height, width))
-    priors = [create_layer(request, num_heads=x.num_heads, causal=False, grid=grid, **sizes) for x in layers]
+    sizes: Options = dict(
+        dim=model.embed_dim, train_context=height * width, train_grid=(height, width)
+    )
+    priors = [
+        create_layer(request, num_heads=x.num_heads, causal=False, grid=grid, **sizes)
+        for x in layers
+    ]
     if not request.keep_rope:
         if model.pos_embed is None:
             raise ValueError("keep_rope=False: the model has no positions of its own")
@@ -82,18 +108,33 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         layer.position_bias, layer.patch_grid = prior.to(execution_device(layer)), grid
     model.__class__ = PriorVisionTransformer
     projection.register_forward_hook(grid.read)
-    model.__dict__[RECORD] = {name: value for name, value in request.record.items() if name != "train_context"}
+    model.__dict__[RECORD] = {
+        name: value for name, value in request.record.items() if name != "train_context"
+    }
 
 
 def save(model: PriorVisionTransformer, folder: Path) -> None:
     """Write weights and configuration in timm's layout, and what `load` needs."""
-    patches, heads = model.patch_embed, next(m.num_heads for m in model.modules() if isinstance(m, PriorAttention))
-    arguments = {"img_size": list(patches.img_size), "in_chans": patches.proj.in_channels, "num_heads": heads}
-    arguments |= {"patch_size": patches.patch_size[0], "embed_dim": model.embed_dim, "depth": len(model.blocks)}
+    patches, heads = (
+        model.patch_embed,
+        next(m.num_heads for m in model.modules() if isinstance(m, PriorAttention)),
+    )
+    arguments = {
+        "img_size": list(patches.img_size),
+        "in_chans": patches.proj.in_channels,
+        "num_heads": heads,
+    }
+    arguments |= {
+        "patch_size": patches.patch_size[0],
+        "embed_dim": model.embed_dim,
+        "depth": len(model.blocks),
+    }
     final_norm = not all(isinstance(norm, nn.Identity) for norm in (model.norm, model.fc_norm))
     arguments |= {"dynamic_img_size": model.dynamic_img_size, "final_norm": final_norm}
     save_for_hf(model, str(folder), model_args=arguments, safe_serialization=True)
-    write_json(folder / "config.json", read_object(folder / "config.json") | {RECORD: model.priorzoo})
+    write_json(
+        folder / "config.json", read_object(folder / "config.json") | {RECORD: model.priorzoo}
+    )
 
 
 def load(folder: Path, **kwargs: Any) -> VisionTransformer:
@@ -103,7 +144,9 @@ def load(folder: Path, **kwargs: Any) -> VisionTransformer:
     classes = kwargs.pop("num_classes", config["num_classes"])
     # timm leaves an empty one out.
     pool = config.get("global_pool", "")
-    arguments = {"num_classes": config["num_classes"], "global_pool": pool} | config["model_args"] | kwargs
+    arguments = (
+        {"num_classes": config["num_classes"], "global_pool": pool} | config["model_args"] | kwargs
+    )
     model: Any = timm.create_model(config["architecture"], **arguments)
     adapt(model, Request(**config[RECORD]))
     model.load_state_dict(read_tensors(folder / "model.safetensors"))

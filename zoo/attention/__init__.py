@@ -3,4 +3,12 @@
 from zoo.attention.base import AttentionCall, Kernel
 from zoo.attention.dispatch import KERNELS, MaskWarning, prior_attention, skipped_share, skipping
 
-__all__ = ["KERNELS", "AttentionCall", "Kernel", "MaskWarning", "prior_attention", "skipped_share", "skipping"]
+__all__ = [
+    "KERNELS",
+    "AttentionCall",
+    "Kernel",
+    "MaskWarning",
+    "prior_attention",
+    "skipped_share",
+    "skipping",
+]

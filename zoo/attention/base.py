@@ -105,7 +105,11 @@ class AttentionCall:
     @property
     def places(self) -> Tensor:
         """(1 or B, S) int64 position of each key in its document."""
-        positions = Positions.line(self.num_keys) if self.segments is None else Positions.documents(self.segments)
+        positions = (
+            Positions.line(self.num_keys)
+            if self.segments is None
+            else Positions.documents(self.segments)
+        )
         return positions.index(self.q.device)
 
     @property
@@ -123,9 +127,14 @@ class AttentionCall:
     def exempt_sinks(self, prior: Tensor, heads: slice, rows: slice) -> Tensor:
         """K (1 or B, 1 or h, t, s) of some heads and rows and the first keys, with K of sinks in their columns."""
         level, of_sinks = self.level[:, :, rows], self.terms.of_sinks
-        level, places = level if level.shape[1] == 1 else level[:, heads], self.places[:, None, None, : prior.shape[-1]]
+        level, places = (
+            level if level.shape[1] == 1 else level[:, heads],
+            self.places[:, None, None, : prior.shape[-1]],
+        )
         if of_sinks is not None:
-            level = level + torch.take_along_dim(of_sinks[:, heads, rows], places.clamp(max=self.sinks - 1), dim=-1)
+            level = level + torch.take_along_dim(
+                of_sinks[:, heads, rows], places.clamp(max=self.sinks - 1), dim=-1
+            )
         return torch.where(places < self.sinks, level, prior)
 
     @property
@@ -191,9 +200,14 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
     queries, keys = (0, 0, before, after), (0, 0, 0, after)
     if table is not None:
         assert table.origin is not None
-        line = Positions.line(call.num_queries + before + after), Positions.line(call.num_keys + after)
+        line = (
+            Positions.line(call.num_queries + before + after),
+            Positions.line(call.num_keys + after),
+        )
         # The columns that are added are of distances that only padding has.
-        table = RelativeTable.line(F.pad(table.table, (before + after, after)), *line, center=table.origin + after)
+        table = RelativeTable.line(
+            F.pad(table.table, (before + after, after)), *line, center=table.origin + after
+        )
     if isinstance(bias, BlockedBias):
         bias = bias.padded(before, after)
     elif bias is not None:
@@ -211,7 +225,9 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
             bias=bias,
         ),
         query_scale=None if row_scale is None else F.pad(row_scale, (before, after), value=1.0),
-        segments=None if segments is None else torch.cat([segments, segments[:, -1:].expand(-1, after)], dim=1),
+        segments=None
+        if segments is None
+        else torch.cat([segments, segments[:, -1:].expand(-1, after)], dim=1),
         mask=None if mask is None else F.pad(mask, (0, after, before, after), value=True),
     )
     return padded, slice(before, before + call.num_queries)
@@ -266,12 +282,25 @@ def has_values(x: Tensor) -> bool:
 def bad_keys(call: AttentionCall) -> Tensor | None:
     """(B, Gk, S) bool: keys with a NaN or an infinity, where they may be hidden from a row: torch adds −∞ to their logits,
     which leaves NaN. None where there are none; on the CPU alone: elsewhere the question synchronises."""
-    shows_all = call.num_queries == 1 and call.segments is None and call.window is None and call.mask is None
+    shows_all = (
+        call.num_queries == 1
+        and call.segments is None
+        and call.window is None
+        and call.mask is None
+    )
     hides = call.causal or any(x is not None for x in (call.segments, call.window, call.mask))
-    if shows_all or not hides or call.k.device.type != "cpu" or torch.compiler.is_compiling() or not has_values(call.k):
+    if (
+        shows_all
+        or not hides
+        or call.k.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or not has_values(call.k)
+    ):
         return None
     parts = [call.k] if call.terms.k_lanes is None else [call.k, call.terms.k_lanes]
-    if torch._C._functorch.peek_interpreter_stack() or all(bool(part.detach().sum().isfinite()) for part in parts):
+    if torch._C._functorch.peek_interpreter_stack() or all(
+        bool(part.detach().sum().isfinite()) for part in parts
+    ):
         return None
     bad = ~call.keys.detach().isfinite().all(-1)
     return bad if bool(bad.any()) else None
@@ -300,7 +329,9 @@ def refuses_matrix(call: AttentionCall) -> str | None:
     return "sinks of several documents need causal attention" if bidirectional else None
 
 
-def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:
+def visible(
+    call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None
+) -> Tensor | None:
     """(1 or B, 1 or H, T, S) bool: keys visible to queries [start, stop) among keys [0, last_key), or None for all."""
     stop = call.num_queries if stop is None else stop
     last_key = call.num_keys if last_key is None else last_key
@@ -340,7 +371,9 @@ def check_call(call: AttentionCall) -> None:
     """Raise ValueError unless types, shapes, dtypes, devices and positions of a call fit together."""
     q, k, v = call.q, call.k, call.v
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
-        raise ValueError(f"q, k and v must be tensors, got {', '.join(_brief(x) for x in (q, k, v))}")
+        raise ValueError(
+            f"q, k and v must be tensors, got {', '.join(_brief(x) for x in (q, k, v))}"
+        )
     shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(f"q, k, v must be (B, heads, length, width): 4 axes, got {shapes}")
@@ -351,10 +384,14 @@ def check_call(call: AttentionCall) -> None:
     if 0 in (*q.shape[1:], *k.shape[1:], *v.shape[1:]):
         raise ValueError(f"q, k, v need at least one head, position and column each, got {shapes}")
     if heads % k.shape[1] or heads % v.shape[1]:
-        raise ValueError(f"key heads must divide {heads} query heads, got {k.shape[1]} for k, {v.shape[1]} for v")
+        raise ValueError(
+            f"key heads must divide {heads} query heads, got {k.shape[1]} for k, {v.shape[1]} for v"
+        )
     if not q.dtype == k.dtype == v.dtype or q.dtype not in FLOATS:
         names = ", ".join(map(str, FLOATS))
-        raise ValueError(f"q, k and v must have one dtype of {names}, got {q.dtype}, {k.dtype}, {v.dtype}")
+        raise ValueError(
+            f"q, k and v must have one dtype of {names}, got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
     device = q.device
     if k.device != device or v.device != device:
         raise ValueError(f"k and v must be on {device} as q is, got {k.device} and {v.device}")
@@ -370,34 +407,52 @@ def check_call(call: AttentionCall) -> None:
     if call.segments is not None:
         _check("segments", call.segments, (batch, keys), device, dtypes=IDS)
         if queries > keys:
-            raise ValueError(f"documents need a key for every query, got {queries} queries, {keys} keys")
+            raise ValueError(
+                f"documents need a key for every query, got {queries} queries, {keys} keys"
+            )
     check_whole("sinks", call.sinks, 0)
     if call.sinks and call.table is not None and call.table.origin is None:
-        raise ValueError(f"sinks={call.sinks}: they are of a line; prefix tokens of a grid have no prior as it is")
+        raise ValueError(
+            f"sinks={call.sinks}: they are of a line; prefix tokens of a grid have no prior as it is"
+        )
     of_lanes = call.terms.sink is not None and call.terms.q_lanes is not None
     if (call.sinks or of_lanes) and queries > keys:
         raise ValueError(f"sinks need a key for every query, got {queries} queries, {keys} keys")
     if call.mask is not None:
-        _check("mask", call.mask, (batch, heads, queries, keys), device, free=2, dtypes=(torch.bool,))
+        _check(
+            "mask", call.mask, (batch, heads, queries, keys), device, free=2, dtypes=(torch.bool,)
+        )
     if not 0 <= call.dropout < 1:
         raise ValueError(f"dropout must be a probability below 1, got {call.dropout}")
-    inside = 0 if call.terms.q_lanes is None or call.terms.k_lanes is not None else call.terms.q_lanes.shape[3]
+    inside = (
+        0
+        if call.terms.q_lanes is None or call.terms.k_lanes is not None
+        else call.terms.q_lanes.shape[3]
+    )
     if k.shape[3] != width + inside:
-        raise ValueError(f"keys must be {width + inside} wide ({width} content columns as in q), got {k.shape[3]}")
+        raise ValueError(
+            f"keys must be {width + inside} wide ({width} content columns as in q), got {k.shape[3]}"
+        )
 
 
 def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
     terms: object = call.terms
     if not isinstance(terms, PriorTerms):
         hint = "; PriorTerms(table=...) has a table" if isinstance(terms, RelativeTable) else ""
-        raise ValueError(f"terms must be the PriorTerms that a prior returns, or None, got {_brief(terms)}{hint}")
+        raise ValueError(
+            f"terms must be the PriorTerms that a prior returns, or None, got {_brief(terms)}{hint}"
+        )
     device = call.q.device
     batch, heads, queries, keys = shape
     q_lanes, k_lanes = terms.q_lanes, terms.k_lanes
     if q_lanes is not None or k_lanes is not None:
         if q_lanes is None or (k_lanes is not None and q_lanes.shape[-1:] != k_lanes.shape[-1:]):
-            have, wanted = ("no" if x is None else x.shape[-1] if x.ndim else 0 for x in (q_lanes, k_lanes))
-            raise ValueError(f"the prior has {have} query lanes and {wanted} key lanes, expected as many")
+            have, wanted = (
+                "no" if x is None else x.shape[-1] if x.ndim else 0 for x in (q_lanes, k_lanes)
+            )
+            raise ValueError(
+                f"the prior has {have} query lanes and {wanted} key lanes, expected as many"
+            )
         lanes = q_lanes.shape[-1:]
         _check("the prior's query lanes", q_lanes, (batch, heads, queries, *lanes), device, free=2)
         if k_lanes is not None:
@@ -407,7 +462,13 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
     if terms.sink is not None:
         _check("the prior's sink", terms.sink, (heads,), device)
     if terms.of_sinks is not None:
-        _check("the prior's K of sinks", terms.of_sinks, (batch, heads, queries, call.sinks), device, free=1)
+        _check(
+            "the prior's K of sinks",
+            terms.of_sinks,
+            (batch, heads, queries, call.sinks),
+            device,
+            free=1,
+        )
     offset = terms.offset
     if terms.table is not None:
         _check_table(call, terms.table, heads)
@@ -420,7 +481,11 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
             f"its queries are the last {queries} of {keys} positions; {LINE}"
         )
     # A mask may be what makes a bidirectional call causal.
-    if terms.causal is not None and terms.causal != call.causal and (call.causal or call.mask is None):
+    if (
+        terms.causal is not None
+        and terms.causal != call.causal
+        and (call.causal or call.mask is None)
+    ):
         raise ValueError(
             f"the prior's terms are for causal={terms.causal} and the call has causal={call.causal}: "
             f"make them with causal={call.causal}"
@@ -429,9 +494,14 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
 
 def _check_table(call: AttentionCall, table: RelativeTable, heads: int) -> None:
     values = table.table
-    for what, code, length in (("queries", table.q_code, call.num_queries), ("keys", table.k_code, call.num_keys)):
+    for what, code, length in (
+        ("queries", table.q_code, call.num_queries),
+        ("keys", table.k_code, call.num_keys),
+    ):
         if (count := code.shape[-1]) != length:
-            raise ValueError(f"the prior's table's {what} are of {count} positions, the call has {length}; {LINE}")
+            raise ValueError(
+                f"the prior's table's {what} are of {count} positions, the call has {length}; {LINE}"
+            )
     columns = values.shape[-1]
     if values.ndim != 2 or values.shape[0] != heads:
         raise ValueError(f"the prior's table is of {values.shape[0]} heads, q has {heads}")
@@ -443,7 +513,9 @@ def _check_table(call: AttentionCall, table: RelativeTable, heads: int) -> None:
         first = table.origin - (call.offset if call.causal else call.num_keys - 1)
         last = table.origin + call.num_queries - 1
     if first < 0 or last >= columns:
-        raise ValueError(f"the prior's table has {columns} columns, and the call reads columns {first} to {last}")
+        raise ValueError(
+            f"the prior's table has {columns} columns, and the call reads columns {first} to {last}"
+        )
 
 
 def _check(
@@ -460,13 +532,19 @@ def _check(
         raise ValueError(f"{what} must be a tensor, got {_brief(value)}")
     sizes = tuple(value.shape)
     fits = len(sizes) == len(shape) and sizes[free:] == shape[free:]
-    if not (fits and all(size in (1, full) for size, full in zip(sizes[:free], shape, strict=False))):
+    if not (
+        fits and all(size in (1, full) for size, full in zip(sizes[:free], shape, strict=False))
+    ):
         may = ("", ", or 1 on its first axis", ", or 1 on its first two axes")[free]
         raise ValueError(f"{what} must be {shape}{may}, got {sizes}")
     if value.dtype not in dtypes:
         raise ValueError(f"{what} must be {EXPECTED[next(iter(dtypes))]}, got {value.dtype}")
     if value.device != device:
-        hint = "; a prior without parameters makes its terms on the device of x" if "prior" in what else ""
+        hint = (
+            "; a prior without parameters makes its terms on the device of x"
+            if "prior" in what
+            else ""
+        )
         raise ValueError(f"{what} must be on {device} as q is, got {value.device}{hint}")
 
 

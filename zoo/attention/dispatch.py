@@ -83,7 +83,10 @@ _WARNED: set[str] = set()
 
 
 def choose_kernel(
-    call: AttentionCall, kernels: Mapping[str, Kernel] = KERNELS, *, warned: MutableSet[str] = _WARNED
+    call: AttentionCall,
+    kernels: Mapping[str, Kernel] = KERNELS,
+    *,
+    warned: MutableSet[str] = _WARNED,
 ) -> str:
     """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far, not to be repeated.
 
@@ -95,7 +98,11 @@ def choose_kernel(
     """
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
-    if torch.compiler.is_compiling() or not has_values(call.q) or not (needs_mask(call) or TOEPLITZ.may_skip(call)):
+    if (
+        torch.compiler.is_compiling()
+        or not has_values(call.q)
+        or not (needs_mask(call) or TOEPLITZ.may_skip(call))
+    ):
         return "sdpa"
     if call.table is None and not call.sinks and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
@@ -123,7 +130,11 @@ def skipped_share(call: AttentionCall) -> float:
         return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
     from zoo.attention.triton import skipped_share
 
-    return 0.0 if call.mask is not None or call.terms.bias is not None or call.dropout else skipped_share(call)
+    return (
+        0.0
+        if call.mask is not None or call.terms.bias is not None or call.dropout
+        else skipped_share(call)
+    )
 
 
 class Observer:
@@ -140,7 +151,9 @@ class Observer:
         return _without_bad_keys(KERNELS[choose_kernel(call)], call).run(call)
 
 
-def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: MutableSet[str]) -> str:
+def _choose_on_cuda(
+    call: AttentionCall, kernels: Mapping[str, Kernel], warned: MutableSet[str]
+) -> str:
     masked = needs_mask(call)
     names = ["triton"] if masked else ["flash"]
     if masked and call.table is None and call.terms.bias is None:
@@ -156,7 +169,10 @@ def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: 
         advice = "kernel='sdpa' takes this path without a warning."
         if call.mask is not None:
             advice = "Causality, windows and documents (segments=) need no such mask."
-        _warn_once(f"attention materialises T × S logits on CUDA, slow and large, because {why}. {advice}", warned)
+        _warn_once(
+            f"attention materialises T × S logits on CUDA, slow and large, because {why}. {advice}",
+            warned,
+        )
     return "sdpa"
 
 
@@ -213,7 +229,9 @@ def prior_attention(
     if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
         query_scale = query_scale[None]
     terms = PriorTerms() if terms is None else terms
-    call = AttentionCall(q, k, v, terms, causal, query_scale, segments, window, mask, dropout, sinks)
+    call = AttentionCall(
+        q, k, v, terms, causal, query_scale, segments, window, mask, dropout, sinks
+    )
     check_call(call)
     call = spread_gain(call)
     if segments is not None and _hides_nothing(segments):
@@ -233,7 +251,9 @@ def prior_attention(
         if not hasattr(kernel, "refuses"):
             raise ValueError(f"kernel must be a name or a zoo.attention.Kernel, got {kernel!r}")
     if reason := kernel.refuses(call):
-        raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
+        raise ValueError(
+            f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can"
+        )
     return _without_bad_keys(kernel, call).run(call)
 
 

@@ -48,7 +48,9 @@ def find_package() -> tuple[str, str]:
             ):
                 return name, ""
         except ImportError as error:
-            if error.name not in PACKAGES:  # it is built against another torch, or what it needs is not there
+            if (
+                error.name not in PACKAGES
+            ):  # it is built against another torch, or what it needs is not there
                 why = f"the package {name} cannot be loaded ({error})"
     return "", why
 
@@ -96,7 +98,9 @@ class FlashKernel:
         if call.segments is None:
             return None
         if torch.compiler.is_compiling():
-            return "document lengths are data, which torch.compile cannot trace; use kernel='triton'"
+            return (
+                "document lengths are data, which torch.compile cannot trace; use kernel='triton'"
+            )
         if call.offset:
             return "documents need as many queries as keys; use kernel='triton'"
         if self.runs_of(call.segments) is None:
@@ -114,19 +118,27 @@ class FlashKernel:
         if not name:
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
                 is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
-                out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
+                out = F.scaled_dot_product_attention(
+                    q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped
+                )
             return out[..., :width]
         package, options = sys.modules[name], _options(call, name)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         if call.segments is None:
             out = package.flash_attn_func(q, k, v, **options)
         else:
-            bounds, longest = cast(Runs, self.runs_of(call.segments))  # `refuses` saw that there are runs
+            bounds, longest = cast(
+                Runs, self.runs_of(call.segments)
+            )  # `refuses` saw that there are runs
             q, k, v = (heads.flatten(0, 1) for heads in (q, k, v))
-            lengths = dict(cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=longest, max_seqlen_k=longest)
+            lengths = dict(
+                cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=longest, max_seqlen_k=longest
+            )
             out = package.flash_attn_varlen_func(q, k, v, **lengths, **options)
         out = out[0] if isinstance(out, tuple) else out  # 4 gives the log-sum-exp too
-        return out.reshape(call.q.shape[0], call.num_queries, num_heads, -1).transpose(1, 2)[..., :width]
+        return out.reshape(call.q.shape[0], call.num_queries, num_heads, -1).transpose(1, 2)[
+            ..., :width
+        ]
 
     @traced_as_constant
     def package_name(self) -> str:

@@ -62,7 +62,12 @@ class Reach:
 
 
 def find_reach(
-    call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None, rows: int
+    call: AttentionCall,
+    queries: Tensor,
+    keys: Tensor,
+    table: Tensor,
+    scale: Tensor | None,
+    rows: int,
 ) -> Reach:
     """What each tile of `rows` queries needs, of scaled queries (B, H, T, R + d_c) and keys (B, G, S, R + d_c), lanes first.
 
@@ -73,7 +78,9 @@ def find_reach(
     size = max(KEYS, 2 ** math.ceil(math.log2(num_keys / MOST_TILES)))
     keys = repeat_heads(keys, queries.shape[1])
     q_norms, k_norms = norms(queries[..., lanes:]), norms(keys[..., lanes:])
-    floor = _tiled(_floors(call, queries, keys, (q_norms, k_norms), table, scale, lanes), rows, math.inf).amin(-1)
+    floor = _tiled(
+        _floors(call, queries, keys, (q_norms, k_norms), table, scale, lanes), rows, math.inf
+    ).amin(-1)
     q_norm, k_norm = (_tiled(x, n, 0.0).amax(-1) for x, n in ((q_norms, rows), (k_norms, size)))
     q_lanes, k_lanes = _extremes(queries[..., :lanes], rows), _extremes(keys[..., :lanes], size)
     own_lanes = _extremes(keys[:, :, call.offset :, :lanes], rows)
@@ -87,18 +94,26 @@ def find_reach(
         for n in range(lanes):
             low = k_lanes[0][..., n][:, :, None] - own_lanes[1][:, :, part, None, n]
             high = k_lanes[1][..., n][:, :, None] - own_lanes[0][:, :, part, None, n]
-            term = _largest_product(q_lanes[0][:, :, part, None, n], q_lanes[1][:, :, part, None, n], low, high)
+            term = _largest_product(
+                q_lanes[0][:, :, part, None, n], q_lanes[1][:, :, part, None, n], low, high
+            )
             upper += term
             terms += term.abs()
-        last_row = (torch.arange(part.start + 1, part.stop + 1)[:, None] * rows).clamp(max=num_queries) - 1
+        last_row = (torch.arange(part.start + 1, part.stop + 1)[:, None] * rows).clamp(
+            max=num_queries
+        ) - 1
         chunk = (num_queries - 1 - last_row + torch.arange(k_tiles) * size) // size
         high = highest[:, chunk]
         if scales is not None:
-            high = _largest_product(scales[0][:, :, part], scales[1][:, :, part], lowest[:, chunk], high)
+            high = _largest_product(
+                scales[0][:, :, part], scales[1][:, :, part], lowest[:, chunk], high
+            )
         upper += high
         terms += high.abs().nan_to_num(posinf=0.0)
         weight = size * (upper + SLACK * terms - floor[:, :, part, None]).exp()
-        needed, needed_back = (~(side.cumsum(-1) <= LEFT_OUT) for side in (weight, weight.flip(-1)))  # with NaN: needed
+        needed, needed_back = (
+            ~(side.cumsum(-1) <= LEFT_OUT) for side in (weight, weight.flip(-1))
+        )  # with NaN: needed
         first[:, :, part] = needed.int().argmax(-1) * size
         last[:, :, part] = (k_tiles - needed_back.int().argmax(-1)) * size
     return Reach(first, last.clamp(max=num_keys), rows)
@@ -116,13 +131,18 @@ def _floors(
             start = max(part.start, distance - offset)  # the first row that has such a key
             if start >= part.stop:
                 continue
-            here, there = slice(start, part.stop), slice(start + offset - distance, part.stop + offset - distance)
+            here, there = (
+                slice(start, part.stop),
+                slice(start + offset - distance, part.stop + offset - distance),
+            )
             a, b = q[:, :, here], k[:, :, there]
             wide = torch.promote_types(a.dtype, torch.float32)
             logit = torch.linalg.vecdot(a[..., lanes:].to(wide), b[..., lanes:].to(wide)).double()
             terms = norms[0][:, :, here] * norms[1][:, :, there]
             if lanes:
-                apart = b[..., :lanes].double() - own_keys[:, :, start - part.start :, :lanes].double()
+                apart = (
+                    b[..., :lanes].double() - own_keys[:, :, start - part.start :, :lanes].double()
+                )
                 by_lane = a[..., :lanes].double() * apart
                 logit += by_lane.sum(-1)
                 terms += by_lane.abs().sum(-1)
@@ -130,7 +150,9 @@ def _floors(
             bias = bias if scale is None else scale[:, :, here].double() * bias
             logit, terms = logit + bias, terms + bias.abs()
             if call.segments is not None:
-                differ = call.segments[:, start + offset : part.stop + offset] != call.segments[:, there]
+                differ = (
+                    call.segments[:, start + offset : part.stop + offset] != call.segments[:, there]
+                )
                 logit = logit.masked_fill(differ[:, None], -math.inf)
             # NaN where something is not finite: then nothing is left out.
             floors[:, :, here] = torch.maximum(floors[:, :, here], logit - SLACK * terms)
@@ -140,14 +162,23 @@ def _floors(
 def _stretch_extremes(table: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:
     """Least and largest, (H, chunks) float64, of any stretch of `length` entries that begins in a chunk of `size`."""
     count = (length + size - 2) // size + 1  # chunks that such a stretch is in, at most
-    low, high = _tiled(table, size, math.inf).amin(-1).double(), _tiled(table, size, -math.inf).amax(-1).double()
-    low, high = F.pad(low, (0, count - 1), value=math.inf), F.pad(high, (0, count - 1), value=-math.inf)
+    low, high = (
+        _tiled(table, size, math.inf).amin(-1).double(),
+        _tiled(table, size, -math.inf).amax(-1).double(),
+    )
+    low, high = (
+        F.pad(low, (0, count - 1), value=math.inf),
+        F.pad(high, (0, count - 1), value=-math.inf),
+    )
     return low.unfold(-1, count, 1).amin(-1), high.unfold(-1, count, 1).amax(-1)
 
 
 def _largest_product(a_low: Tensor, a_high: Tensor, b_low: Tensor, b_high: Tensor) -> Tensor:
     """The supremum of a·b over two intervals; +∞ where a product is NaN."""
-    products = torch.maximum(a_low * b_low, a_low * b_high), torch.maximum(a_high * b_low, a_high * b_high)
+    products = (
+        torch.maximum(a_low * b_low, a_low * b_high),
+        torch.maximum(a_high * b_low, a_high * b_high),
+    )
     return torch.maximum(*products).nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 

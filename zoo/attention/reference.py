@@ -48,7 +48,9 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
     if (sink := call.sink_logits) is not None:
-        weights = torch.cat([sink.expand(*logits.shape[:3], 1), logits], dim=-1).softmax(-1)[..., 1:]
+        weights = torch.cat([sink.expand(*logits.shape[:3], 1), logits], dim=-1).softmax(-1)[
+            ..., 1:
+        ]
     elif call.mask is not None or call.offset < 0:  # rows may see no key
         # The softmax of nothing but −∞ is NaN, and so is its gradient, whatever is put in its place afterwards.
         empty = (logits == -math.inf).all(-1, keepdim=True)  # not of NaN, which stays

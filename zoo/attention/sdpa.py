@@ -55,7 +55,9 @@ class SdpaKernel:
         # common (with lanes, much) adds to the gradient of the row scale.
         rounded = call.q.dtype in (torch.bfloat16, torch.float16) and call.q.device.type == "cpu"
         if rounded and call.terms.q_lanes is not None and needs_grad(call.query_scale):
-            out = self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(call.q.dtype)
+            out = self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(
+                call.q.dtype
+            )
         else:
             out = self._attend(call, call.queries, call.keys, call.v)
         return out[:, :, columns]
@@ -77,13 +79,18 @@ class SdpaKernel:
         if short:
             shown = q.new_zeros(1, 1, 1, call.num_keys)
             if is_causal:
-                shown, is_causal = q.new_full((call.num_queries, call.num_keys), -torch.inf).triu_(1), False
+                shown, is_causal = (
+                    q.new_full((call.num_queries, call.num_keys), -torch.inf).triu_(1),
+                    False,
+                )
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=shown, is_causal=is_causal, dropout_p=call.dropout, scale=1.0
         )
         return out[..., :width]
 
-    def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, bad: Tensor | None) -> Tensor:
+    def _masked(
+        self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, bad: Tensor | None
+    ) -> Tensor:
         """Attention in blocks of queries and heads; without gradients only one block's mask is in memory.
 
         bad: (B, H, S) bool, keys that make the logits of rows that see them NaN, as in `bad_keys`.
@@ -96,8 +103,14 @@ class SdpaKernel:
         if with_sink:  # a key and a value of zeros in front, whose logit the mask has
             k, v = F.pad(k, (0, 0, 1, 0)), F.pad(v, (0, 0, 1, 0))
         values = None if call.table is None else call.table.table
-        tracked = needs_grad(q, k, v, values, call.terms.bias, call.query_scale, call.terms.sink, call.terms.of_sinks)
-        space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
+        tracked = needs_grad(
+            q, k, v, values, call.terms.bias, call.query_scale, call.terms.sink, call.terms.of_sinks
+        )
+        space = (
+            None
+            if tracked or call.table is None or call.table.shape is None
+            else Workspace(wide, k.device)
+        )
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
         remade = tracked and isinstance(call.terms.bias, BlockedBias) and rows < call.num_queries
@@ -110,9 +123,19 @@ class SdpaKernel:
                 last = block.stop + call.offset if call.causal else call.num_keys
                 make_mask = partial(_mask, call, table, block, group, last, space, bad)
                 end = last + with_sink
-                inputs = q[:, group, block].to(wide), kg[:, :, :end], vg[:, :, :end], make_mask, call
+                inputs = (
+                    q[:, group, block].to(wide),
+                    kg[:, :, :end],
+                    vg[:, :, :end],
+                    make_mask,
+                    call,
+                )
                 # A bias made by blocks is made again in the backward pass, and so are the weights.
-                part = checkpoint(_one_block, *inputs, use_reentrant=False) if remade else _one_block(*inputs)
+                part = (
+                    checkpoint(_one_block, *inputs, use_reentrant=False)
+                    if remade
+                    else _one_block(*inputs)
+                )
                 if out is None:
                     parts.append(part.to(dtype))
                 else:
@@ -128,7 +151,9 @@ class SdpaKernel:
         num_heads = call.q.shape[1]
         if call.causal or call.q.device.type != "cpu":
             # A bias made by blocks is made again with its weights: smaller blocks cost nothing.
-            rows = self.mask_limit // (call.num_keys * (num_heads if isinstance(call.terms.bias, BlockedBias) else 1))
+            rows = self.mask_limit // (
+                call.num_keys * (num_heads if isinstance(call.terms.bias, BlockedBias) else 1)
+            )
             return max(rows - rows % ALIGNMENT, rows % ALIGNMENT, 1), num_heads
         batched = call.segments is not None or any(
             t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None
@@ -140,14 +165,18 @@ class SdpaKernel:
         return max(self.small_limit // (row * heads), 1), heads
 
 
-def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], call: AttentionCall) -> Tensor:
+def _one_block(
+    q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], call: AttentionCall
+) -> Tensor:
     with without_autocast(q):  # which would round the bias to half precision
         bias = mask()
         # On the CPU torch takes the same products for a mask with a gradient, and two passes more to find rows without a key.
         shows_all = call.terms.bias is None and not call.dropout and visible(call, 0, 1) is None
         if shows_all and q.device.type == "cpu" and bias is not None and bias.requires_grad:
             return (q @ k.mT + bias).softmax(-1) @ v
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=call.dropout, scale=1.0)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, dropout_p=call.dropout, scale=1.0
+        )
 
 
 def _mask(
@@ -172,7 +201,9 @@ def _mask(
     if call.terms.bias is not None:
         dense = bias_block(call.terms.bias, heads, block, last)
         bias = dense if bias is None else bias + dense
-    if call.sinks and (bias is not None or call.terms.q_lanes is not None or call.terms.of_sinks is not None):
+    if call.sinks and (
+        bias is not None or call.terms.q_lanes is not None or call.terms.of_sinks is not None
+    ):
         bias = call.exempt_sinks(call.level.new_zeros(last) if bias is None else bias, heads, block)
     if bias is None and bad is None and call.terms.sink is None:
         return shown
@@ -181,7 +212,9 @@ def _mask(
         owned = out is not None and call.terms.bias is None and scale.shape[0] == 1
         bias = bias.mul_(scale) if owned else bias * scale
     if bad is not None:
-        column = torch.zeros_like(bad, dtype=torch.float32).masked_fill(bad, torch.nan)[:, heads, None, :last]
+        column = torch.zeros_like(bad, dtype=torch.float32).masked_fill(bad, torch.nan)[
+            :, heads, None, :last
+        ]
         bias = column if bias is None else bias + column
     wide = torch.promote_types(call.q.dtype, torch.float32)
     if bias is None:

@@ -26,7 +26,9 @@ from zoo.priors.base import PriorTerms
 
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
-CANCELLING = 4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
+CANCELLING = (
+    4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
+)
 HEADS = 4
 
 
@@ -74,12 +76,18 @@ class Verdict:
 
     @property
     def worst(self) -> float | None:
-        return max((error for errors in self.errors.values() for error in errors.values()), default=None)
+        return max(
+            (error for errors in self.errors.values() for error in errors.values()), default=None
+        )
 
 
 _log = logging.getLogger(__name__)
-_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
-_REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and dtype: why it is not trusted, or None
+_CHECKING: ContextVar[bool] = ContextVar(
+    "checking", default=False
+)  # kernels ask for a verdict, which is not there yet
+_REASONS: dict[
+    tuple[str, str, str], str | None
+] = {}  # by kernel, device and dtype: why it is not trusted, or None
 
 
 def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
@@ -90,7 +98,9 @@ def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
         try:
             errors = _errors(kernel, case, device, dtype)
         except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
-            verdict.wrong.append(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300])
+            verdict.wrong.append(
+                f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300]
+            )
             continue
         finally:
             _CHECKING.reset(token)
@@ -98,7 +108,9 @@ def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
             continue
         verdict.errors[label] = errors
         for tensor, share in errors.items():
-            if not share <= BOUNDS[dtype] * (1.0 if tensor in ("output", "q", "k", "v") else CANCELLING):
+            if not share <= BOUNDS[dtype] * (
+                1.0 if tensor in ("output", "q", "k", "v") else CANCELLING
+            ):
                 verdict.wrong.append(f"{label}: {tensor} is off by {share:.1g}")
     return verdict
 
@@ -121,20 +133,32 @@ def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype) -> dict
         torch.device("cpu"),
         torch.random.fork_rng(devices=[]),
     ):
-        torch.default_generator.manual_seed(0)  # the CPU's alone: torch.manual_seed would seed those of GPUs too
+        torch.default_generator.manual_seed(
+            0
+        )  # the CPU's alone: torch.manual_seed would seed those of GPUs too
         shapes = {"q": q_shape, "k": k_shape, "v": k_shape}
         leaves = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
         if case.scaled:
             leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
-        prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()
+        prior = (
+            create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()
+        )
         for parameter in prior.parameters():  # which start alike in all heads, or at 0
             parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
         prior, direction = prior.to(wide), torch.randn(q_shape).to(dtype)
-        results = _run(kernel, case, {name: x.to(device) for name, x in leaves.items()}, prior.to(device), direction)
+        results = _run(
+            kernel,
+            case,
+            {name: x.to(device) for name, x in leaves.items()},
+            prior.to(device),
+            direction,
+        )
         if results is None:
             return None
         exact = {name: x.double() for name, x in leaves.items()}
-        truth = _run(ReferenceKernel(), case, exact, copy.deepcopy(prior).cpu().double(), direction.double())
+        truth = _run(
+            ReferenceKernel(), case, exact, copy.deepcopy(prior).cpu().double(), direction.double()
+        )
     assert truth is not None
     return {name: relative_error(results[name], value) for name, value in truth.items()}
 
@@ -145,7 +169,11 @@ def _run(
     """The output, and gradients by name; None where the kernel refuses."""
     leaves = {name: x.detach().requires_grad_(case.gradients) for name, x in leaves.items()}
     q, causal = leaves["q"], case.shape is None
-    k_pos = Positions.line(case.keys) if case.shape is None else Positions.grid(*case.shape, num_prefix=1)
+    k_pos = (
+        Positions.line(case.keys)
+        if case.shape is None
+        else Positions.grid(*case.shape, num_prefix=1)
+    )
     q_pos = k_pos.tail(case.queries) if causal else k_pos
     segments = None
     if case.documents:
@@ -156,7 +184,17 @@ def _run(
             terms = prior(q_pos, k_pos, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
         scale = None if scale is None else scale[None]
-        call = AttentionCall(q, leaves["k"], leaves["v"], terms, causal, scale, segments, case.window, sinks=case.sinks)
+        call = AttentionCall(
+            q,
+            leaves["k"],
+            leaves["v"],
+            terms,
+            causal,
+            scale,
+            segments,
+            case.window,
+            sinks=case.sinks,
+        )
         if kernel.refuses(call):
             return None
         output = kernel.run(call)
@@ -181,7 +219,9 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) ->
     _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
     wrong = check_kernel(kernel, device, dtype).wrong
     advice = "`priorzoo doctor` checks again and shows all"
-    _REASONS[key] = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
+    _REASONS[key] = (
+        f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
+    )
     return _REASONS[key]
 
 

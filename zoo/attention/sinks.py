@@ -29,7 +29,13 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
         return attend(call, wants_lse=False)[0]
     if call.sinks and call.segments is None and call.num_keys <= call.sinks:
         width = call.q.shape[-1]
-        call = replace(call, k=call.k[..., -width:], terms=PriorTerms(sink=call.terms.sink), window=None, sinks=0)
+        call = replace(
+            call,
+            k=call.k[..., -width:],
+            terms=PriorTerms(sink=call.terms.sink),
+            window=None,
+            sinks=0,
+        )
     if not call.sinks:
         out, lse = attend(call)
         sink = call.sink_logits
@@ -58,7 +64,9 @@ def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
     if table is not None:
         assert table.origin is not None
         origin = table.origin + rows - keys
-        table = replace(table, q_code=table.q_code[rows:], k_code=table.k_code[keys:], origin=origin)
+        table = replace(
+            table, q_code=table.q_code[rows:], k_code=table.k_code[keys:], origin=origin
+        )
     terms = replace(
         terms,
         q_lanes=None if terms.q_lanes is None else terms.q_lanes[:, :, rows:],
@@ -78,7 +86,9 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     row = torch.arange(call.offset, call.num_keys, device=q.device)[:, None]
     start = None if call.segments is None else row[:, 0] - call.places[:, call.offset :]
     k, v = (first_keys(x, start, call.sinks) for x in (call.k[..., -width:], call.v))
-    place = torch.arange(call.sinks, device=q.device) + (0 if start is None else start[..., None])  # ([B, T,] sinks)
+    place = torch.arange(call.sinks, device=q.device) + (
+        0 if start is None else start[..., None]
+    )  # ([B, T,] sinks)
     logits = by_group(q, k.to(wide).transpose(-1, -2)) + call.level
     if call.terms.of_sinks is not None:
         logits = logits + call.terms.of_sinks
@@ -101,7 +111,9 @@ def first_keys(x: Tensor, start: Tensor | None, count: int) -> Tensor:
     if start is None:
         return x[:, :, None, :count]
     at = (start[..., None] + torch.arange(count, device=x.device)).clamp(max=x.shape[2] - 1)
-    return x.transpose(1, 2)[torch.arange(len(x), device=x.device)[:, None, None], at].permute(0, 3, 1, 2, 4)
+    return x.transpose(1, 2)[torch.arange(len(x), device=x.device)[:, None, None], at].permute(
+        0, 3, 1, 2, 4
+    )
 
 
 def by_group(rows: Tensor, matrices: Tensor) -> Tensor:

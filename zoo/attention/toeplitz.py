@@ -89,7 +89,9 @@ class ToeplitzKernel:
         queries, keys, values = call.queries, call.keys, call.v
         if keys.shape[-1] != width:  # the fused kernel has one width for all three
             widest = max(keys.shape[-1], width)
-            queries, keys, values = (F.pad(x, (0, widest - x.shape[-1])) for x in (queries, keys, values))
+            queries, keys, values = (
+                F.pad(x, (0, widest - x.shape[-1])) for x in (queries, keys, values)
+            )
         table = _reversed_table(call)
         scale = call.query_scale if call.table is not None else None
         if scale is not None:
@@ -98,9 +100,15 @@ class ToeplitzKernel:
         reach, left_out, _ = self.find_reach(call, queries, keys, table, scale)
         if (tally := TALLY.get()) is not None:
             tally.left_out += left_out
-        if reach is None and not (wants_lse or needs_mask(call)) and call.num_keys >= self.least_keys:
+        if (
+            reach is None
+            and not (wants_lse or needs_mask(call))
+            and call.num_keys >= self.least_keys
+        ):
             queries, keys, values = pad_heads(queries, keys, values)
-            causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone
+            causal = (
+                call.causal and call.num_queries > 1
+            )  # torch would show one query the first key alone
             out = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=1.0)
             return out[..., :width], out.new_empty(0)
         job = _Job(call, self, reach, wants_lse)
@@ -113,30 +121,45 @@ class ToeplitzKernel:
 
     def may_skip(self, call: AttentionCall) -> bool:
         """Whether a prior may hide keys of a call, and it is long enough to find out."""
-        long = call.num_queries >= self.forward_rows and call.num_keys >= max(self.least_keys, call.num_queries)
+        long = call.num_queries >= self.forward_rows and call.num_keys >= max(
+            self.least_keys, call.num_queries
+        )
         return self.skips and long and (call.table is not None or call.terms.q_lanes is not None)
 
     @torch.no_grad()
     def find_reach(
-        self, call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None
+        self,
+        call: AttentionCall,
+        queries: Tensor,
+        keys: Tensor,
+        table: Tensor,
+        scale: Tensor | None,
     ) -> tuple[Reach | None, int, int]:
         """The keys that blocks need, the logits left out, and all of them; (None, 0, 1) where less than a tenth is left out."""
         if not (SKIPS.get() and self.may_skip(call)):
             return None, 0, 1
         if call.terms.q_lanes is None:  # then the table has to fall far enough
             fall = table.amax(1) - table.amin(1)
-            if float((fall if scale is None else fall * scale.abs().amax((0, 2))).max()) < -math.log(LEFT_OUT):
+            if float(
+                (fall if scale is None else fall * scale.abs().amax((0, 2))).max()
+            ) < -math.log(LEFT_OUT):
                 return None, 0, 1
         mask = _reversed_mask(call, table.dtype)
-        reach = find_reach(call, queries, keys, table if mask is None else table + mask, scale, self.forward_rows)
-        plans = (plan_blocks(call, self.forward_rows, self.one_block, chosen) for chosen in (reach, None))
+        reach = find_reach(
+            call, queries, keys, table if mask is None else table + mask, scale, self.forward_rows
+        )
+        plans = (
+            plan_blocks(call, self.forward_rows, self.one_block, chosen) for chosen in (reach, None)
+        )
         needed, whole = (sum(math.prod(block.shape) for block in plan) for plan in plans)
         return (reach, whole - needed, whole) if needed < 0.9 * whole else (None, 0, 1)
 
     def skipped_share(self, call: AttentionCall) -> float:
         """The share of the logits, visible or in a block with visible ones, that are left out of this call."""
         scale = call.query_scale if call.table else None
-        _, left_out, whole = self.find_reach(call, call.queries, call.keys, _reversed_table(call), scale)
+        _, left_out, whole = self.find_reach(
+            call, call.queries, call.keys, _reversed_table(call), scale
+        )
         return left_out / whole
 
 
@@ -194,7 +217,9 @@ class Block:
         return batch, heads, self.hi - self.lo, self.last - self.first
 
 
-def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None) -> list[Block]:
+def plan_blocks(
+    call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None
+) -> list[Block]:
     """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees, or needs.
 
     A batch of several documents with at most `one_block` logits per head is compared id by id, a longer one cut row by row.
@@ -263,14 +288,19 @@ def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
                 heads = slice(start, start + len(list(group)))
                 start = heads.stop
                 first, last = max(needs[0], block.first), min(needs[1], block.last)
-                narrow.append(replace(block, batch=slice(row, row + 1), heads=heads, first=first, last=last))
+                narrow.append(
+                    replace(block, batch=slice(row, row + 1), heads=heads, first=first, last=last)
+                )
     return narrow
 
 
 def _shortened(call: AttentionCall, sizes: ToeplitzKernel, blocks: list[Block]) -> Iterator[Block]:
     """Blocks with fewer queries, but `least_rows`, where one head has more than `one_head` logits."""
     for block in blocks:
-        rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // max(1, block.last - block.first)))
+        rows = max(
+            sizes.least_rows,
+            min(sizes.backward_rows, sizes.one_head // max(1, block.last - block.first)),
+        )
         for lo in range(block.lo, block.hi, rows):
             hi = min(lo + rows, block.hi)
             last = min(block.last, hi + call.offset) if call.causal else block.last
@@ -288,7 +318,9 @@ def _pieces(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
         for row in range(block.batch.start, block.batch.stop, rows):
             for head in range(block.heads.start, block.heads.stop, step):
                 heads = slice(head, min(head + step, block.heads.stop))
-                yield replace(block, batch=slice(row, min(row + rows, block.batch.stop)), heads=heads)
+                yield replace(
+                    block, batch=slice(row, min(row + rows, block.batch.stop)), heads=heads
+                )
 
 
 class _Bias:
@@ -311,11 +343,15 @@ class _Bias:
         """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself, else written to
         `out` (B, H, rows, keys)."""
         place = self.column(block), block.hi - block.lo, block.last - block.first
-        bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[block.heads], *place)
+        bias = _toeplitz(
+            self.table if self.table.shape[0] == 1 else self.table[block.heads], *place
+        )
         if self.scale is not None:
             assert self.mask is not None
             scale = self.scale_of(block)[..., None]
-            out = None if out is None else out[: scale.shape[0]]  # shared by batch rows: written once
+            out = (
+                None if out is None else out[: scale.shape[0]]
+            )  # shared by batch rows: written once
             bias = torch.addcmul(_toeplitz(self.mask[None], *place), bias, scale, out=out)
         if block.mixed:
             assert self.call.segments is not None
@@ -345,9 +381,13 @@ class _ToeplitzAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, table, scale, job):
         bias = _Bias(job.call, table, scale)
-        short = q.shape[2] > 1 and k.shape[2] <= job.sizes.keep_keys * k.shape[3] and not job.wants_lse
+        short = (
+            q.shape[2] > 1 and k.shape[2] <= job.sizes.keep_keys * k.shape[3] and not job.wants_lse
+        )
         lse = bias.table.new_empty(q.shape[:3] if job.wants_lse else 0)
-        out, weights = job.forward_short(bias, q, k, v) if short else (job.forward(bias, q, k, v, lse), [])
+        out, weights = (
+            job.forward_short(bias, q, k, v) if short else (job.forward(bias, q, k, v, lse), [])
+        )
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(q, k, v, table, scale, out, *weights)
             ctx.job = job
@@ -357,8 +397,12 @@ class _ToeplitzAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse):
-        if torch.is_grad_enabled():  # under create_graph; autograd's own guard silently accepts a constant grad_out
-            raise RuntimeError("kernel 'toeplitz' has no second derivative; create_graph=True needs kernel='reference'")
+        if (
+            torch.is_grad_enabled()
+        ):  # under create_graph; autograd's own guard silently accepts a constant grad_out
+            raise RuntimeError(
+                "kernel 'toeplitz' has no second derivative; create_graph=True needs kernel='reference'"
+            )
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
         job, bias = ctx.job, _Bias(ctx.job.call, table, scale)
         grads = grad_out, grad_lse if job.wants_lse else None
@@ -379,7 +423,9 @@ class _Job:
         sizes, out, space = self.sizes, torch.empty_like(q), Workspace(bias.table.dtype)
         blocks = plan_blocks(self.call, sizes.forward_rows, sizes.one_block, self.reach)
         written = bias.scale is not None or any(block.mixed for block in blocks)
-        for block in _pieces(blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40):
+        for block in _pieces(
+            blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40
+        ):
             here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
             buffer = None
             if bias.scale is not None:
@@ -393,7 +439,9 @@ class _Job:
                 lse[here, heads, rows] = part_lse.flip(2)
         return out
 
-    def forward_short(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_short(
+        self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
         """Output and the weights P of every block. Only for calls of few keys: see `keep_keys`."""
         wide = bias.table.dtype
         out = torch.empty_like(q)
@@ -402,10 +450,16 @@ class _Job:
         blocks = plan_blocks(self.call, self.sizes.kept_rows(self.call), self.sizes.one_block)
         for block in _pieces(blocks, self.sizes.workspace):
             here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
-            qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys], v[here, heads, keys]
+            qb, kb, vb = (
+                q[here, heads, rows].flip(2).to(wide),
+                k[here, heads, keys],
+                v[here, heads, keys],
+            )
             p = torch.empty(block.shape, dtype=wide)
             p = _weights(bias, block, qb.flatten(0, 1), kb.flatten(0, 1), p)
-            out[here, heads, rows] = torch.bmm(p, vb.flatten(0, 1)).unflatten(0, block.shape[:2]).flip(2)
+            out[here, heads, rows] = (
+                torch.bmm(p, vb.flatten(0, 1)).unflatten(0, block.shape[:2]).flip(2)
+            )
             weights.append(p)
         return out, weights
 
@@ -437,12 +491,21 @@ class _Job:
         finite = table.clamp_min(torch.finfo(wide).min)
         p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
         padded = None
-        for index, block in enumerate(_pieces(self._backward_blocks(bool(weights)), sizes.workspace)):
+        for index, block in enumerate(
+            _pieces(self._backward_blocks(bool(weights)), sizes.workspace)
+        ):
             here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
-            kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)
+            kb, vb = (
+                keys_all[here, heads, keys].flatten(0, 1),
+                values_all[here, heads, keys].flatten(0, 1),
+            )
             qb, gb = (x[here, heads, rows].to(wide).flip(2).flatten(0, 1) for x in (q, grad_out))
             *lead, num_rows, width = block.shape
-            p = weights[index] if weights else _weights(bias, block, qb, kb, p_space.view(*block.shape))
+            p = (
+                weights[index]
+                if weights
+                else _weights(bias, block, qb, kb, p_space.view(*block.shape))
+            )
             # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs its own padding.
             pad = 1 if call.causal else num_rows
             buffer = ds_space.view(len(p), num_rows, width + pad)
@@ -462,7 +525,9 @@ class _Job:
             grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
             start, length = bias.column(block), width + pad - 1
             if grad_table is not None:
-                diagonals = buffer.as_strided((len(p), num_rows, length), (num_rows * (width + pad), length, 1))
+                diagonals = buffer.as_strided(
+                    (len(p), num_rows, length), (num_rows * (width + pad), length, 1)
+                )
                 if scale is None:
                     sums = diagonals.sum(1)
                 else:
@@ -471,7 +536,11 @@ class _Job:
                 grad_table[heads, start : start + length] += sums.view(*lead, length).sum(0)
             if grad_scale is not None:
                 line = _toeplitz(finite[heads], start, num_rows, width)
-                part = torch.mul(ds.unflatten(0, lead), line, out=dp.unflatten(0, lead)).sum(-1).flip(2)
+                part = (
+                    torch.mul(ds.unflatten(0, lead), line, out=dp.unflatten(0, lead))
+                    .sum(-1)
+                    .flip(2)
+                )
                 if grad_scale.shape[0] == 1:
                     grad_scale[:, heads, rows] += part.sum(0, keepdim=True)
                 else:
@@ -485,7 +554,9 @@ class _Job:
         if self.reach is None:
             rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // call.num_keys))
             return plan_blocks(call, rows, sizes.one_block)
-        return _shortened(call, sizes, plan_blocks(call, sizes.backward_rows, sizes.one_block, self.reach))
+        return _shortened(
+            call, sizes, plan_blocks(call, sizes.backward_rows, sizes.one_block, self.reach)
+        )
 
 
 def _weights(bias: _Bias, block: Block, q: Tensor, k: Tensor, out: Tensor) -> Tensor:

@@ -119,7 +119,10 @@ def register_prior(name: str, prior: type[Prior]) -> None:
         )
     if name in PRIORS and PRIORS[name] is prior:
         return
-    method, grid = _method(name) if on_grid(name, prior) else name, {_method(n) for n in PRIORS if on_grid(n)}
+    method, grid = (
+        _method(name) if on_grid(name, prior) else name,
+        {_method(n) for n in PRIORS if on_grid(n)},
+    )
     if name in PRIORS or {name, method} & RESERVED or (on_grid(name, prior) and method in grid):
         raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
     PRIORS[name] = prior
@@ -137,6 +140,8 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
         ValueError: for an unknown name, an unknown option or a missing one; it names the nearest valid choice.
     """
     if name not in PRIORS:
-        raise ValueError(f"unknown prior {name!r}; {did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}")
+        raise ValueError(
+            f"unknown prior {name!r}; {did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}"
+        )
     check_options(f"prior {name!r}", PRIORS[name], options, fixed=("num_heads",))
     return PRIORS[name](num_heads, **options)

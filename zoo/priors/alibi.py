@@ -13,13 +13,23 @@ from torch import Tensor, nn
 
 from zoo.errors import check_flags, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, IsotropicPrior, Prior, PriorTerms, TablePrior, bf16_pieces, prior_dtype
+from zoo.priors.base import (
+    GridPrior,
+    IsotropicPrior,
+    Prior,
+    PriorTerms,
+    TablePrior,
+    bf16_pieces,
+    prior_dtype,
+)
 
 # Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position 2^20. One more lane subtracts
 # the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
 RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
-HIDDEN = -1e30  # of keys outside LookHere's field of view; every patch sees itself, so no row is without a key
+HIDDEN = (
+    -1e30
+)  # of keys outside LookHere's field of view; every patch sees itself, so no row is without a key
 LEAST = 1e-2  # that Kerple's parameters are read as
 
 
@@ -28,7 +38,9 @@ def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Te
     the power above, as published. Computed on the device, since copying them there would synchronise."""
     below = 2 ** math.floor(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
-    return torch.exp2(torch.where(n <= below, n * (-8 / below), (2 * (n - below) - 1) * (-4 / below)))
+    return torch.exp2(
+        torch.where(n <= below, n * (-8 / below), (2 * (n - below) - 1) * (-4 / below))
+    )
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
@@ -50,7 +62,9 @@ def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tens
     ones = torch.ones_like(bulk)
     # Largest first: bulk cancels the leading piece before the smaller ones are summed.
     q_lanes = torch.stack([bulk, *[ones] * RAMP_PIECES], dim=-1)
-    return q_lanes, torch.stack([ones if at_query is ramp else torch.ones_like(pieces[0]), *pieces], dim=-1)
+    return q_lanes, torch.stack(
+        [ones if at_query is ramp else torch.ones_like(pieces[0]), *pieces], dim=-1
+    )
 
 
 class Alibi(TablePrior):
@@ -69,7 +83,11 @@ class Alibi(TablePrior):
     raw_slope: nn.Parameter
 
     def __init__(
-        self, num_heads: int, *, learnable: bool = False, mean_lag: float | Sequence[float] | None = None
+        self,
+        num_heads: int,
+        *,
+        learnable: bool = False,
+        mean_lag: float | Sequence[float] | None = None,
     ) -> None:
         super().__init__(num_heads)
         check_flags(learnable=learnable)
@@ -77,7 +95,9 @@ class Alibi(TablePrior):
         if mean_lag is not None:
             lags = list(mean_lag) if isinstance(mean_lag, Sequence) else [mean_lag] * num_heads
             if len(lags) != num_heads:
-                raise ValueError(f"mean_lag={mean_lag!r}: expected a distance, or one for each of {num_heads} heads")
+                raise ValueError(
+                    f"mean_lag={mean_lag!r}: expected a distance, or one for each of {num_heads} heads"
+                )
             for lag in lags:
                 check_number("mean_lag", lag, above=0)
             self.fixed = [math.log1p(1 / lag) for lag in lags]
@@ -108,7 +128,9 @@ class Alibi(TablePrior):
         slopes = self.slopes(distance.device).view(-1, *[1] * distance.ndim)
         return (-slopes * distance.abs()).to(distance.dtype)
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         if not causal:
             return super().forward(q_pos, k_pos, causal=causal, x=x)
         self.require_line(q_pos, k_pos)
@@ -173,12 +195,23 @@ class Lookhere2d(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         head = torch.arange(self.num_heads, device=dy.device)
-        halvings = torch.where(head < self.looking, 1 + head // 4, 2 + 2 * ((head - self.looking) // self.each))
+        halvings = torch.where(
+            head < self.looking, 1 + head // 4, 2 + 2 * ((head - self.looking) // self.each)
+        )
         slopes = self.layer_slope * torch.exp2(-halvings.to(dy.dtype)).view(-1, *[1] * dy.ndim)
         logits = -slopes * torch.hypot(dy, dx)
-        fields = ((dy, dx), (-dy, dx), (dx, dy), (-dx, dy))  # up, down, left, right: the key is at query − (dy, dx)
-        hidden = torch.stack([fields[head % 4][0] < fields[head % 4][1].abs() for head in range(self.looking)])
-        return torch.cat([logits[: self.looking].masked_fill(hidden, HIDDEN), logits[self.looking :]])
+        fields = (
+            (dy, dx),
+            (-dy, dx),
+            (dx, dy),
+            (-dx, dy),
+        )  # up, down, left, right: the key is at query − (dy, dx)
+        hidden = torch.stack(
+            [fields[head % 4][0] < fields[head % 4][1].abs() for head in range(self.looking)]
+        )
+        return torch.cat(
+            [logits[: self.looking].masked_fill(hidden, HIDDEN), logits[self.looking :]]
+        )
 
 
 class ScaleInvariant(TablePrior):
@@ -201,7 +234,9 @@ class ScaleInvariant(TablePrior):
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         return (-2 * torch.log1p(distance.abs() / self.tau)).expand(self.num_heads, *distance.shape)
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         terms = super().forward(q_pos, k_pos, causal=causal, x=x)
         assert terms.table is not None
         return replace(terms, gain=replace(terms.table, table=(1 - terms.table.table).sqrt()))

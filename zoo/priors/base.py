@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from zoo.errors import Options, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.tables import Bias, BlockedBias, ParametricTable, RelativeTable, grid_displacements, whole_bias
+from zoo.priors.tables import (
+    Bias,
+    BlockedBias,
+    ParametricTable,
+    RelativeTable,
+    grid_displacements,
+    whole_bias,
+)
 
 _N = TypeVar("_N", bound=int)
 
@@ -60,7 +67,9 @@ class PriorTerms:
             return b if a is None else a if b is None else a + b
 
         if self.carry is not None and other.carry is not None:
-            raise ValueError("only one part of a composed prior may carry state from chunk to chunk")
+            raise ValueError(
+                "only one part of a composed prior may carry state from chunk to chunk"
+            )
         if self.gain is not None and other.gain is not None:
             raise ValueError("only one part of a composed prior may multiply logits")
         return PriorTerms(
@@ -88,7 +97,15 @@ class PriorTerms:
         sink = None if self.sink is None else self.sink[list(heads)]
         gain = None if self.gain is None else self.gain.of_heads(heads)
         return PriorTerms(
-            *lanes, table, bias, cut(self.carry), self.causal, self.offset, sink, gain, cut(self.of_sinks)
+            *lanes,
+            table,
+            bias,
+            cut(self.carry),
+            self.causal,
+            self.offset,
+            sink,
+            gain,
+            cut(self.of_sinks),
         )
 
     def dense(self) -> Tensor:
@@ -115,7 +132,9 @@ def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Lanes side by side, batch and head axes broadcast to each other."""
     if a is None or b is None:
         return b if a is None else a
-    lead = [max(sizes) for sizes in zip(a.shape[:2], b.shape[:2], strict=True)]  # torch's own takes the host 30 µs
+    lead = [
+        max(sizes) for sizes in zip(a.shape[:2], b.shape[:2], strict=True)
+    ]  # torch's own takes the host 30 µs
     return torch.cat([x.expand(*lead, *x.shape[2:]) for x in (a, b)], dim=-1)
 
 
@@ -142,7 +161,9 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
     """
     with without_autocast(x):
         if type(layer) is nn.Linear:
-            return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+            return F.linear(
+                x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype)
+            )
         dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
         return layer(x.to(dtype)).to(x.dtype)
 
@@ -186,7 +207,9 @@ class Prior(nn.Module):
         check_whole("num_heads", num_heads, 1)
         self.num_heads = num_heads
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only. A
         prior with `has_state` also takes `carry`, the last entry of `PriorTerms.carry` from the chunk before."""
         raise NotImplementedError
@@ -197,7 +220,9 @@ class Prior(nn.Module):
             return None
         contents = [content for part in self.parts() if (content := part.content(x)) is not None]
         if len(contents) != 1:
-            raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `content`")
+            raise ValueError(
+                f"{type(self).__name__} depends on the layer's input and has no `content`"
+            )
         return contents[0]
 
     def of_heads(self, heads: Sequence[int]) -> Prior:
@@ -206,21 +231,32 @@ class Prior(nn.Module):
         """
         if self.by_head is None:
             if self.depends_on_content:
-                raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `by_head`")
+                raise ValueError(
+                    f"{type(self).__name__} depends on the layer's input and has no `by_head`"
+                )
             return _CutPrior(self, heads)
         some = copy.copy(self)
         some.num_heads = len(heads)
-        cut = {n: p if p is None or n not in self.by_head else p[list(heads)] for n, p in self._parameters.items()}
-        parts = {n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()}
+        cut = {
+            n: p if p is None or n not in self.by_head else p[list(heads)]
+            for n, p in self._parameters.items()
+        }
+        parts = {
+            n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()
+        }
         some.__dict__ |= {"_parameters": cut, "_modules": parts, "content": lambda x: x}
         return some
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
         """Raise ValueError for positions on a grid, whose patches a prior along a line would treat as tokens of a text."""
         if q_pos.is_grid or k_pos.is_grid:
-            raise ValueError(f"{type(self).__name__} is a prior along a line of tokens; a grid needs a 2-D prior")
+            raise ValueError(
+                f"{type(self).__name__} is a prior along a line of tokens; a grid needs a 2-D prior"
+            )
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         """(1 or B, H, T, S) float64: the formula evaluated at every entry. The oracle of tests and plots; O(T·S)."""
         raise NotImplementedError
 
@@ -239,13 +275,17 @@ class Prior(nn.Module):
         by_distance, by_key = zip(*rows, strict=True)
         return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
 
-    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def beside_lanes(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         """The terms for a KV cache, whose keys hold their lanes and which holds no inputs: table and bias count alone. x: where
         a prior without numbers makes them. ValueError for a prior that it cannot serve."""
         if not self.depends_on_content:
             return self(q_pos, k_pos, causal=causal, x=x)
         if not self.num_lanes:
-            raise ValueError(f"{type(self).__name__} depends on the layer's input and has no lanes: no cache serves it")
+            raise ValueError(
+                f"{type(self).__name__} depends on the layer's input and has no lanes: no cache serves it"
+            )
         return PriorTerms()
 
     def stored_options(self, options: Options) -> Options:
@@ -295,7 +335,9 @@ class _CutPrior(Prior):
         super().__init__(len(heads))
         self.whole, self.heads, self.num_lanes = whole, heads, whole.num_lanes
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         return self.whole(q_pos, k_pos, causal=causal, x=x).of_heads(self.heads)
 
 
@@ -309,17 +351,23 @@ class TablePrior(Prior):
         """(H, *distance.shape) log-prior at distances d = i − j, in the dtype of `distance`."""
         raise NotImplementedError
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         device = x.device if x is not None else prior_device(self)
         lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
         highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
         distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self, x))
-        table = RelativeTable.line(self.curve(distance, causal=causal), q_pos, k_pos, center=-lowest)
+        table = RelativeTable.line(
+            self.curve(distance, causal=causal), q_pos, k_pos, center=-lowest
+        )
         table = replace(table, parametric=self.parametric(), constant_from=self.constant_from)
         return PriorTerms(table=table, causal=causal)
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         device = prior_device(self)
         i, j = q_pos.row_index(device), k_pos.row_index(device)
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
@@ -341,15 +389,23 @@ class GridPrior(Prior):
         """
         raise NotImplementedError
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
-        if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
+        if (
+            q_pos.shape is None
+            or q_pos.shape != k_pos.shape
+            or q_pos.num_prefix != k_pos.num_prefix
+        ):
             raise ValueError("a 2-D table needs queries and keys on the same grid")
         device = x.device if x is not None else prior_device(self)
         dy, dx = grid_displacements(q_pos.shape, device=device, dtype=prior_dtype(self, x))
         table = RelativeTable.grid(self.surface(dy, dx, grid=q_pos.shape).flatten(1), q_pos)
         return PriorTerms(table=replace(table, parametric=self.parametric()))
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         device = prior_device(self)
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
         dy, dx = (q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double()
@@ -373,10 +429,14 @@ class Uniform(Prior):
     is_zero = True
     is_relative = True
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         return PriorTerms()
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         return torch.zeros(1, self.num_heads, q_pos.length, k_pos.length, dtype=torch.float64)
 
 
@@ -395,5 +455,7 @@ class Sink(Uniform):
         check_number("start", start)
         self.logit = nn.Parameter(torch.full((num_heads,), float(start)))
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         return PriorTerms(sink=self.logit.to(prior_dtype(self)))

@@ -43,7 +43,13 @@ class Cable(Prior):
     by_head = ()
 
     def __init__(
-        self, num_heads: int, *, d_model: int, weighted: bool = True, gate: str = "relu", bias: bool = True
+        self,
+        num_heads: int,
+        *,
+        d_model: int,
+        weighted: bool = True,
+        gate: str = "relu",
+        bias: bool = True,
     ) -> None:
         super().__init__(num_heads)
         check_whole("d_model of cable", d_model, 1)
@@ -73,7 +79,13 @@ class Cable(Prior):
         return decay, weight[0] if weight else torch.ones_like(decay)
 
     def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+        self,
+        q_pos: Positions,
+        k_pos: Positions,
+        *,
+        causal: bool,
+        x: Tensor | None = None,
+        carry: Tensor | None = None,
     ) -> PriorTerms:
         """x holds the inputs at `k_pos`, whose last T are the queries; `carry` (B, H) float64 is S before the first key."""
         if not causal:
@@ -85,15 +97,23 @@ class Cable(Prior):
             total = total + carry[..., None]
         weight = weight[..., k_pos.length - q_pos.length :]
         at_query = total[..., k_pos.length - q_pos.length :]
-        w, s = (torch.stack(bf16_pieces(x, n, x.dtype), dim=-1) for x, n in ((weight, 3), (total, 4)))
+        w, s = (
+            torch.stack(bf16_pieces(x, n, x.dtype), dim=-1) for x, n in ((weight, 3), (total, 4))
+        )
         # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small near the query.
         bulk = -(weight * at_query).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in self.pieces]]], dim=-1)
-        k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in self.pieces]]], dim=-1)
+        k_lanes = torch.cat(
+            [torch.ones_like(s[..., :1]), s[..., [b for _, b in self.pieces]]], dim=-1
+        )
         dtype, offset = prior_dtype(self), q_pos.offset - k_pos.offset
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach(), causal=True, offset=offset)
+        return PriorTerms(
+            q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach(), causal=True, offset=offset
+        )
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         decay, weight = self.rates(x)
         total = decay.cumsum(-1)
         first = k_pos.length - q_pos.length
@@ -109,7 +129,9 @@ class Fox(Cable):
         half_lives: the first and last head's at the start, in tokens, geometric between them; None: b = 0 as published.
     """
 
-    def __init__(self, num_heads: int, *, d_model: int, half_lives: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, num_heads: int, *, d_model: int, half_lives: Sequence[float] | None = None
+    ) -> None:
         super().__init__(num_heads, d_model=d_model, weighted=False, gate="logsigmoid")
         nn.init.zeros_(self.decay.bias)
         if half_lives is not None:

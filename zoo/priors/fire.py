@@ -48,7 +48,9 @@ class Fire(Prior):
             check_number("length of fire", length, above=0)
         self.hidden = hidden
         self.start = float(train_context if length is None else length)
-        self.register_buffer("length", torch.tensor(self.start, dtype=torch.float64))  # the weights belong to it
+        self.register_buffer(
+            "length", torch.tensor(self.start, dtype=torch.float64)
+        )  # the weights belong to it
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
         self.scale = nn.Parameter(torch.tensor([init_scale]))
         self.multiplier = nn.Parameter(torch.ones(1))
@@ -61,21 +63,33 @@ class Fire(Prior):
         self.length = length.to(self.length.device)
         return self
 
-    def _bias(self, q_pos: Positions, k_pos: Positions, causal: bool, dtype: torch.dtype) -> BlockedBias:
+    def _bias(
+        self, q_pos: Positions, k_pos: Positions, causal: bool, dtype: torch.dtype
+    ) -> BlockedBias:
         device, grad = self.scale.device, any(p.requires_grad for p in self.parameters())
         rows = q_pos.row_index(device), k_pos.row_index(device), q_pos.index(device)
-        return BlockedBias(self._curve(dtype), *rows, causal, range(self.num_heads), dtype, grad, self.hidden)
+        return BlockedBias(
+            self._curve(dtype), *rows, causal, range(self.num_heads), dtype, grad, self.hidden
+        )
 
     def _curve(self, dtype: torch.dtype) -> _Curve:
         multiplier, scale = (p.to(dtype).abs() for p in (self.multiplier, self.scale))
-        return _Curve(scale, self.length.to(dtype) * multiplier, *(_copied(self.mlp[n], dtype) for n in (0, 2)))
+        return _Curve(
+            scale,
+            self.length.to(dtype) * multiplier,
+            *(_copied(self.mlp[n], dtype) for n in (0, 2)),
+        )
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         bias = self._bias(q_pos, k_pos, causal, prior_dtype(self))
         return PriorTerms(bias=bias, causal=causal or None, offset=q_pos.offset - k_pos.offset)
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         return whole_bias(self._bias(q_pos, k_pos, causal, torch.float64))
 
 
@@ -90,7 +104,9 @@ class _Curve:
 
     def __call__(self, distance: Tensor, extent: Tensor) -> Tensor:
         """(…, H), the two broadcast."""
-        ratio = torch.log1p(self.scale * distance) / torch.log1p(self.scale * torch.maximum(extent, self.threshold))
+        ratio = torch.log1p(self.scale * distance) / torch.log1p(
+            self.scale * torch.maximum(extent, self.threshold)
+        )
         return linear_in(self.outer, linear_in(self.inner, ratio[..., None]).relu())
 
 
@@ -99,7 +115,9 @@ def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     if type(layer) is not nn.Linear:
         return layer
     copied = copy.copy(layer)
-    copied.__dict__["_parameters"] = {name: p.to(dtype, copy=True) for name, p in layer.named_parameters()}
+    copied.__dict__["_parameters"] = {
+        name: p.to(dtype, copy=True) for name, p in layer.named_parameters()
+    }
     return copied
 
 
@@ -115,12 +133,21 @@ class Fire2d(GridPrior, Fire):
     """
 
     def __init__(
-        self, num_heads: int, *, train_grid: tuple[int, int] = (14, 14), hidden: int = 32, init_scale: float = 0.1
+        self,
+        num_heads: int,
+        *,
+        train_grid: tuple[int, int] = (14, 14),
+        hidden: int = 32,
+        init_scale: float = 0.1,
     ) -> None:
         check_grid("train_grid", train_grid)
         longest = max(math.dist((1, 1), train_grid), 1.0)
-        Fire.__init__(self, num_heads, train_context=1, hidden=hidden, init_scale=init_scale, length=longest)
+        Fire.__init__(
+            self, num_heads, train_context=1, hidden=hidden, init_scale=init_scale, length=longest
+        )
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distance = torch.hypot(dy, dx)
-        return self._curve(distance.dtype)(distance, dy.new_full((), math.dist((1, 1), grid))).movedim(-1, 0)
+        return self._curve(distance.dtype)(
+            distance, dy.new_full((), math.dist((1, 1), grid))
+        ).movedim(-1, 0)

@@ -34,7 +34,9 @@ def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         exponent = (beta * r.log()).add_(alpha)
         steep = exponent > math.log(STEEP)
         there = exponent.clamp_(max=math.log(-LOWEST)).exp_().neg_()
-    root = (0.5 * alpha).exp() * r.masked_fill(steep, 1.0) ** (0.5 * beta)  # r^θβ alone would leave float32's range
+    root = (0.5 * alpha).exp() * r.masked_fill(steep, 1.0) ** (
+        0.5 * beta
+    )  # r^θβ alone would leave float32's range
     return torch.where(steep, there, -root * root), steep
 
 
@@ -57,9 +59,15 @@ class GgdTable:
     @staticmethod
     def of(priors: Sequence[Ggd], axes: tuple[str, ...]) -> GgdTable:
         """From one prior per axis. Copies their parameters, which a sharding engine may free after the prior's forward."""
-        rows = [p.to(prior_dtype(axis)) for axis in priors for p in (axis.theta_alpha, axis.theta_beta, axis.theta_mu)]
+        rows = [
+            p.to(prior_dtype(axis))
+            for axis in priors
+            for p in (axis.theta_alpha, axis.theta_beta, axis.theta_mu)
+        ]
         return GgdTable(
-            torch.stack(rows).unflatten(0, (-1, 3)), axes, any(axis.theta_mu.requires_grad for axis in priors)
+            torch.stack(rows).unflatten(0, (-1, 3)),
+            axes,
+            any(axis.theta_mu.requires_grad for axis in priors),
         )
 
     @property
@@ -76,7 +84,11 @@ class GgdTable:
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
         rows = []
         for axis, theta in zip(self.axes, self.theta.detach()[..., None], strict=True):
-            distance = torch.hypot(displacements["y"], displacements["x"]) if axis == "r" else displacements[axis]
+            distance = (
+                torch.hypot(displacements["y"], displacements["x"])
+                if axis == "r"
+                else displacements[axis]
+            )
             alpha, beta, mu = theta
             x = -distance - 2 * mu.sinh()
             r = x.abs() + EPSILON
@@ -118,9 +130,14 @@ class Ggd(TablePrior):
         if isinstance(init, Mapping):
             for name, value in init.items():
                 if name not in ("alpha", "beta", "mu"):
-                    raise ValueError(f"init of a ggd prior: unknown parameter {name!r}; expected alpha, beta or mu")
+                    raise ValueError(
+                        f"init of a ggd prior: unknown parameter {name!r}; expected alpha, beta or mu"
+                    )
                 check_number(f"init of a ggd prior: {name}", value)
-            alpha, beta, mu = (torch.full((num_heads,), float(init.get(name, 0))) for name in ("alpha", "beta", "mu"))
+            alpha, beta, mu = (
+                torch.full((num_heads,), float(init.get(name, 0)))
+                for name in ("alpha", "beta", "mu")
+            )
         elif init in INITS:
             alpha, beta = INITS[init](num_heads)
         else:
@@ -130,8 +147,13 @@ class Ggd(TablePrior):
         self.theta_mu = nn.Parameter(mu, requires_grad=train_mu)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        dtype, lead = torch.promote_types(distance.dtype, torch.float32), (self.num_heads,) + (1,) * distance.ndim
-        alpha, beta, mu = (p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu))
+        dtype, lead = (
+            torch.promote_types(distance.dtype, torch.float32),
+            (self.num_heads,) + (1,) * distance.ndim,
+        )
+        alpha, beta, mu = (
+            p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu)
+        )
         return _curve(alpha, beta, (-distance - 2 * mu.sinh()).abs() + EPSILON)[0]
 
     def parametric(self) -> GgdTable:
@@ -139,7 +161,11 @@ class Ggd(TablePrior):
 
     def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
         """(H,) bool: θβ < 0 (BAM, theorems 3 and 4), or θβ > 0 where K is turned round."""
-        return self.theta_beta < 0 if turned is None else (self.theta_beta < 0) != turned.to(self.theta_beta.device)
+        return (
+            self.theta_beta < 0
+            if turned is None
+            else (self.theta_beta < 0) != turned.to(self.theta_beta.device)
+        )
 
 
 class Ggd2d(GridPrior):
@@ -172,12 +198,21 @@ class Ggd2d(GridPrior):
             raise ValueError(f"unknown form {form!r} of ggd2d; known: isotropic, separable")
         self.axes = ("r",) if form == "isotropic" else ("y", "x")
         for axis in self.axes:
-            one = Ggd(num_heads, init=init, train_alpha=train_alpha, train_beta=train_beta, train_mu=train_mu)
+            one = Ggd(
+                num_heads,
+                init=init,
+                train_alpha=train_alpha,
+                train_beta=train_beta,
+                train_mu=train_mu,
+            )
             self.add_module(axis, one)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distances = (torch.hypot(dy, dx),) if self.axes == ("r",) else (dy, dx)
-        curves = [getattr(self, axis).curve(at, causal=False) for axis, at in zip(self.axes, distances, strict=True)]
+        curves = [
+            getattr(self, axis).curve(at, causal=False)
+            for axis, at in zip(self.axes, distances, strict=True)
+        ]
         return sum(curves[1:], curves[0])
 
     def parametric(self) -> GgdTable:

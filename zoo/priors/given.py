@@ -47,19 +47,25 @@ class Table(TablePrior):
     ) -> None:
         super().__init__(num_heads)
         if beyond not in (choices := ("last", "zero", "linear")):
-            raise ValueError(f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, choices)}")
+            raise ValueError(
+                f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, choices)}"
+            )
         learnable = values is None if learnable is None else learnable
         check_flags(learnable=learnable)
         if values is None or callable(values):
             length = length or train_context
             if length is None:
-                raise ValueError("a table prior without numbers needs its length, the number of distances")
+                raise ValueError(
+                    "a table prior without numbers needs its length, the number of distances"
+                )
             check_whole("length of a table prior", length, 1)
             distance = torch.arange(length, dtype=torch.float64, device="cpu")
             values = torch.zeros_like(distance) if values is None else values(distance)
         numbers = _by_head(values, num_heads, ("N",))
         if length not in (None, numbers.shape[-1]):
-            raise ValueError(f"a table prior of length {length} cannot hold {numbers.shape[-1]} numbers")
+            raise ValueError(
+                f"a table prior of length {length} cannot hold {numbers.shape[-1]} numbers"
+            )
         self.beyond = beyond
         self.values = nn.Parameter(numbers, requires_grad=learnable)
 
@@ -70,7 +76,9 @@ class Table(TablePrior):
             return torch.where(away < length, inside, IMPOSSIBLE)
         if self.beyond == "linear":
             slope = ((values[:, -1] - values[:, 0]) / max(length - 1, 1)).clamp(max=0)
-            return inside + slope.view(-1, *[1] * distance.ndim) * (away - (length - 1)).clamp(min=0)
+            return inside + slope.view(-1, *[1] * distance.ndim) * (away - (length - 1)).clamp(
+                min=0
+            )
         return inside
 
     def stored_options(self, options: Options) -> Options:
@@ -93,11 +101,17 @@ class Matrix(Prior):
     by_head = ("values",)
 
     def __init__(
-        self, num_heads: int, *, values: Numbers | None = None, shape: Sequence[int | None] | None = None
+        self,
+        num_heads: int,
+        *,
+        values: Numbers | None = None,
+        shape: Sequence[int | None] | None = None,
     ) -> None:
         super().__init__(num_heads)
         if (values is None) == (shape is None):
-            raise ValueError("a matrix prior needs its numbers: position_options={'values': …} of (T, S) or (H, T, S)")
+            raise ValueError(
+                "a matrix prior needs its numbers: position_options={'values': …} of (T, S) or (H, T, S)"
+            )
         if shape is None:
             numbers = _by_head(values, num_heads, ("T", "S"))
         else:
@@ -108,19 +122,28 @@ class Matrix(Prior):
             numbers = torch.zeros(num_heads, int(shape[0] or 0), int(shape[1] or 0))
         self.values = nn.Parameter(numbers, requires_grad=False)
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
-        return PriorTerms(bias=self._dense(q_pos, k_pos, prior_dtype(self)), offset=q_pos.offset - k_pos.offset)
+        return PriorTerms(
+            bias=self._dense(q_pos, k_pos, prior_dtype(self)), offset=q_pos.offset - k_pos.offset
+        )
 
     def _dense(self, q_pos: Positions, k_pos: Positions, dtype: torch.dtype) -> Tensor:
         """(1 or B, H, T, S)."""
         queries, keys = self.values.shape[1:]
-        device, end = self.values.device, "the matrix prior has {} {} positions: pass a larger matrix"
+        device, end = (
+            self.values.device,
+            "the matrix prior has {} {} positions: pass a larger matrix",
+        )
         i = q_pos.index_below(queries, end.format(queries, "query"), device)[:, :, None]
         j = k_pos.index_below(keys, end.format(keys, "key"), device)[:, None, :]
         return self.values.to(dtype)[:, i, j].transpose(0, 1)
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         return self._dense(q_pos, k_pos, torch.float64)
 
     def stored_options(self, options: Options) -> Options:
@@ -138,7 +161,9 @@ def _by_head(values: object, num_heads: int, axes: tuple[str, ...]) -> Tensor:
     wrong = numbers.isnan() | (numbers == math.inf)
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
-        raise ValueError(f"values of a prior must be finite or −∞, got {float(numbers[tuple(place)]):g} at {place}")
+        raise ValueError(
+            f"values of a prior must be finite or −∞, got {float(numbers[tuple(place)]):g} at {place}"
+        )
     by_head = numbers.ndim > len(axes)
     if numbers.ndim - by_head != len(axes) or (by_head and len(numbers) != num_heads):
         shape = ", ".join(axes) + "," * (len(axes) == 1)

@@ -23,10 +23,14 @@ class Compose(Prior):
     def __init__(self, **parts: Prior) -> None:
         for name, part in parts.items():
             if not isinstance(part, Prior):
-                raise ValueError(f"part {name!r} of a composed prior must be a zoo.Prior, got {part!r}")
+                raise ValueError(
+                    f"part {name!r} of a composed prior must be a zoo.Prior, got {part!r}"
+                )
         heads = {part.num_heads for part in parts.values()}
         if len(heads) != 1:
-            raise ValueError(f"composed priors need the same number of heads, got {sorted(heads) or 'no part'}")
+            raise ValueError(
+                f"composed priors need the same number of heads, got {sorted(heads) or 'no part'}"
+            )
         super().__init__(heads.pop())
         for name, part in parts.items():
             self.add_module(name, part)
@@ -34,7 +38,13 @@ class Compose(Prior):
         self.has_state = any(part.has_state for part in parts.values())
 
     def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+        self,
+        q_pos: Positions,
+        k_pos: Positions,
+        *,
+        causal: bool,
+        x: Tensor | None = None,
+        carry: Tensor | None = None,
     ) -> PriorTerms:
         terms = PriorTerms()
         for part in self.parts():
@@ -42,14 +52,23 @@ class Compose(Prior):
             terms = terms + part(q_pos, k_pos, causal=causal, x=x, **state)
         return terms
 
-    def beside_lanes(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def beside_lanes(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         parts = (part.beside_lanes(q_pos, k_pos, causal=causal, x=x) for part in self.parts())
-        return sum((PriorTerms(table=x.table, bias=x.bias, gain=x.gain) for x in parts), PriorTerms())
+        return sum(
+            (PriorTerms(table=x.table, bias=x.bias, gain=x.gain) for x in parts), PriorTerms()
+        )
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         # A part without parameters, such as ALiBi of fixed slopes, is not told the device of the others'.
         device = prior_device(self)
-        first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x).to(device=device) for part in self.parts())
+        first, *others = (
+            part.log_prior(q_pos, k_pos, causal=causal, x=x).to(device=device)
+            for part in self.parts()
+        )
         return sum(others, first)
 
 
@@ -99,13 +118,19 @@ class KeyBias(_Sink):
     num_lanes = RAMP_LANES
     by_head = ("gain", "bump", "raw_slope")
 
-    def __init__(self, num_heads: int, *, train_context: int, rank: int = 8, init: str = "seeded") -> None:
+    def __init__(
+        self, num_heads: int, *, train_context: int, rank: int = 8, init: str = "seeded"
+    ) -> None:
         super().__init__(num_heads, rank)
         check_whole("train_context", train_context, 1)
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a key bias; known: uniform, seeded")
         self.train_context = train_context
-        seed = inverse_softplus(alibi_slopes(num_heads)) if init == "seeded" else torch.full((num_heads,), -40.0)
+        seed = (
+            inverse_softplus(alibi_slopes(num_heads))
+            if init == "seeded"
+            else torch.full((num_heads,), -40.0)
+        )
         self.raw_slope = nn.Parameter(seed.float())
 
     def slopes(self) -> Tensor:
@@ -115,8 +140,13 @@ class KeyBias(_Sink):
     def features(self, at: Tensor) -> Tensor:
         """(1 or B, S, 2M+2) float64 z_j at positions (1 or B, S)."""
         j = at.double()[..., None]
-        omega = 10000.0 ** (torch.arange(self.rank, device=at.device, dtype=torch.float64) / -max(self.rank - 1, 1))
-        ramps, angle = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)], j * omega
+        omega = 10000.0 ** (
+            torch.arange(self.rank, device=at.device, dtype=torch.float64) / -max(self.rank - 1, 1)
+        )
+        ramps, angle = (
+            [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)],
+            j * omega,
+        )
         return torch.cat([angle.cos(), angle.sin(), *ramps], dim=-1)
 
     def bias(self, at: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
@@ -125,16 +155,22 @@ class KeyBias(_Sink):
         value = self.sink(self.features(at).to(dtype), at == 0)
         return value + self.slopes()[:, None] * at[:, None] if causal else value.double()
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         dtype = prior_dtype(self)
         ramp = self.bias(k_pos.index(self.gain.device), causal, dtype)
         with torch.no_grad():
-            at_query = ramp if q_pos is k_pos else self.bias(q_pos.index(self.gain.device), causal, dtype)
+            at_query = (
+                ramp if q_pos is k_pos else self.bias(q_pos.index(self.gain.device), causal, dtype)
+            )
         q_lanes, k_lanes = ramp_lanes(ramp, at_query, dtype)
         return PriorTerms(q_lanes, k_lanes, causal=causal, offset=q_pos.offset - k_pos.offset)
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)
         return bias[:, :, None].expand(-1, -1, q_pos.length, -1)
 
@@ -158,7 +194,9 @@ class KeyBias2d(_Sink):
     def __init__(self, num_heads: int, *, rank: int = 8) -> None:
         super().__init__(num_heads, rank)
         if rank % 2:
-            raise ValueError(f"key_bias2d shares its rank between two axes: rank must be even, got {rank}")
+            raise ValueError(
+                f"key_bias2d shares its rank between two axes: rank must be even, got {rank}"
+            )
 
     def _bias(self, k_pos: Positions, dtype: torch.dtype) -> Tensor:
         height, width = k_pos.shape or (1, 1)
@@ -168,16 +206,22 @@ class KeyBias2d(_Sink):
         for coordinate, size in ((y, height), (x, width)):
             c = (2 * coordinate / max(size - 1, 1) - (1 if size > 1 else 0))[:, None]
             parts += [(c * harmonics).cos(), (c * harmonics).sin(), c]
-        patches = self.sink(torch.cat(parts, dim=-1)[None], torch.zeros_like(y, dtype=torch.bool)[None])
+        patches = self.sink(
+            torch.cat(parts, dim=-1)[None], torch.zeros_like(y, dtype=torch.bool)[None]
+        )
         prefix = self.bump.to(dtype)[None, :, None].expand(1, -1, k_pos.num_prefix)
         return torch.cat([prefix, patches], dim=-1)
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         dtype = prior_dtype(self)
         q_lane = torch.ones(1, 1, q_pos.length, 1, device=self.gain.device, dtype=dtype)
         return PriorTerms(q_lane, self._bias(k_pos, dtype)[..., None])
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         return self._bias(k_pos, torch.float64)[:, :, None].expand(-1, -1, q_pos.length, -1)
 
 
@@ -199,7 +243,9 @@ class Spectral(Prior):
     by_head = ("alpha", "beta")
     omega: Tensor
 
-    def __init__(self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform") -> None:
+    def __init__(
+        self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform"
+    ) -> None:
         super().__init__(num_heads)
         check_whole("rank of a spectral prior", rank, 1)
         check_number("base of a spectral prior", base, least=1)
@@ -243,13 +289,17 @@ class Spectral(Prior):
         alpha, beta = self.alpha.double().view(lead), self.beta.double().view(lead)
         return (alpha * angle.cos() + beta * angle.sin()).sum(-1)
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         k_at = k_pos.index(self.omega.device)
         q_at = k_at if q_pos is k_pos else q_pos.index(self.omega.device)
         return PriorTerms(*self.lanes(q_at, k_at), offset=q_pos.offset - k_pos.offset)
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)
         return self.series(i[:, None] - j)[None]
 
@@ -286,16 +336,22 @@ class Spectral2d(Prior):
         self.x = Spectral(num_heads, rank=rank, base=base, init=init)
         self.num_lanes = 4 * rank
 
-    def forward(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> PriorTerms:
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
         device = self.y.omega.device
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
         qy, ky = self.y.lanes(q_y[None], k_y[None])
         qx, kx = self.x.lanes(q_x[None], k_x[None])
         q_lanes, k_lanes = torch.cat([qy, qx], dim=-1), torch.cat([ky, kx], dim=-1)
         pad = nn.functional.pad
-        return PriorTerms(pad(q_lanes, (0, 0, q_pos.num_prefix, 0)), pad(k_lanes, (0, 0, k_pos.num_prefix, 0)))
+        return PriorTerms(
+            pad(q_lanes, (0, 0, q_pos.num_prefix, 0)), pad(k_lanes, (0, 0, k_pos.num_prefix, 0))
+        )
 
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
         device = self.y.omega.device
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
         patches = self.y.series(q_y[:, None] - k_y) + self.x.series(q_x[:, None] - k_x)
@@ -312,7 +368,13 @@ class Goat(Compose):
     """
 
     def __init__(
-        self, num_heads: int, *, train_context: int, rank: int = 2, sink_rank: int = 8, init: str = "seeded"
+        self,
+        num_heads: int,
+        *,
+        train_context: int,
+        rank: int = 2,
+        sink_rank: int = 8,
+        init: str = "seeded",
     ) -> None:
         super().__init__(
             key_bias=KeyBias(num_heads, train_context=train_context, rank=sink_rank, init=init),
@@ -340,5 +402,7 @@ class Goat2d(Compose):
     ) -> None:
         super().__init__(
             key_bias=KeyBias2d(num_heads, rank=sink_rank),
-            spectral=Spectral2d(num_heads, rank=rank, train_grid=train_grid, init=init, reach=reach),
+            spectral=Spectral2d(
+                num_heads, rank=rank, train_grid=train_grid, init=init, reach=reach
+            ),
         )

@@ -31,7 +31,11 @@ class T5(TablePrior):
             raise ValueError(
                 f"t5 needs an even number of buckets >= 4 and max_distance > buckets/2, got {num_buckets}, {max_distance}"
             )
-        self.num_buckets, self.max_distance, self.constant_from = num_buckets, max_distance, max_distance
+        self.num_buckets, self.max_distance, self.constant_from = (
+            num_buckets,
+            max_distance,
+            max_distance,
+        )
         self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets))
 
     def bucket(self, distance: Tensor, *, causal: bool) -> Tensor:
@@ -56,7 +60,9 @@ class T52d(GridPrior):
 
     max_distance: Tensor
 
-    def __init__(self, num_heads: int, *, num_buckets: int = 16, train_grid: tuple[int, int] = (14, 14)) -> None:
+    def __init__(
+        self, num_heads: int, *, num_buckets: int = 16, train_grid: tuple[int, int] = (14, 14)
+    ) -> None:
         super().__init__(num_heads)
         check_whole("num_buckets of t5_2d", num_buckets, 4)
         if num_buckets % 2:

@@ -73,7 +73,9 @@ class RelativeTable:
         """A table over distances of a line; `center` is its column for distance 0."""
         q_code = q_pos.row_index(table.device)
         k_code = q_code if k_pos is q_pos else k_pos.row_index(table.device)
-        return RelativeTable(table, q_code, k_code, center, origin=center + q_pos.offset - k_pos.offset)
+        return RelativeTable(
+            table, q_code, k_code, center, origin=center + q_pos.offset - k_pos.offset
+        )
 
     @staticmethod
     def grid(table: Tensor, pos: Positions) -> RelativeTable:
@@ -81,7 +83,9 @@ class RelativeTable:
         y, x = pos.yx(table.device)
         height, width = pos.shape or (1, 1)
         code = F.pad(y * (2 * width - 1) + x, (pos.num_prefix, 0))
-        return RelativeTable(table, code, code, table.shape[1] // 2, pos.num_prefix, shape=(height, width))
+        return RelativeTable(
+            table, code, code, table.shape[1] // 2, pos.num_prefix, shape=(height, width)
+        )
 
     def dense(self) -> Tensor:
         """(1, H, T, S): the matrix itself, gathered code by code. For the oracle and for plots."""
@@ -100,7 +104,9 @@ class RelativeTable:
     def displacements(self) -> dict[str, Tensor]:
         """Displacement of each column, (N,) in the table's dtype: "d" = i − j on a line; "y", "x" = query − key on a grid."""
         if self.shape is None:
-            column = torch.arange(self.table.shape[1], device=self.table.device, dtype=self.table.dtype)
+            column = torch.arange(
+                self.table.shape[1], device=self.table.device, dtype=self.table.dtype
+            )
             return {"d": column - self.center}
         dy, dx = grid_displacements(self.shape, device=self.table.device, dtype=self.table.dtype)
         return {"y": dy.flatten(), "x": dx.flatten()}
@@ -116,17 +122,26 @@ class RelativeTable:
         table = self.table if dtype is None else self.table.to(dtype)
         if self.shape is not None:
             height, width = self.shape
-            windows = table.unflatten(1, (2 * height - 1, 2 * width - 1)).flip(1, 2).unfold(2, width, 1)
+            windows = (
+                table.unflatten(1, (2 * height - 1, 2 * width - 1)).flip(1, 2).unfold(2, width, 1)
+            )
             # (H, width, 2·height−1, width): [h, x, a, x'] is the bias at dy = height−1−a, dx = x − x'.
             return UnrolledTable(windows.flip(2).transpose(1, 2).contiguous(), self)
         return UnrolledTable(table.flip(1) if self.origin is not None else table, self)
 
     def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
         """The same table at other positions of the line, without recomputing it."""
-        return replace(RelativeTable.line(self.table, q_pos, k_pos, center=self.center), parametric=self.parametric)
+        return replace(
+            RelativeTable.line(self.table, q_pos, k_pos, center=self.center),
+            parametric=self.parametric,
+        )
 
     def __add__(self, other: RelativeTable) -> RelativeTable:
-        same = self.shape == other.shape and self.center == other.center and self.num_prefix == other.num_prefix
+        same = (
+            self.shape == other.shape
+            and self.center == other.center
+            and self.num_prefix == other.num_prefix
+        )
         if not same or self.table.shape != other.table.shape:
             raise ValueError("relative tables can only be added over the same positions")
         return replace(self, table=self.table + other.table, parametric=None, constant_from=None)
@@ -153,7 +168,11 @@ class FusedTable:
     def of(table: RelativeTable, *, causal: bool) -> FusedTable:
         values, params, jacobian = table.table, None, None
         if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
-            values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
+            values, params, jacobian = (
+                values.detach(),
+                table.parametric.params.float(),
+                table.jacobian().float(),
+            )
             jacobian = jacobian[1:] if table.parametric.log_factor else jacobian
         values = values.float()
         if table.origin is None:
@@ -163,7 +182,9 @@ class FusedTable:
         shift, column = values.detach()[:, first:].max(dim=1, keepdim=True)
         values = values - shift.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         if jacobian is not None:
-            jacobian = jacobian - jacobian[:, :, first:].gather(2, column.expand(len(jacobian), -1, 1))
+            jacobian = jacobian - jacobian[:, :, first:].gather(
+                2, column.expand(len(jacobian), -1, 1)
+            )
         return FusedTable(values, params, jacobian)
 
 
@@ -185,7 +206,9 @@ class UnrolledTable:
             rows = _Windows.apply(source, place) if out is None else place.write(source, out[0])
             return rows[None, ..., :last_key]
         if of.origin is None:
-            return replace(of, table=source, q_code=of.q_code[start:stop], k_code=of.k_code[:last_key]).dense()
+            return replace(
+                of, table=source, q_code=of.q_code[start:stop], k_code=of.k_code[:last_key]
+            ).dense()
         # source is the reversed table: query i starts at column N − 1 − origin − i, so the last query comes first.
         first = source.shape[1] - of.origin - stop
         return source.unfold(1, last_key, 1)[:, first : first + stop - start].flip(1)[None]
@@ -234,7 +257,9 @@ class _Windows(torch.autograd.Function):
     def forward(ctx, source: Tensor, place: _GridRows) -> Tensor:
         ctx.place = place
         num_keys = place.num_prefix + place.shape[0] * place.shape[1]
-        return place.write(source, source.new_empty(source.shape[0], place.stop - place.start, num_keys))
+        return place.write(
+            source, source.new_empty(source.shape[0], place.stop - place.start, num_keys)
+        )
 
     @staticmethod
     @once_differentiable
@@ -252,7 +277,9 @@ def grid_displacements(
 ) -> tuple[Tensor, Tensor]:
     """(2·height−1, 2·width−1) dy and dx of a grid's table, in its order."""
     height, width = shape
-    dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
+    dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(
+        -1, 2 * width - 1
+    )
     dx = torch.arange(1 - width, width, device=device, dtype=dtype).expand(2 * height - 1, -1)
     return dy, dx
 
@@ -298,11 +325,19 @@ class BlockedBias:
             distance = distance.clamp(min=0) if self.causal else distance.abs()
             return self.curve(distance, extent[:, part, None].to(self.dtype)).movedim(-1, 1)
 
-        parts = list(slices(q_row.shape[0], max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * self.hidden), 1)))
+        parts = list(
+            slices(
+                q_row.shape[0], max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * self.hidden), 1)
+            )
+        )
         remade = len(parts) > 1 and self.requires_grad and torch.is_grad_enabled()
-        blocks = [checkpoint(some, part, use_reentrant=False) if remade else some(part) for part in parts]
+        blocks = [
+            checkpoint(some, part, use_reentrant=False) if remade else some(part) for part in parts
+        ]
         block = blocks[0] if len(parts) == 1 else torch.cat(blocks, dim=2)
-        return (block if self.heads == range(block.shape[1]) else block[:, list(self.heads)])[:, heads]
+        return (block if self.heads == range(block.shape[1]) else block[:, list(self.heads)])[
+            :, heads
+        ]
 
     def of_heads(self, heads: Sequence[int]) -> BlockedBias:
         """The same of some heads."""

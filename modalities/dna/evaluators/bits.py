@@ -42,8 +42,12 @@ LEAST = 24  # bases of a repeat, which is none by chance
 class BitsSettings(DnaLengthSettings, StrandSettings, CutSettings):
     """Lengths of windows, and the bases of the stretches that windows of every length are cut from."""
 
-    stretch: int | None = option(None, "bases of a stretch; default: 65,536, or the longest length beyond that")
-    repeats: bool = option(False, "also score repeats and unique sequence apart, at the longest length")
+    stretch: int | None = option(
+        None, "bases of a stretch; default: 65,536, or the longest length beyond that"
+    )
+    repeats: bool = option(
+        False, "also score repeats and unique sequence apart, at the longest length"
+    )
 
 
 class Bits(DnaEvaluator[BitsSettings]):
@@ -68,7 +72,13 @@ class Bits(DnaEvaluator[BitsSettings]):
     version = 3  # 2 had other names in its cells
     summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, and by contig"
     scores = (
-        Score("bits_per_base", "bits per base", linear=True, title="bits per base, less is better", level=2.0),
+        Score(
+            "bits_per_base",
+            "bits per base",
+            linear=True,
+            title="bits per base, less is better",
+            level=2.0,
+        ),
         Score("accuracy", linear=True, title="next base predicted right", level=0.25),
         Score("contigs_left_out", exception=True),
     )
@@ -84,15 +94,24 @@ class Bits(DnaEvaluator[BitsSettings]):
         """Bases of a stretch."""
         longest, size, data = self.points(model)[-1], self.settings.stretch, self.heldout.items
         if size is None:  # of all lengths alike, but for those beyond it
-            return max(longest, self.with_room(tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length())))[-1])
+            return max(
+                longest,
+                self.with_room(tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length())))[-1],
+            )
         if size < longest:
-            raise ValueError(f"stretches of {size:,} bases hold no window of {longest:,}: at most --lengths {size}")
+            raise ValueError(
+                f"stretches of {size:,} bases hold no window of {longest:,}: at most --lengths {size}"
+            )
         if size > data.longest:
-            raise ValueError(f"--stretch {size}: the longest held-out region has {data.longest} bases")
+            raise ValueError(
+                f"--stretch {size}: the longest held-out region has {data.longest} bases"
+            )
         return size
 
     def samples(self, model: ZooModel) -> int:
-        return self.settings.samples or max(1, DEFAULT_BASES // (len(self.heldout.items.contigs) * self.stretch(model)))
+        return self.settings.samples or max(
+            1, DEFAULT_BASES // (len(self.heldout.items.contigs) * self.stretch(model))
+        )
 
     def identity(self, model: ZooModel) -> Row:
         return {
@@ -113,13 +132,18 @@ class Bits(DnaEvaluator[BitsSettings]):
         left_out = len(data.contigs) - len(by_contig)
         cells = []
         for length in self.points(model):
-            read = sum(part.stop - part.start for part, _ in windows_of(length, self.at_once(model, length)))
+            read = sum(
+                part.stop - part.start
+                for part, _ in windows_of(length, self.at_once(model, length))
+            )
             for contig, stretches in by_contig.items():
                 for part in slices(len(stretches), max(1, CELL_BASES // size)):
                     name = f"length={length}/{contig}/stretches={part.start}-{part.stop}"
                     facts = {"length": length, "contig": contig, "contigs_left_out": left_out}
                     cost = sum(map(len, stretches[part])) * read // length
-                    cells.append(Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]}))
+                    cells.append(
+                        Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]})
+                    )
         return cells
 
     def windows(self, model: ZooModel, cell: Cell) -> list[np.ndarray]:
@@ -137,13 +161,21 @@ class Bits(DnaEvaluator[BitsSettings]):
         left_over, parts = 0, []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
             once = whole_kmers(model, self.at_once(model, windows.shape[1]))
-            scores = score_windows(model, windows, strands=strands, batch_tokens=tokens, by_base=parted, at_once=once)
+            scores = score_windows(
+                model, windows, strands=strands, batch_tokens=tokens, by_base=parted, at_once=once
+            )
             left_over += len(stretch) - windows.size + scores.left_over
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
-            for name, value in (("bits", bits), ("bases", scores.bases), ("correct", scores.correct)):
+            for name, value in (
+                ("bits", bits),
+                ("bases", scores.bases),
+                ("correct", scores.correct),
+            ):
                 values[name].append(value.sum().item())
             if parted:
-                parts.append(_sums_of_parts(scores, self.heldout.items.genome, stretch, windows.shape))
+                parts.append(
+                    _sums_of_parts(scores, self.heldout.items.genome, stretch, windows.shape)
+                )
         facts = {"window": by_stretch[0].shape[1], "single": single, "left_over": left_over}
         if parts:
             values["parts"] = dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))
@@ -166,11 +198,15 @@ class Bits(DnaEvaluator[BitsSettings]):
             row = {
                 "length": length,
                 "bits_per_base": bits,
-                "bits_per_base_standard_error": _standard_error([c["bits"] / c["bases"] for c in contigs]),
+                "bits_per_base_standard_error": _standard_error(
+                    [c["bits"] / c["bases"] for c in contigs]
+                ),
                 "nll": bits * BIT,
             }
             if here[0]["single"]:
-                row["accuracy"] = float(np.mean([c["correct"].sum() / c["bases"].sum() for c in contigs]))
+                row["accuracy"] = float(
+                    np.mean([c["correct"].sum() / c["bases"].sum() for c in contigs])
+                )
             row |= {
                 "bases": sum(int(contig["bases"].sum()) for contig in contigs),
                 "window_bases": max(cell["window"] for cell in here),
@@ -202,7 +238,9 @@ class Bits(DnaEvaluator[BitsSettings]):
                     sums[key] = np.add(sums.get(key, [0.0, 0.0]), values).tolist()
         names = ("model", "length", "contig", "part", "bases", "bits_per_base")
         rows = [(*key, int(bases), bits / bases) for key, (bits, bases) in sums.items() if bases]
-        write_table(out / f"{self.name}.contigs.csv", [dict(zip(names, row, strict=True)) for row in rows])
+        write_table(
+            out / f"{self.name}.contigs.csv", [dict(zip(names, row, strict=True)) for row in rows]
+        )
 
 
 Contig = dict[str, np.ndarray]  # `SUMS` of every stretch
@@ -214,7 +252,10 @@ def _contigs(cells: Sequence[CellValue]) -> list[Contig]:
         contig = values.setdefault(cell["contig"], {name: [] for name in SUMS})
         for name in SUMS:
             contig[name] += cell[name]
-    return [{name: np.array(column, np.float64) for name, column in contig.items()} for contig in values.values()]
+    return [
+        {name: np.array(column, np.float64) for name, column in contig.items()}
+        for contig in values.values()
+    ]
 
 
 def _bits(contig: Contig) -> float:
@@ -229,10 +270,14 @@ def _standard_error(contigs: Sequence[np.ndarray]) -> float:
     if not known:
         return math.nan
     variances = [values.var(ddof=1) if len(values) > 1 else np.mean(known) for values in contigs]
-    return math.sqrt(sum(s2 / len(values) for s2, values in zip(variances, contigs, strict=True))) / len(contigs)
+    return math.sqrt(
+        sum(s2 / len(values) for s2, values in zip(variances, contigs, strict=True))
+    ) / len(contigs)
 
 
-def _sums_of_parts(scores: Scores, genome: Genome, stretch: Region, shape: tuple[int, ...]) -> np.ndarray:
+def _sums_of_parts(
+    scores: Scores, genome: Genome, stretch: Region, shape: tuple[int, ...]
+) -> np.ndarray:
     """(PARTS, 2) bits and bases that count of a stretch's windows (`shape`), from scores by base."""
     bits, bases = np.zeros(shape), np.zeros(shape)
     width = scores.nll.shape[1]  # less than a window where bases at its end make no token
@@ -270,4 +315,8 @@ def _times(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=2)
 def _words(genome: Genome, file: str) -> np.ndarray:
     """Sorted words of the contigs of a file, one strand."""
-    return np.sort(np.concatenate([kmers(genome.codes(c.name), WORD) for c in genome.contigs if c.file == file]))
+    return np.sort(
+        np.concatenate(
+            [kmers(genome.codes(c.name), WORD) for c in genome.contigs if c.file == file]
+        )
+    )

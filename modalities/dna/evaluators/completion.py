@@ -36,7 +36,9 @@ class CompletionSettings(DnaLengthSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.new_bases < 2 * WINDOW:
-            raise ValueError(f"new_bases {self.new_bases}: windows of {WINDOW} need at least {2 * WINDOW} bases")
+            raise ValueError(
+                f"new_bases {self.new_bases}: windows of {WINDOW} need at least {2 * WINDOW} bases"
+            )
 
 
 class Completion(DnaEvaluator[CompletionSettings]):
@@ -56,13 +58,18 @@ class Completion(DnaEvaluator[CompletionSettings]):
     name = "completion"
     version = 2  # 1 had other fields in its cells
     summary = "continuations of held-out DNA: agreement with the truth beside chance, and Pearson r of GC content"
-    scores = (*map(Score, ("accuracy", "chance", "gc_r", "gc_error")), Score("undefined", exception=True))
+    scores = (
+        *map(Score, ("accuracy", "chance", "gc_r", "gc_error")),
+        Score("undefined", exception=True),
+    )
     axis = BASES_LENGTH
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
         """In bases, ascending."""
         lengths = self.lengths_for(model)
-        return lengths if self.settings.lengths else self.with_room(lengths, self.settings.new_bases)
+        return (
+            lengths if self.settings.lengths else self.with_room(lengths, self.settings.new_bases)
+        )
 
     def identity(self, model: ZooModel) -> Row:
         return {
@@ -80,22 +87,37 @@ class Completion(DnaEvaluator[CompletionSettings]):
             raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
         new, bases = self.settings.new_bases, load_tokenizer(model.config.tokenizer).bases_per_token
         lengths = {length: whole_kmers(model, length) for length in self.prompt_lengths(model)}
-        places = _places(self.heldout.items, max(lengths.values()), new, self.settings.samples, self.settings.seed)
+        places = _places(
+            self.heldout.items,
+            max(lengths.values()),
+            new,
+            self.settings.samples,
+            self.settings.seed,
+        )
         return [
             Cell(
                 f"length={length}/prompts={part.start}-{part.stop}",
                 cost=(window + new) * (part.stop - part.start),
-                data={"length": length, "prompt": window, "places": places[part], "first": part.start},
+                data={
+                    "length": length,
+                    "prompt": window,
+                    "places": places[part],
+                    "first": part.start,
+                },
             )
             for length, window in lengths.items()
-            for part in slices(len(places), self.settings.batch_size(math.ceil((length + new) / bases)))
+            for part in slices(
+                len(places), self.settings.batch_size(math.ceil((length + new) / bases))
+            )
         ]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         assert isinstance(model, Decoder)
         genome, window, places = self.heldout.items.genome, cell.data["prompt"], cell.data["places"]
         new, length = self.settings.new_bases, cell.data["length"]
-        seed = np.random.SeedSequence([self.settings.seed, length, cell.data["first"]]).generate_state(1)[0]
+        seed = np.random.SeedSequence(
+            [self.settings.seed, length, cell.data["first"]]
+        ).generate_state(1)[0]
         prompts = np.stack([genome.codes(name, at - window, at) for name, at in places])
         written = write_bases(model, prompts, new_bases=new, seed=int(seed))
         return {
@@ -109,7 +131,10 @@ class Completion(DnaEvaluator[CompletionSettings]):
         rows = []
         for length in sorted({cell["length"] for cell in cells.values()}):
             here = [cell for cell in cells.values() if cell["length"] == length]
-            truth, written = (np.stack([encode(t) for c in here for t in c[name]]) for name in ("truth", "written"))
+            truth, written = (
+                np.stack([encode(t) for c in here for t in c[name]])
+                for name in ("truth", "written")
+            )
             hits, r = (truth == written).mean(1), gc_correlation(truth, written)
             defined = r[np.isfinite(r)]
             rows.append(
@@ -130,7 +155,11 @@ class Completion(DnaEvaluator[CompletionSettings]):
     def measured(self, results: list[ModelResult]) -> str:
         contigs = {name for cell in results[0].cells.values() for name in cell["contigs"]}
         count, new = results[0].rows[-1]["prompts"], self.settings.new_bases
-        fewer = f" (of {self.settings.samples} asked for: no more room)" if count < self.settings.samples else ""
+        fewer = (
+            f" (of {self.settings.samples} asked for: no more room)"
+            if count < self.settings.samples
+            else ""
+        )
         without = len(self.heldout.items.contigs) - len(contigs)
         left_out = f"; {without} contigs have no room or no turn" if without else ""
         return f"completion: {count} continuations of {new} bases{fewer} in {self.contents()}{left_out}"
@@ -148,7 +177,9 @@ def gc_trajectory(codes: np.ndarray, window: int = WINDOW) -> np.ndarray:
 def gc_correlation(truth: np.ndarray, written: np.ndarray) -> np.ndarray:
     """(N,) Pearson's r between the GC trajectories of each row; NaN where one of them is constant."""
     pair = [gc_trajectory(codes) for codes in (truth, written)]
-    constant = np.any([np.ptp(values, axis=1) < 0.5 / WINDOW for values in pair], axis=0)  # steps are 1 / WINDOW
+    constant = np.any(
+        [np.ptp(values, axis=1) < 0.5 / WINDOW for values in pair], axis=0
+    )  # steps are 1 / WINDOW
     x, y = (values - values.mean(1, keepdims=True) for values in pair)
     scale = np.sqrt((x * x).sum(1) * (y * y).sum(1))
     return np.where(constant, np.nan, (x * y).sum(1) / np.where(constant, 1.0, scale))
@@ -178,12 +209,16 @@ def write_bases(
     return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
 
 
-def _places(data: GenomeSplit, prompt: int, new: int, count: int, seed: int) -> tuple[tuple[str, int], ...]:
+def _places(
+    data: GenomeSplit, prompt: int, new: int, count: int, seed: int
+) -> tuple[tuple[str, int], ...]:
     """(contig, first base of a continuation) with `prompt` bases of the same held-out region before it; in random order."""
     rng = np.random.default_rng([seed, prompt, new])
     by_contig: dict[str, np.ndarray] = {}
     for name, regions in data.contigs.items():
-        starts = np.concatenate([np.arange(r.start + prompt, r.stop - new + 1, new) for r in regions])
+        starts = np.concatenate(
+            [np.arange(r.start + prompt, r.stop - new + 1, new) for r in regions]
+        )
         unknown = RunCounter(data.genome[name].unknown)
         good = unknown.count(starts, starts + new) == 0
         good &= unknown.count(starts - prompt, starts) <= MAX_UNKNOWN * prompt
@@ -194,5 +229,10 @@ def _places(data: GenomeSplit, prompt: int, new: int, count: int, seed: int) -> 
         raise ValueError(f"no held-out region of {data.name!r} has {room}: choose shorter lengths")
     names = [list(by_contig)[n] for n in rng.permutation(len(by_contig))]
     rounds = max(map(len, by_contig.values()))
-    turns = [(name, int(by_contig[name][n])) for n in range(rounds) for name in names if n < len(by_contig[name])]
+    turns = [
+        (name, int(by_contig[name][n]))
+        for n in range(rounds)
+        for name in names
+        if n < len(by_contig[name])
+    ]
     return tuple(turns[n] for n in rng.permutation(min(count, len(turns))))

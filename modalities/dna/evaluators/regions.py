@@ -80,7 +80,9 @@ class Window:
 class RegionSettings(FileSettings):
     """Parts of a file of sequences."""
 
-    regions: str | None = option(None, "BED file of what to read, score on column 6's strand; default: all of --fasta")
+    regions: str | None = option(
+        None, "BED file of what to read, score on column 6's strand; default: all of --fasta"
+    )
 
 
 class RegionEvaluator(FileEvaluator[RegionSettings]):
@@ -95,11 +97,16 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
         """The rows of the BED file, or every contig."""
         if self.settings.regions is not None:
             return read_bed(Path(self.settings.regions), self.genome())
-        return [Region(contig.name, 0, contig.length, contig.name) for contig in self.genome().contigs]
+        return [
+            Region(contig.name, 0, contig.length, contig.name) for contig in self.genome().contigs
+        ]
 
     def identity(self, model: ZooModel) -> Row:
         rows = self.regions() if self.settings.regions is not None else ()
-        places = (f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\t{row.strand}\n".encode() for row in rows)
+        places = (
+            f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\t{row.strand}\n".encode()
+            for row in rows
+        )
         regions = fingerprint_of(places) if rows else None
         return {"bases": self.genome().fingerprint, "regions": regions} | super().identity(model)
 
@@ -109,16 +116,28 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
     def cells(self, model: ZooModel) -> list[Cell]:
         rows, half, both = self.regions(), self.window(model) // 2, self.both(model)
         return [
-            Cell(f"part={n}", sum(cost(span, half, both) for span in part), {"spans": part, "rows": rows})
+            Cell(
+                f"part={n}",
+                sum(cost(span, half, both) for span in part),
+                {"spans": part, "rows": rows},
+            )
             for n, part in enumerate(spans_of(self.genome(), rows, half, CELL_BASES))
         ]
 
     def read(self, model: ZooModel, spans: Sequence[Span]) -> Iterator[Read]:
         """What every window of every span says, a strand after the other, windows of similar lengths together."""
-        genome, half, batch_tokens = self.genome(), self.window(model) // 2, self.settings.batch_tokens
+        genome, half, batch_tokens = (
+            self.genome(),
+            self.window(model) // 2,
+            self.settings.batch_tokens,
+        )
         step = load_tokenizer(model.config.tokenizer).step
         for turned in (False, True):
-            chosen = [(n, span) for n, span in enumerate(spans) if turned in span.strands(self.both(model))]
+            chosen = [
+                (n, span)
+                for n, span in enumerate(spans)
+                if turned in span.strands(self.both(model))
+            ]
             windows = [window for n, span in chosen for window in _windows(n, span, half, turned)]
             for batch in _batches(windows, batch_tokens):
                 codes = _codes(genome, spans, batch, turned)
@@ -127,16 +146,25 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
                     scores = score_windows(model, codes, batch_tokens=batch_tokens, by_base=True)
                     nats, counted = scores.nll.numpy(), scores.bases.numpy() > 0
                 for n, window in enumerate(batch):
-                    part, start = slice(window.first - window.start, window.last - window.start), window.first
+                    part, start = (
+                        slice(window.first - window.start, window.last - window.start),
+                        window.first,
+                    )
                     if turned:
                         start = spans[window.span].length - window.last
                     way = -1 if turned else 1
-                    yield Read(window.span, start, nats[n, part][::way], counted[n, part][::way], turned)
+                    yield Read(
+                        window.span, start, nats[n, part][::way], counted[n, part][::way], turned
+                    )
 
     def measured(self, results: list[ModelResult]) -> str:
         rows, what = results[0].rows, "records" if self.settings.regions is None else "regions"
         bases, length = (sum(row[name] for row in rows) for name in ("bases", "length"))
-        left_out = f"; {length - bases:,} left out: unknown, or in no whole token" if length > bases else ""
+        left_out = (
+            f"; {length - bases:,} left out: unknown, or in no whole token"
+            if length > bases
+            else ""
+        )
         return f"{self.name}: {bases:,} of the {length:,} bases of {len(rows):,} {what} of {self.source_name}{left_out}"
 
     def show(self, results: list[ModelResult], console: Console) -> None:
@@ -145,13 +173,23 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
         length, bases = (f"{sum(row[name] for row in first):,}" for name in ("length", "bases"))
         rows = [[f"all {len(first):,}", length, bases]]
         for result in results:
-            counted = [(row["bits_per_base"] * row["bases"], row["bases"]) for row in result.rows if row["bases"]]
+            counted = [
+                (row["bits_per_base"] * row["bases"], row["bases"])
+                for row in result.rows
+                if row["bases"]
+            ]
             bits, total = np.sum([(0, 0), *counted], axis=0)
             rows[0].append(f"{bits / total if total else math.nan:.4f}")
         for n, row in enumerate(first[:SHOWN]):
             bits = (f"{result.rows[n]['bits_per_base']:.4f}" for result in results)
             rows.append([row["name"], f"{row['length']:,}", f"{row['bases']:,}", *bits])
-        print_table(console, f"{self.name}: bits per base", ["name"], ["length", "bases", *short_names(results)], rows)
+        print_table(
+            console,
+            f"{self.name}: bits per base",
+            ["name"],
+            ["length", "bases", *short_names(results)],
+            rows,
+        )
         if len(first) > SHOWN:
             console.print(f"{len(first) - SHOWN:,} more in the files")
 
@@ -178,11 +216,15 @@ def spans_of(genome: Genome, rows: Sequence[Region], half: int, size: int) -> It
 
 def cost(span: Span, half: int, both: bool) -> int:
     """Bases that the windows of a span read, on one strand or both."""
-    return sum(len(window) for turned in span.strands(both) for window in _windows(0, span, half, turned))
+    return sum(
+        len(window) for turned in span.strands(both) for window in _windows(0, span, half, turned)
+    )
 
 
 def _windows(number: int, span: Span, half: int, turned: bool) -> Iterator[Window]:
-    start, stop = (span.length - span.stop, span.length - span.start) if turned else (span.start, span.stop)
+    start, stop = (
+        (span.length - span.stop, span.length - span.start) if turned else (span.start, span.stop)
+    )
     for k in range(max(0, start // half - 1), max(0, (stop - 1) // half - 1) + 1):
         begin = k * half
         end = min(begin + 2 * half, span.length)
@@ -200,7 +242,9 @@ def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Wind
         yield batch
 
 
-def _codes(genome: Genome, spans: Sequence[Span], batch: Sequence[Window], turned: bool) -> np.ndarray:
+def _codes(
+    genome: Genome, spans: Sequence[Span], batch: Sequence[Window], turned: bool
+) -> np.ndarray:
     """(B, T) of the strand that is read, padded with unknown bases, which a causal model reads last."""
     filled = np.full((len(batch), len(batch[-1])), UNKNOWN, np.uint8)
     for row, window in zip(filled, batch, strict=True):
@@ -238,13 +282,20 @@ class Score(RegionEvaluator):
             total = sums[read.span]
             total["nats"] += float(read.nats.sum())
             total["read"] += int(read.counted.sum())
-            total["bases"] += int(read.counted.sum()) if read.turned == spans[read.span].turned else 0
+            total["bases"] += (
+                int(read.counted.sum()) if read.turned == spans[read.span].turned else 0
+            )
         records = []
         for span, numbers in zip(spans, sums, strict=True):
             row, codes = rows[span.row], genome.codes(span.contig, span.start, span.stop)
             numbers["known"] = int((codes != UNKNOWN).sum())
             numbers["strong"] = int(np.isin(codes, (1, 2)).sum())
-            place = {"contig": row.contig, "bed_start": row.start, "bed_stop": row.stop, "strand": row.strand}
+            place = {
+                "contig": row.contig,
+                "bed_start": row.start,
+                "bed_stop": row.stop,
+                "strand": row.strand,
+            }
             records.append({"row": span.row, "name": row.name} | place | numbers)
         return {"records": records, "strands": 2 if self.both(model) else 1}
 
@@ -257,9 +308,15 @@ class Score(RegionEvaluator):
         strands = max((cell["strands"] for cell in cells.values()), default=1)
         rows = []
         for record in records.values():
-            length, read, known = record["bed_stop"] - record["bed_start"], record["read"], record["known"]
+            length, read, known = (
+                record["bed_stop"] - record["bed_start"],
+                record["read"],
+                record["known"],
+            )
             nats = record["nats"] / read if read else math.nan
-            place = {name: record[name] for name in ("name", "contig", "bed_start", "bed_stop", "strand")}
+            place = {
+                name: record[name] for name in ("name", "contig", "bed_start", "bed_stop", "strand")
+            }
             numbers = {
                 "length": length,
                 "bases": record["bases"],
@@ -296,7 +353,9 @@ class Track(RegionEvaluator):
         bits = [np.zeros(span.stop - span.start) for span in spans]
         for read in self.read(model, spans):
             first = read.start - spans[read.span].start
-            bits[read.span][first : first + len(read.nats)] += np.where(read.counted, read.nats / BIT / strands, np.nan)
+            bits[read.span][first : first + len(read.nats)] += np.where(
+                read.counted, read.nats / BIT / strands, np.nan
+            )
         texts = [base64.b64encode(values.astype("<f4").tobytes()).decode() for values in bits]
         return {"spans": [[span.row, span.contig, span.start] for span in spans], "bits": texts}
 
@@ -324,7 +383,9 @@ class Track(RegionEvaluator):
             with replacing(out / f"{self.name}.{file_safe(result.label)}.bedgraph") as file:
                 for _, contig, start, bits in _values(result.cells):
                     texts, known = bits.astype(str), np.flatnonzero(np.isfinite(bits)).tolist()
-                    file.writelines(f"{contig}\t{start + n}\t{start + n + 1}\t{texts[n]}\n" for n in known)
+                    file.writelines(
+                        f"{contig}\t{start + n}\t{start + n + 1}\t{texts[n]}\n" for n in known
+                    )
 
 
 def _values(cells: Mapping[str, CellValue]) -> Iterator[tuple[int, str, int, np.ndarray]]:

@@ -38,14 +38,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WindowCosts = tuple[np.ndarray, np.ndarray]  # of each base of a window: nats, and whether it counts
-UNEVEN = "bases that do not count alike in the two windows: unknown ones, or k-mers cut at their ends"
+UNEVEN = (
+    "bases that do not count alike in the two windows: unknown ones, or k-mers cut at their ends"
+)
 NOTHING_KNOWN = "no known base in its windows"
 LEAST_PART, MOST_PARTS = 256, 64  # variants in a cell, cells of a file
 SHOWN = 10  # variants on the terminal
 NO_CONTIG = "a contig that is not in the reference"
 MISMATCH = "another base in the reference"
 NO_ROOM = "no room in its windows"
-UNSCORED = {"llr_nats": math.nan, "llr_bits": math.nan, "flank_llr_nats": math.nan, "window": 0, "flank": 0}
+UNSCORED = {
+    "llr_nats": math.nan,
+    "llr_bits": math.nan,
+    "flank_llr_nats": math.nan,
+    "window": 0,
+    "flank": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +73,16 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
     """Every alternative allele of a VCF or BCF. FileNotFoundError for a missing file; ValueError with file, place and reason
     for another format and for a file that is malformed or truncated; ImportError without pysam."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF")
+        raise FileNotFoundError(
+            f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF"
+        )
     require("pysam", str(path), "dna")
     import pysam
 
-    place, before = "the header", pysam.set_verbosity(0)  # htslib says nothing on standard error meanwhile
+    place, before = (
+        "the header",
+        pysam.set_verbosity(0),
+    )  # htslib says nothing on standard error meanwhile
     try:
         with pysam.VariantFile(str(path)) as file:
             for number in itertools.count(1):
@@ -84,7 +97,9 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
                     reason = _unscorable(record.pos, ref, alt)
                     yield Variant(chrom, record.pos, record.id or ".", ref, alt, place, reason)
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        what = "truncated, damaged or malformed VCF or BCF, or compressed with gzip and not with bgzip"
+        what = (
+            "truncated, damaged or malformed VCF or BCF, or compressed with gzip and not with bgzip"
+        )
         raise ValueError(f"{path}, {place}: {what} ({error})") from error
     finally:
         pysam.set_verbosity(before)
@@ -155,12 +170,17 @@ def normalize(genome: Genome, chrom: str, at: int, ref: str, alt: str) -> Change
     left = _repeated(unit[::-1], lambda size: genome.codes(chrom, max(0, at - size), at)[::-1])
     right = _repeated(unit, lambda size: genome.codes(chrom, stop, min(length, stop + size)))
     unit_left = decode(np.roll(unit, left % len(unit)))
-    return Change(chrom, at - left, unit_left if ref else "", "" if ref else unit_left, left + right)
+    return Change(
+        chrom, at - left, unit_left if ref else "", "" if ref else unit_left, left + right
+    )
 
 
 def _common(one: str, other: str) -> int:
     """Letters that two strings begin with alike."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
@@ -214,7 +234,9 @@ def place(change: Change, length: int, window: int, step: int = 1) -> Placed | i
 def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
     """Codes of the reference's window and of the alternative one: both begin and end at the same bases of the reference."""
     change, codes = placed.change, genome.codes(placed.change.chrom, placed.start, placed.stop)
-    return codes, np.concatenate([codes[: placed.left], encode(change.alt), codes[placed.left + len(change.ref) :]])
+    return codes, np.concatenate(
+        [codes[: placed.left], encode(change.alt), codes[placed.left + len(change.ref) :]]
+    )
 
 
 def score_haplotypes(
@@ -227,10 +249,20 @@ def score_haplotypes(
     costs: dict[bytes, WindowCosts] = {}
     for length in sorted({len(window) for window in windows}):
         alike = [window for window in windows if len(window) == length]
-        for part in slices(len(alike), max(1, batch_tokens // length)):  # scores take three times the memory of costs
+        for part in slices(
+            len(alike), max(1, batch_tokens // length)
+        ):  # scores take three times the memory of costs
             codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
-            scores = score_windows(model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens)
-            costs |= dict(zip(alike[part], zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True), strict=True))
+            scores = score_windows(
+                model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens
+            )
+            costs |= dict(
+                zip(
+                    alike[part],
+                    zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True),
+                    strict=True,
+                )
+            )
     return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 
 
@@ -247,16 +279,21 @@ def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool
     if not counts.any() or not other_counts.any():
         reason = NOTHING_KNOWN
     elif (
-        other_counts.sum() - counts.sum() != placed.change.growth or flanks(counts).sum() != flanks(other_counts).sum()
+        other_counts.sum() - counts.sum() != placed.change.growth
+        or flanks(counts).sum() != flanks(other_counts).sum()
     ):
         reason = UNEVEN
     llr = math.nan if reason else float(nats.sum()) - float(other_nats.sum())
-    behind = flanks(counts) if both else counts[len(counts) - placed.right :]  # read after the alleles, on some strand
+    behind = (
+        flanks(counts) if both else counts[len(counts) - placed.right :]
+    )  # read after the alleles, on some strand
     readable = not reason and behind.any()
     return {
         "llr_nats": llr,
         "llr_bits": llr / BIT,
-        "flank_llr_nats": float(flanks(nats).sum()) - float(flanks(other_nats).sum()) if readable else math.nan,
+        "flank_llr_nats": float(flanks(nats).sum()) - float(flanks(other_nats).sum())
+        if readable
+        else math.nan,
         "window": max(placed.sizes),
         "flank": placed.left + placed.right,
         "reason": reason,
@@ -289,7 +326,9 @@ class Variants(FileEvaluator[VariantSettings]):
 
     name = "variants"
     version = 5  # 4 had other columns
-    summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF or BCF"
+    summary = (
+        "log-likelihood ratio of alternative to reference allele for every variant of a VCF or BCF"
+    )
     scores = (Score("llr_nats"),)
     default_window = 1
 
@@ -298,7 +337,10 @@ class Variants(FileEvaluator[VariantSettings]):
         return f"{self.settings.variants} on {self.settings.fasta}"
 
     def identity(self, model: ZooModel) -> Row:
-        return {"reference": self.genome().fingerprint, "variants": self.file()[1]} | super().identity(model)
+        return {
+            "reference": self.genome().fingerprint,
+            "variants": self.file()[1],
+        } | super().identity(model)
 
     def file(self) -> tuple[str, str]:
         """The file of variants, and a hash of it."""
@@ -314,14 +356,18 @@ class Variants(FileEvaluator[VariantSettings]):
         entries = _entries(*self.file(), self.genome(), self.window(model), step)
         size = max(LEAST_PART, math.ceil(len(entries) / MOST_PARTS))
         parts = {n: entries[n : n + size] for n in range(0, len(entries), size)}
-        costs = {n: sum(sum(placed.sizes) for _, placed in part if placed) for n, part in parts.items()}
+        costs = {
+            n: sum(sum(placed.sizes) for _, placed in part if placed) for n, part in parts.items()
+        }
         return [Cell(f"variants={n}", costs[n], {"entries": part}) for n, part in parts.items()]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         entries, strands = cell.data["entries"], strands_of(model, self.settings)
         placed = [where for _, where in entries if where]
         tokens = self.settings.batch_tokens
-        costs = iter(score_haplotypes(model, self.genome(), placed, strands=strands, batch_tokens=tokens))
+        costs = iter(
+            score_haplotypes(model, self.genome(), placed, strands=strands, batch_tokens=tokens)
+        )
         rows = []
         for variant, where in entries:
             row = {name: getattr(variant, name) for name in ("chrom", "pos", "id", "ref", "alt")}
@@ -336,18 +382,33 @@ class Variants(FileEvaluator[VariantSettings]):
     def measured(self, results: list[ModelResult]) -> str:
         rows = results[0].rows
         reasons = Counter(row["reason"].split(":")[0] for row in rows if row["reason"])
-        left_out = "".join(f"; not scored: {count:,} with {reason}" for reason, count in reasons.most_common())
+        left_out = "".join(
+            f"; not scored: {count:,} with {reason}" for reason, count in reasons.most_common()
+        )
         return f"variants: {len(rows) - reasons.total():,} of {len(rows):,} alleles of {self.source_name}{left_out}"
 
     def show(self, results: list[ModelResult], console: Console) -> None:
         """Each model's least likely alternative alleles."""
         for result, model in zip(results, short_names(results), strict=True):
-            scored = sorted((row for row in result.rows if not row["reason"]), key=lambda row: row["llr_nats"])
+            scored = sorted(
+                (row for row in result.rows if not row["reason"]), key=lambda row: row["llr_nats"]
+            )
             rows = []
             for row in scored[:SHOWN]:
-                ref, alt = (text if len(text) <= 12 else f"{text[:11]}…" for text in (row["ref"], row["alt"]))
+                ref, alt = (
+                    text if len(text) <= 12 else f"{text[:11]}…"
+                    for text in (row["ref"], row["alt"])
+                )
                 ratios = (f"{row[name]:+.3f}" for name in ("llr_nats", "llr_bits"))
-                rows.append([f"{row['chrom']}:{row['pos']}", row["id"], f"{ref}→{alt}", row["kind"], *ratios])
+                rows.append(
+                    [
+                        f"{row['chrom']}:{row['pos']}",
+                        row["id"],
+                        f"{ref}→{alt}",
+                        row["kind"],
+                        *ratios,
+                    ]
+                )
             title = f"variants: {model}; least likely alternatives"
             columns = ["log p(alt) − log p(ref), nats", "bits"]
             print_table(console, title, ["place", "id", "change", "kind"], columns, rows)
@@ -364,7 +425,9 @@ def _entries(path: str, digest: str, genome: Genome, window: int, step: int) -> 
     if not entries:
         raise ValueError(f"{path} has no variants")
     other = [variant for variant, _ in entries if variant.reason.startswith((NO_CONTIG, MISMATCH))]
-    if other and not any(placed or variant.reason.startswith(NO_ROOM) for variant, placed in entries):
+    if other and not any(
+        placed or variant.reason.startswith(NO_ROOM) for variant, placed in entries
+    ):
         names = [contig.name for contig in genome.contigs]
         hint = "" if other[0].chrom in names else did_you_mean(other[0].chrom, names)
         raise ValueError(

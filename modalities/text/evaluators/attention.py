@@ -16,7 +16,18 @@ from torch import Tensor, nn
 from modalities.analysis import Analysis, analyse
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of
-from modalities.evaluation import Axis, Cell, CellValue, Listing, ModelResult, Row, Score, Settings, option, print_table
+from modalities.evaluation import (
+    Axis,
+    Cell,
+    CellValue,
+    Listing,
+    ModelResult,
+    Row,
+    Score,
+    Settings,
+    option,
+    print_table,
+)
 from modalities.figures import finish, panels, styles_of
 from modalities.prior_plot import retrieval_heads
 from modalities.results import mean_of_rows, mean_of_seeds, short_names
@@ -51,7 +62,9 @@ class _Look(TextEvaluator[AttentionSettings]):
     unit = "samples"
 
     @abstractmethod
-    def text(self, model: Decoder, length: int, index: int) -> tuple[np.ndarray, Sequence[int] | None, list]:
+    def text(
+        self, model: Decoder, length: int, index: int
+    ) -> tuple[np.ndarray, Sequence[int] | None, list]:
         """Of this index, the same in every run: token ids, the queries to look at (None: all), (start, stop) of an answer."""
 
     @abstractmethod
@@ -59,14 +72,21 @@ class _Look(TextEvaluator[AttentionSettings]):
         """Sets `data_line`."""
 
     def look(self, model: Decoder, index: int) -> list[Analysis]:
-        ids, rows, spans = self.text(model, self.settings.length or model.config.train_context, index)
-        return analyse(model, torch.as_tensor(ids, device=device_of(model))[None], rows=rows, spans=spans)
+        ids, rows, spans = self.text(
+            model, self.settings.length or model.config.train_context, index
+        )
+        return analyse(
+            model, torch.as_tensor(ids, device=device_of(model))[None], rows=rows, spans=spans
+        )
 
     def cells(self, model: Decoder) -> list[Cell]:
         length = self.settings.length or model.config.train_context
         self.text(model, length, 0)  # what cannot be made is an error before anything is measured
         self.describe_texts(model, length)
-        return [Cell(f"sample={n}", cost=1, data={"index": n}) for n in range(self.settings.samples or 16)]
+        return [
+            Cell(f"sample={n}", cost=1, data={"index": n})
+            for n in range(self.settings.samples or 16)
+        ]
 
 
 class Sinks(_Look):
@@ -101,7 +121,9 @@ class Sinks(_Look):
         """BOS and the first tokens of a document, or its next ones where documents are few."""
         documents = [d.tokens for d in self.heldout_for(model).items if len(d.tokens) >= length]
         if not documents:
-            raise ValueError(f"no held-out document of {self.text_name} has {length} tokens; choose a shorter --length")
+            raise ValueError(
+                f"no held-out document of {self.text_name} has {length} tokens; choose a shorter --length"
+            )
         tokens = documents[index % len(documents)]
         start = index // len(documents) * length % (len(tokens) - length + 1)
         bos = load_tokenizer(model.config.tokenizer).bos_id
@@ -110,22 +132,41 @@ class Sinks(_Look):
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         layers = []
         for analysis in self.look(model, cell.data["index"]):
-            values = {score.column: getattr(analysis, score.column)[analysis.seen >= SEEN] for score in self.scores}
-            values |= {name: values[name].clamp(-MARGIN, MARGIN) for name in ("content_margin", "prior_margin")}
+            values = {
+                score.column: getattr(analysis, score.column)[analysis.seen >= SEEN]
+                for score in self.scores
+            }
+            values |= {
+                name: values[name].clamp(-MARGIN, MARGIN)
+                for name in ("content_margin", "prior_margin")
+            }
             mass, signal = values["sink_mass"].numpy(), values["content_range"].numpy()
             bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, len(EDGES) - 2)
             means = {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
             sums = np.bincount(bins, weights=mass, minlength=len(EDGES) - 1).tolist()
-            layers.append(means | {"mass_sum": sums, "rows": np.bincount(bins, minlength=len(EDGES) - 1).tolist()})
+            layers.append(
+                means
+                | {"mass_sum": sums, "rows": np.bincount(bins, minlength=len(EDGES) - 1).tolist()}
+            )
         return {"layers": layers}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows, middles = [], np.sqrt(EDGES[:-1] * EDGES[1:]).tolist()
-        for layer, texts in enumerate(zip(*(cell["layers"] for cell in cells.values()), strict=True)):
-            mass, count = (np.sum([text[name] for text in texts], axis=0) for name in ("mass_sum", "rows"))
-            means = mean_of_rows([{score.column: text[score.column] for score in self.scores} for text in texts])
+        for layer, texts in enumerate(
+            zip(*(cell["layers"] for cell in cells.values()), strict=True)
+        ):
+            mass, count = (
+                np.sum([text[name] for text in texts], axis=0) for name in ("mass_sum", "rows")
+            )
+            means = mean_of_rows(
+                [{score.column: text[score.column] for score in self.scores} for text in texts]
+            )
             by_range = np.divide(mass, count, out=np.full(len(mass), np.nan), where=count >= FEWEST)
-            rows.append({"layer": layer} | means | {"range_to": middles, "sink_mass_by_range": by_range.tolist()})
+            rows.append(
+                {"layer": layer}
+                | means
+                | {"range_to": middles, "sink_mass_by_range": by_range.tolist()}
+            )
         return rows
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
@@ -133,17 +174,25 @@ class Sinks(_Look):
         results = mean_of_seeds(results, self.axis.column)
         layers = max(len(result.rows) for result in results)
         across = min(4, layers)
-        most = np.nanmax([0.02, *(v for r in results for row in r.rows for v in row["sink_mass_by_range"])])
+        most = np.nanmax(
+            [0.02, *(v for r in results for row in r.rows for v in row["sink_mass_by_range"])]
+        )
         figure, axes = panels(math.ceil(layers / across), across, width=3.4, height=3.2)
         for layer, axis in enumerate(axes):
             axis.set_visible(layer < layers)
             for result, style in zip(results, styles_of(results), strict=True):
                 if layer < len(result.rows):
                     row = result.rows[layer]
-                    axis.plot(row["range_to"], row["sink_mass_by_range"], **style | {"markersize": 4.0})
+                    axis.plot(
+                        row["range_to"], row["sink_mass_by_range"], **style | {"markersize": 4.0}
+                    )
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.set(title=f"layer {layer}", xlabel="ω, range of content logits", ylim=(-0.04 * most, 1.06 * most))
+            axis.set(
+                title=f"layer {layer}",
+                xlabel="ω, range of content logits",
+                ylim=(-0.04 * most, 1.06 * most),
+            )
             axis.grid(alpha=0.25, linewidth=0.6)
         axes[0].set_ylabel("weight of the sink")
         finish(figure, axes, results, path)
@@ -167,7 +216,18 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
     name = "heads"
     summary = "what each head looks at, the answer or how far, and its prior's parameters"
     scores: tuple[Score, ...] = tuple(
-        map(Score, ("answer_mass", "distance", "entropy", "divergence", "log_z", "content_range", "sink_mass"))
+        map(
+            Score,
+            (
+                "answer_mass",
+                "distance",
+                "entropy",
+                "divergence",
+                "log_z",
+                "content_range",
+                "sink_mass",
+            ),
+        )
     )
     axis = Axis("head", "layer.head", str, "train_tokens")
     filler = "own"
@@ -183,9 +243,13 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         rng = np.random.default_rng([42, length, index, 1])
         tokenizer = load_tokenizer(model.config.tokenizer)
         try:
-            prompt, answer, *_ = Template().draw(length, rng.random(), rng, tokenizer, self.haystack(model))
+            prompt, answer, *_ = Template().draw(
+                length, rng.random(), rng, tokenizer, self.haystack(model)
+            )
         except ValueError as error:
-            raise ValueError(f"heads: {error}" + "; give --length" * (self.settings.length is None)) from error
+            raise ValueError(
+                f"heads: {error}" + "; give --length" * (self.settings.length is None)
+            ) from error
         windows = np.lib.stride_tricks.sliding_window_view(prompt, len(answer))
         starts = np.flatnonzero((windows == answer).all(1)).tolist()
         if not starts:
@@ -206,7 +270,10 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         return {"heads": heads}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        return [mean_of_rows(texts) for texts in zip(*(cell["heads"] for cell in cells.values()), strict=True)]
+        return [
+            mean_of_rows(texts)
+            for texts in zip(*(cell["heads"] for cell in cells.values()), strict=True)
+        ]
 
     def show(self, results: list[ModelResult], console: Console) -> None:
         """The heads of each model with most weight on the answer."""

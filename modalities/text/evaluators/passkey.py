@@ -28,8 +28,12 @@ class Passkey(Retrieval):
         super().write(results, out)
         for condition in self.conditions.values():
             title = f"Passkey{condition}: exact match of the generated key"
-            path = out / f"{'-'.join([f'{self.name}_depth', *re.findall('[a-z0-9]+', condition)])}.png"
-            heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)
+            path = (
+                out / f"{'-'.join([f'{self.name}_depth', *re.findall('[a-z0-9]+', condition)])}.png"
+            )
+            heatmap_figure(
+                results, path, column=f"free_generation_by_depth{condition}", title=title
+            )
 
 
 class NeedleGrid(Retrieval):

@@ -27,7 +27,15 @@ from modalities.evaluation import (
     option,
     standard_error,
 )
-from modalities.figures import curves, finish, log_if_wide, mark_training, name_panel, panels, styles_of
+from modalities.figures import (
+    curves,
+    finish,
+    log_if_wide,
+    mark_training,
+    name_panel,
+    panels,
+    styles_of,
+)
 from modalities.paired import scores_by_unit
 from modalities.results import LENGTH, compact, mean_of_seeds
 from modalities.text.data import EncodedDocument
@@ -51,7 +59,9 @@ class PerplexitySettings(CutSettings):
     """With what becomes of documents, and a second control: `cut` whose windows begin with BOS."""
 
     controls = ("cut", "cut-bos")
-    documents: str = option("whole", "whole: each as long as the greatest length; joined: in a row; upto: their starts")
+    documents: str = option(
+        "whole", "whole: each as long as the greatest length; joined: in a row; upto: their starts"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,17 +104,23 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
 
     def samples_line(self, results: list[ModelResult]) -> str:
         row = results[0].rows[-1]
-        units = "stretches of joined documents" if self.settings.documents == "joined" else "documents"
+        units = (
+            "stretches of joined documents" if self.settings.documents == "joined" else "documents"
+        )
         return f"{row['tokens']:,} tokens of {row['documents']:,} {units}"
 
     def cells(self, model: Decoder) -> list[Cell]:
         lengths, heldout = self.points(model), self.heldout_for(model)
         longest, kind = max(lengths), self.settings.documents
-        stretches = _stretches(heldout.items, model.config.tokenizer, longest, self.settings.seed, heldout.name, kind)
+        stretches = _stretches(
+            heldout.items, model.config.tokenizer, longest, self.settings.seed, heldout.name, kind
+        )
         most = JOINED_TOKENS // longest if kind == "joined" else min(8, DOCUMENT_TOKENS // longest)
         if kind == "whole":
             self.describe(heldout.items, longest)
-        stretches = stretches[: self.settings.samples or sum(stretch["turn"] < max(1, most) for stretch in stretches)]
+        stretches = stretches[
+            : self.settings.samples or sum(stretch["turn"] < max(1, most) for stretch in stretches)
+        ]
         cells = []
         for length in lengths:
             for k, stretch in enumerate(stretches):
@@ -117,7 +133,10 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        length, tokens = cell.data["length"], torch.as_tensor(cell.data["tokens"], device=device_of(model))
+        length, tokens = (
+            cell.data["length"],
+            torch.as_tensor(cell.data["tokens"], device=device_of(model)),
+        )
         width = min(length, len(tokens) - 1)  # less than the length in a short document
         count = (len(tokens) - 1) // width * width
         inputs, targets = tokens[:count].view(-1, width), tokens[1 : count + 1].view(-1, width)
@@ -127,7 +146,9 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         for part in slices(len(targets), most):
             rows = part.stop - part.start
             for some in (windows[k] for k in slices(len(windows), max(1, most // rows))):
-                before, after = (torch.cat([side[part, read] for read, _ in some]) for side in (inputs, targets))
+                before, after = (
+                    torch.cat([side[part, read] for read, _ in some]) for side in (inputs, targets)
+                )
                 if self.settings.control == "cut-bos":
                     before[:, 0] = load_tokenizer(model.config.tokenizer).bos_id
                 losses = token_nll(model, before, after, advance=self.advance).split(rows)
@@ -142,7 +163,9 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
             "bytes": float(cell.data["bytes"][:count].sum()),
             "nll_sum": float(by_position.sum()),
             "bucket_nll_sum": sums.tolist(),
-            "bucket_tokens": (np.bincount(bucket[:width], minlength=len(sums)) * len(targets)).tolist(),
+            "bucket_tokens": (
+                np.bincount(bucket[:width], minlength=len(sums)) * len(targets)
+            ).tolist(),
         }
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
@@ -154,9 +177,14 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             stretches = [c for c in cells.values() if c["length"] == length]
-            tokens, size, nll = (sum(c[k] for c in stretches) for k in ("tokens", "bytes", "nll_sum"))
+            tokens, size, nll = (
+                sum(c[k] for c in stretches) for k in ("tokens", "bytes", "nll_sum")
+            )
             nll /= tokens
-            means = (Observed(length, str(c["document"]), "nll", c["nll_sum"], c["tokens"]) for c in stretches)
+            means = (
+                Observed(length, str(c["document"]), "nll", c["nll_sum"], c["tokens"])
+                for c in stretches
+            )
             documents = scores_by_unit(means)[length, "nll"]
             error = standard_error(np.array(list(documents.values())))
             bits = tokens / math.log(2) / size  # a byte, of one nat a token
@@ -194,7 +222,10 @@ def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
     drawn: list[float] = []
     for row, style in zip(rows, styles_of(results), strict=True):
         ends, windows = row["position_to"], row["tokens"] / row["length"]
-        sizes = [min(end, row["length"]) - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        sizes = [
+            min(end, row["length"]) - start
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
         enough = [windows * size >= FEWEST for size in sizes]
         values = list(compress(row["position_nll"], enough))
         axis.plot(list(compress(ends, enough)), values, **style)
@@ -209,28 +240,50 @@ def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
 
 @lru_cache(maxsize=8)
 def _stretches(
-    documents: tuple[EncodedDocument, ...], spec: str, length: int, seed: int, source: str, kind: str
+    documents: tuple[EncodedDocument, ...],
+    spec: str,
+    length: int,
+    seed: int,
+    source: str,
+    kind: str,
 ) -> list[Stretch]:
     """Stretches of `length` tokens and the token before them, or up to as many; all documents' first ones come first."""
     tokenizer, of_line = load_tokenizer(spec), np.zeros(0)
     if kind == "joined":
-        line = np.concatenate([part for document in documents for part in ([tokenizer.bos_id], document.tokens)])
-        of_line = np.concatenate([part for d in documents for part in ([0], d.byte_lengths(tokenizer))])[1:]
+        line = np.concatenate(
+            [part for document in documents for part in ([tokenizer.bos_id], document.tokens)]
+        )
+        of_line = np.concatenate(
+            [part for d in documents for part in ([0], d.byte_lengths(tokenizer))]
+        )[1:]
         documents = (EncodedDocument("", line[1:], int(of_line.sum())),)
-    long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= (1 if kind == "upto" else length)]
+    long = [
+        (n, d)
+        for n, d in enumerate(documents)
+        if len(d.tokens) >= (1 if kind == "upto" else length)
+    ]
     longest = max((len(d.tokens) for d in documents), default=0)
     if longest < length:
         has = f"no held-out document of {source} has {length} tokens; the longest has {longest}"
-        has = f"the held-out documents of {source} have {longest} tokens, not {length}" if kind == "joined" else has
+        has = (
+            f"the held-out documents of {source} have {longest} tokens, not {length}"
+            if kind == "joined"
+            else has
+        )
         joined = ", or --documents joined" * (kind == "whole" and len(documents) > 1)
         raise ValueError(f"{has}: choose shorter lengths{joined}")
     stretches = []
     for number, document in (long[i] for i in np.random.default_rng(seed).permutation(len(long))):
-        read = np.concatenate([[tokenizer.bos_id], document.tokens])  # token t is predicted after read[t]
+        read = np.concatenate(
+            [[tokenizer.bos_id], document.tokens]
+        )  # token t is predicted after read[t]
         sizes = of_line if kind == "joined" else document.byte_lengths(tokenizer)
         starts = range(0, 1 if kind == "upto" else len(document.tokens) - length + 1, length)
         for k, start in enumerate(starts):
-            stretch = {"tokens": read[start : start + length + 1], "bytes": sizes[start : start + length]}
+            stretch = {
+                "tokens": read[start : start + length + 1],
+                "bytes": sizes[start : start + length],
+            }
             stretches.append(stretch | {"document": k if kind == "joined" else number, "turn": k})
     # Stable: a turn keeps the shuffled order of documents.
     return sorted(stretches, key=lambda stretch: stretch["turn"])

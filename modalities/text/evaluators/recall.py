@@ -12,7 +12,16 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, nll_of, nll_of_features, telling
-from modalities.evaluation import Cell, CellValue, CutSettings, ModelResult, Observed, Score, option, standard_error
+from modalities.evaluation import (
+    Cell,
+    CellValue,
+    CutSettings,
+    ModelResult,
+    Observed,
+    Score,
+    option,
+    standard_error,
+)
 from modalities.paired import scores_by_unit
 from modalities.results import Row
 from modalities.text.data import EncodedDocument
@@ -27,14 +36,18 @@ from zoo.decoding import KVCache
 class RecallSettings(CutSettings):
     """`samples` counts documents, by default up to 8."""
 
-    questions: int = option(40, "facts of a document, at even depths, each asked for at every length that holds it")
+    questions: int = option(
+        40, "facts of a document, at even depths, each asked for at every length that holds it"
+    )
 
     factors = (1, 2, 4, 8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.questions < 2:
-            raise ValueError(f"recall asks for several facts, got questions={self.questions}; expected 2 or more")
+            raise ValueError(
+                f"recall asks for several facts, got questions={self.questions}; expected 2 or more"
+            )
 
 
 class Recall(TextEvaluator[RecallSettings]):
@@ -71,11 +84,19 @@ class Recall(TextEvaluator[RecallSettings]):
         """By default the lengths that a document serves."""
         lengths = self.lengths_for(model)
         longest = max(len(document.tokens) for document in self.heldout_for(model).items)
-        return lengths if self.settings.lengths else tuple(n for n in lengths if n <= longest) or (longest,)
+        return (
+            lengths
+            if self.settings.lengths
+            else tuple(n for n in lengths if n <= longest) or (longest,)
+        )
 
     def identity(self, model: Decoder) -> Row:
         text, settings = self.heldout_for(model).fingerprint, self.settings
-        read = {"lengths": self.points(model), "questions": settings.questions, "control": settings.control}
+        read = {
+            "lengths": self.points(model),
+            "questions": settings.questions,
+            "control": settings.control,
+        }
         return {"text": text, "seed": settings.seed, "grammar": HELDOUT.fingerprint} | read
 
     def samples_line(self, results: list[ModelResult]) -> str:
@@ -85,15 +106,24 @@ class Recall(TextEvaluator[RecallSettings]):
         lengths, documents = self.points(model), self.heldout_for(model).items
         if not self.describe(documents, lengths[-1]):
             longest = max(len(document.tokens) for document in documents)
-            raise ValueError(f"no document of {self.text_name} has {lengths[-1]:,} tokens: at most --lengths {longest}")
+            raise ValueError(
+                f"no document of {self.text_name} has {lengths[-1]:,} tokens: at most --lengths {longest}"
+            )
         order = np.random.default_rng(self.settings.seed).permutation(len(documents))
         cost = sum(self.at_once(model, n) for n in lengths) if self._afresh(model) else lengths[-1]
         data = {"length": lengths[-1], "lengths": lengths, "questions": self.settings.questions}
-        chosen = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]][: self.settings.samples or 8]
+        chosen = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]][
+            : self.settings.samples or 8
+        ]
         tokenizer, rng = load_tokenizer(model.config.tokenizer), np.random.default_rng(0)
         # its errors come now
-        state_facts(documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer)
-        return [Cell(f"document={n}", cost, data | {"document": n, "text": documents[n]}) for n in chosen]
+        state_facts(
+            documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer
+        )
+        return [
+            Cell(f"document={n}", cost, data | {"document": n, "text": documents[n]})
+            for n in chosen
+        ]
 
     def trials(self, cells: list[Cell]) -> list[Cell]:
         """The start of a document with its share of the facts, where all of it is long."""
@@ -112,7 +142,9 @@ class Recall(TextEvaluator[RecallSettings]):
         tokenizer, lengths = load_tokenizer(model.config.tokenizer), cell.data["lengths"]
         document: EncodedDocument = cell.data["text"]
         rng = np.random.default_rng([self.settings.seed, cell.data["document"]])
-        text, of_document, facts = state_facts(document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer)
+        text, of_document, facts = state_facts(
+            document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer
+        )
         room, trained, device = lengths[-1] - len(text), self.trained_at(model), device_of(model)
         sizes = document.byte_lengths(tokenizer)
         tokens, is_text = (torch.as_tensor(x, device=device) for x in (text, of_document))
@@ -131,13 +163,21 @@ class Recall(TextEvaluator[RecallSettings]):
             seconds = time.perf_counter() - started + (0.0 if afresh else seconds)
             first = max(before + 1, read + 1, stop - trained // 2)
             counted = is_text[first:stop]
-            losses = nll_of_features(model, features[:, first - read - 1 : -1], tokens[None, first:stop])[0][counted]
-            answers = [[stop - fact.end, *_answer(model, cache, fact)] for fact in facts if fact.end <= stop]
+            losses = nll_of_features(
+                model, features[:, first - read - 1 : -1], tokens[None, first:stop]
+            )[0][counted]
+            answers = [
+                [stop - fact.end, *_answer(model, cache, fact)]
+                for fact in facts
+                if fact.end <= stop
+            ]
             by_length.append(
                 {
                     "length": length,
                     "nll_sum": float(losses.sum()),
-                    "bytes": float(sizes[int(is_text[:first].sum()) : int(is_text[:stop].sum())].sum()),
+                    "bytes": float(
+                        sizes[int(is_text[:first].sum()) : int(is_text[:stop].sum())].sum()
+                    ),
                     "seconds": seconds,
                     "answers": answers,  # (tokens since the statement, tokens, right ones, nats) each
                 }
@@ -150,23 +190,34 @@ class Recall(TextEvaluator[RecallSettings]):
         for one in cell["found"]:
             length = one["length"]
             for distance, count, right, nats in one["answers"]:
-                scores = {"exact": (right == count, 1), "tokens_right": (right, count), "nats": (nats, count)}
+                scores = {
+                    "exact": (right == count, 1),
+                    "tokens_right": (right, count),
+                    "nats": (nats, count),
+                }
                 if distance >= cell["trained"]:
                     scores["tokens_right_beyond"] = right, count
                 for column, (total, weight) in scores.items():
                     yield Observed(length, unit, column, float(total), weight)
-            yield Observed(length, unit, "bits_per_byte", one["nll_sum"] / math.log(2), one["bytes"])
+            yield Observed(
+                length, unit, "bits_per_byte", one["nll_sum"] / math.log(2), one["bytes"]
+            )
             yield Observed(length, unit, "seconds", one["seconds"], 1.0)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        scores = scores_by_unit(one for name, cell in cells.items() for one in self.observed(name, cell))
+        scores = scores_by_unit(
+            one for name, cell in cells.items() for one in self.observed(name, cell)
+        )
         rows: dict[int, Row] = {}
         for score in self.scores:
             for (length, column), units in scores.items():
                 if column == score.column and units:
                     row = rows.setdefault(length, {"length": length, "documents": len(units)})
                     values = np.array(list(units.values()))
-                    row |= {column: float(values.mean()), f"{column}_standard_error": standard_error(values)}
+                    row |= {
+                        column: float(values.mean()),
+                        f"{column}_standard_error": standard_error(values),
+                    }
         return [rows[length] for length in sorted(rows)]
 
 
@@ -174,7 +225,9 @@ def _answer(model: Decoder, cache: KVCache, fact: StatedFact) -> tuple[int, int,
     """(Tokens of the answer, those that are the likeliest given the ones before, nats of all); the cache is left as it was."""
     mark, count = cache.mark(), len(fact.answer)
     ids = torch.as_tensor(np.concatenate([fact.question, fact.answer]), device=device_of(model))
-    logits = model.forward_head(model.forward_features(ids[None, :-1], cache=cache, last=count))[0].double()
+    logits = model.forward_head(model.forward_features(ids[None, :-1], cache=cache, last=count))[
+        0
+    ].double()
     cache.rewind(mark)
     answer = ids[-count:]
     return count, int((logits.argmax(-1) == answer).sum()), float(nll_of(logits, answer).sum())

@@ -16,7 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modalities.evaluation import Cell, CellValue, Observed, Score, check_choice, clustered_error, option
+from modalities.evaluation import (
+    Cell,
+    CellValue,
+    Observed,
+    Score,
+    check_choice,
+    clustered_error,
+    option,
+)
 from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import Row
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
@@ -28,7 +36,11 @@ CHUNK = 128  # images in a cell
 MOST_SCORED = 64  # classes of which a cell keeps every logit
 MODES = ("native", "resized")
 ENLARGED = "enlarged "  # what a cell's name starts with that is no point of the curve
-GAINS = {"reduced": "gain", "multi_scale": "multi_scale_gain", "enlarged": "enlarged_gain"}  # column by control
+GAINS = {
+    "reduced": "gain",
+    "multi_scale": "multi_scale_gain",
+    "enlarged": "enlarged_gain",
+}  # column by control
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,9 @@ class ResolutionSettings(SizeSettings):
     """
 
     mode: str = option("native", "native, or resized (enlarges too small images)")
-    enlarged: bool = option(False, "also reduced to the training size and enlarged: the control without new detail")
+    enlarged: bool = option(
+        False, "also reduced to the training size and enlarged: the control without new detail"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,29 +85,48 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         Score("ratio", "top-1 / top-1 at the training size", linear=True, drawn=False),
         *(Score(f"{control}_top1", drawn=False) for control in GAINS),
         Score("chance_top1", tabled=False, drawn=False),
-        Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False, level=0.0),
-        Score("multi_scale_gain", "top-1 − top-1 of the mean of sizes", linear=True, tabled=False, level=0.0),
-        Score("enlarged_gain", "top-1 − top-1 of the enlarged", linear=True, tabled=False, level=0.0),
+        Score(
+            "gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False, level=0.0
+        ),
+        Score(
+            "multi_scale_gain",
+            "top-1 − top-1 of the mean of sizes",
+            linear=True,
+            tabled=False,
+            level=0.0,
+        ),
+        Score(
+            "enlarged_gain", "top-1 − top-1 of the enlarged", linear=True, tabled=False, level=0.0
+        ),
         Score("skipped", exception=True),
     )
     unit = "images"
     way_out = "; or --mode resized"
 
     def __init__(
-        self, settings: ResolutionSettings | None = None, trained_on: Mapping[str, object] | None = None
+        self,
+        settings: ResolutionSettings | None = None,
+        trained_on: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(settings, trained_on)
         self.enlarges = self.settings.mode != "native"
 
     def identity(self, model: VisionTransformer) -> dict[str, object]:
         # "fit" and "scales" are of options that are gone; they stay for the cells that are stored.
-        return {"images": self.heldout.fingerprint, "mode": self.settings.mode, "fit": "crop", "scales": []}
+        return {
+            "images": self.heldout.fingerprint,
+            "mode": self.settings.mode,
+            "fit": "crop",
+            "scales": [],
+        }
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
         settings, images, trained = self.settings, self.heldout.items, model.config.train_size
         if images.classes and len(images.classes) != model.config.num_classes:
             listed = f"{len(images.classes)} classes and the model {model.config.num_classes}"
-            way_out = "only images of the model's own classes can be scored: give --source such images"
+            way_out = (
+                "only images of the model's own classes can be scored: give --source such images"
+            )
             raise ValueError(f"source {self.heldout.name!r} has {listed}; {way_out}")
         shapes = self.shapes(model)
         roles = [("", shape) for shape in shapes]
@@ -112,17 +145,30 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 places = range(part.start, part.stop)
                 without = small.intersection(places)
                 name = f"{role}{height}x{width}/images={part.start}-{part.stop}"
-                name += f"/of {needed}" if without else ""  # here the numbers depend on the other sizes
-                data = {"shape": (height, width), "places": places, "small": without, "enlarged": role == ENLARGED}
+                name += (
+                    f"/of {needed}" if without else ""
+                )  # here the numbers depend on the other sizes
+                data = {
+                    "shape": (height, width),
+                    "places": places,
+                    "small": without,
+                    "enlarged": role == ENLARGED,
+                }
                 cells.append(Cell(name, cost=len(places), data=data))
         return cells
 
     @torch.inference_mode()
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         height, width = shape = cell.data["shape"]
-        patch, classes, like = model.config.patch_size, model.config.num_classes, next(model.parameters())
+        patch, classes, like = (
+            model.config.patch_size,
+            model.config.num_classes,
+            next(model.parameters()),
+        )
         tokens = model.num_prefix_tokens + (height // patch) * (width // patch)
-        skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
+        skipped: Counter[str] = Counter(
+            {"too small": len(cell.data["small"])} if cell.data["small"] else {}
+        )
         ranks = (1, 5) if classes > 5 else (1,)
         sums: dict[str, float] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in ranks}
         columns = ("labels", "said", "groups", *(("logits",) if classes <= MOST_SCORED else ()))
@@ -152,20 +198,33 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             if "logits" in answers:
                 answers["logits"] += np.round(logits.double().numpy(), 4).tolist()
         facts = {"size": min(shape), "height": height, "width": width}
-        return facts | {"trained": shape == model.config.train_size, "skipped": dict(skipped)} | sums | answers
+        return (
+            facts
+            | {"trained": shape == model.config.train_size, "skipped": dict(skipped)}
+            | sums
+            | answers
+        )
 
-    def _read(self, model: VisionTransformer, place: int, shape: Shape, *, enlarged: bool) -> tuple[Tensor, int, str]:
+    def _read(
+        self, model: VisionTransformer, place: int, shape: Shape, *, enlarged: bool
+    ) -> tuple[Tensor, int, str]:
         """Pixels, label and group of an image. Raises BadImage; ValueError for a label that the model does not have."""
         image, label = self.heldout.items[place]
         if not isinstance(label, int) or not 0 <= label < model.config.num_classes:
             what = f"{self.heldout.name!r} has an image of class {label}"
             raise ValueError(f"{what}; the model has {model.config.num_classes} classes")
-        return model.pixels(image, *shape, enlarged=enlarged), label, self.heldout.items.group(place)
+        return (
+            model.pixels(image, *shape, enlarged=enlarged),
+            label,
+            self.heldout.items.group(place),
+        )
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         points = by_shape(cell for name, cell in cells.items() if not name.startswith(ENLARGED))
         enlarged = by_shape(cell for name, cell in cells.items() if name.startswith(ENLARGED))
-        trained = next(_row(measured)["top1"] for measured in points.values() if measured[0]["trained"])
+        trained = next(
+            _row(measured)["top1"] for measured in points.values() if measured[0]["trained"]
+        )
         rows: list[Row] = []
         smaller: list[list[CellValue]] = []
         for shape, measured in points.items():
@@ -211,7 +270,9 @@ def _row(cells: list[CellValue]) -> Row:
     row["top1"] = top1 = sum(cell["top1"] for cell in cells) / count
     units = _units(cells)
     by_image = math.sqrt(top1 * (1 - top1) / count)
-    row["top1_standard_error"] = by_image if len(set(units)) == len(units) else clustered_error(_right(cells), units)
+    row["top1_standard_error"] = (
+        by_image if len(set(units)) == len(units) else clustered_error(_right(cells), units)
+    )
     if "top5" in cells[0]:
         row["top5"] = sum(cell["top5"] for cell in cells) / count
     return row | {"nll": sum(cell["nll_sum"] for cell in cells) / count, "ratio": math.nan}
@@ -230,13 +291,20 @@ def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray]) -> Row:
 
     def by_unit(right: np.ndarray) -> ScoresByUnit:
         pairs = zip(units, right.tolist(), strict=True)
-        return scores_by_unit(Observed(None, unit, "top1", one, pooled="all") for unit, one in pairs)
+        return scores_by_unit(
+            Observed(None, unit, "top1", one, pooled="all") for unit, one in pairs
+        )
 
-    columns: Row = {"chance_top1": float(np.bincount(labels).max() / len(labels)), "groups": len(set(units))}
+    columns: Row = {
+        "chance_top1": float(np.bincount(labels).max() / len(labels)),
+        "groups": len(set(units)),
+    }
     columns["controls"] = []
     for name, right in controls.items():
         (row,) = paired_rows([by_unit(_right(cells))], [by_unit(right)])
         columns |= {f"{name}_top1": row["against_value"], GAINS[name]: row["difference"]}
         control = {"control": name, "value": row["value"], "control_value": row["against_value"]}
-        columns["controls"].append(control | {column: row[column] for column in ("difference", "low", "high")})
+        columns["controls"].append(
+            control | {column: row[column] for column in ("difference", "low", "high")}
+        )
     return columns

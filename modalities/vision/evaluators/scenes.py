@@ -54,7 +54,9 @@ TITLES = {
 }  # of panels, by reading
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
-CONTROLS = "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
+CONTROLS = (
+    "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
+)
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,33 @@ class Canvas:
             return self
         image = self.image.resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
         down, across = (new / old for old, new in zip(self.shape, shape, strict=True))
-        return Canvas(image, replace(self.objects, boxes=self.objects.boxes * [across, down, across, down]))
+        return Canvas(
+            image, replace(self.objects, boxes=self.objects.boxes * [across, down, across, down])
+        )
 
 
-def scene_scores(main: Score, *others: Score, readings: Sequence[str] = READINGS) -> tuple[Score, ...]:
-    controls = (replace(main, column=f"{name}_{main.column}", title=TITLES[name]) for name in readings[1:])
+def scene_scores(
+    main: Score, *others: Score, readings: Sequence[str] = READINGS
+) -> tuple[Score, ...]:
+    controls = (
+        replace(main, column=f"{name}_{main.column}", title=TITLES[name]) for name in readings[1:]
+    )
     chance = Score(f"chance_{main.column}", drawn=False)
-    gain = Score("gain", "whole − best of the others", linear=True, title="what reading large gains", level=0.0)
-    return (replace(main, title=TITLES["native"]), *others, *controls, chance, gain, Score("skipped", exception=True))
+    gain = Score(
+        "gain",
+        "whole − best of the others",
+        linear=True,
+        title="what reading large gains",
+        level=0.0,
+    )
+    return (
+        replace(main, title=TITLES["native"]),
+        *others,
+        *controls,
+        chance,
+        gain,
+        Score("skipped", exception=True),
+    )
 
 
 class SceneEvaluator(SizeEvaluator[SceneSettings]):
@@ -115,7 +136,9 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     target: ClassVar[str]  # of objects.py
     readings: ClassVar[tuple[str, ...]] = READINGS
 
-    def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, settings: SceneSettings | None = None, trained_on: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(settings, trained_on)
         if not self.settings.source and self.trained_on.get("target", "label") == "label":
             self.source = "scenes"
@@ -153,13 +176,17 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         shapes, trained = super().shapes(model), self.trained_at(model)
         if small := [min(shape) for shape in shapes if min(shape) < trained]:
-            raise ValueError(f"sizes {small} are below the training size; expected {trained} or more")
+            raise ValueError(
+                f"sizes {small} are below the training size; expected {trained} or more"
+            )
         return shapes
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
         trained = self.trained_on.get("target", "marked+map")
         if trained not in (("marked+map",) if self.target == "map" else TARGETS):
-            raise ValueError(f"{self.name} asks for {self.target!r}; the model was trained with target={trained!r}")
+            raise ValueError(
+                f"{self.name} asks for {self.target!r}; the model was trained with target={trained!r}"
+            )
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
         self.check_reach(model, min(shapes[-1]), self.sides(model, count))
@@ -168,7 +195,11 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             for part in slices(count, CHUNK):
                 name = f"{height}x{width}/scenes={part.start}-{part.stop}"
                 read = [shape for shape in shapes if shape <= (height, width)]
-                data = {"shape": (height, width), "read": read, "places": range(part.start, part.stop)}
+                data = {
+                    "shape": (height, width),
+                    "read": read,
+                    "places": range(part.start, part.stop),
+                }
                 cells.append(Cell(name, cost=part.stop - part.start, data=data))
         return cells
 
@@ -185,19 +216,30 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
                 if self.settings.change:
                     image, objects = changed(image, objects, self.settings.change)
                 check_objects(objects, image.size, self.target, [trained], self._classes(model))
-                at = tuple(np.random.default_rng([place, 0]).random(2).tolist())  # the same for every size
-                corners = [window_on(image.size, objects, size, at)[:2] for size in (shape, trained)]
+                at = tuple(
+                    np.random.default_rng([place, 0]).random(2).tolist()
+                )  # the same for every size
+                corners = [
+                    window_on(image.size, objects, size, at)[:2] for size in (shape, trained)
+                ]
             except BadImage as error:
                 skipped[error.reason] += 1
                 continue
             canvas = Canvas(image, objects).window(*corners[0], shape)
             small = Canvas(image, objects).window(*corners[1], trained)
-            for name, (answer, seen) in self._answers(model, canvas, small, cell.data["read"]).items():
+            for name, (answer, seen) in self._answers(
+                model, canvas, small, cell.data["read"]
+            ).items():
                 tallies[name].append(self.tally(answer, seen, patch))
             tallies["chance"].append(self.chance(canvas, self._classes(model), patch))
             groups.append(objects.group or f"picture {int(self.heldout.items.order[place])}")
             self.advance(1)
-        facts = {"size": min(shape), "height": shape[0], "width": shape[1], "skipped": dict(skipped)}
+        facts = {
+            "size": min(shape),
+            "height": shape[0],
+            "width": shape[1],
+            "skipped": dict(skipped),
+        }
         return facts | {"groups": groups, "tallies": tallies}
 
     def _answers(
@@ -205,7 +247,10 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     ) -> dict[str, tuple[Tensor, Canvas]]:
         """The answer of each reading, and the canvas it is about. shapes: those up to the canvas's own."""
         shape, patch = canvas.shape, model.config.patch_size
-        by_size = [self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in shapes]
+        by_size = [
+            self.resampled(self._read(model, canvas.resized(one))[0], shape, patch)
+            for one in shapes
+        ]
         native, grown = by_size[-1], small.resized(shape)
         answers: dict[str, tuple[Tensor, Canvas]] = {
             "native": (native, canvas),
@@ -218,8 +263,14 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         if "cropped" in self.readings:
             x, y = ring_centre(np.asarray(canvas.image.convert("RGB")))
             height, width = small.shape
-            left, top = min(max(0, x - width // 2), shape[1] - width), min(max(0, y - height // 2), shape[0] - height)
-            answers["cropped"] = (self._read(model, canvas.window(left, top, small.shape))[0], canvas)
+            left, top = (
+                min(max(0, x - width // 2), shape[1] - width),
+                min(max(0, y - height // 2), shape[0] - height),
+            )
+            answers["cropped"] = (
+                self._read(model, canvas.window(left, top, small.shape))[0],
+                canvas,
+            )
         return answers
 
     def _tiles(
@@ -235,45 +286,72 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         starts, owners = [], []
         for side, most in zip(tile, canvas.shape, strict=True):
             step = max(1, side // 2 // patch) * patch if overlapping else side
-            begins = np.array([min(n * step, most - side) for n in range(-(-(most - side) // step) + 1)])
+            begins = np.array(
+                [min(n * step, most - side) for n in range(-(-(most - side) // step) + 1)]
+            )
             places = np.arange(0, most, patch)
             middles = np.abs((places + patch / 2)[:, None] - (begins + side / 2)).argmin(1)
-            owners.append(middles if overlapping else np.searchsorted(begins, places, side="right") - 1)
+            owners.append(
+                middles if overlapping else np.searchsorted(begins, places, side="right") - 1
+            )
             starts.append(begins.tolist())
         corners = np.array([(top, left) for top in starts[0] for left in starts[1]])
-        answers = self._read(model, *(canvas.window(int(left), int(top), tile) for top, left in corners))
+        answers = self._read(
+            model, *(canvas.window(int(left), int(top), tile) for top, left in corners)
+        )
         return answers, corners // patch, owners[0][:, None] * len(starts[1]) + owners[1]
 
     def _read(self, model: VisionTransformer, *canvases: Canvas) -> list[Tensor]:
         """Probabilities in float64 of canvases of one shape; of maps (rows, columns, classes)."""
-        (height, width), patch, like = canvases[0].shape, model.config.patch_size, next(model.parameters())
+        (height, width), patch, like = (
+            canvases[0].shape,
+            model.config.patch_size,
+            next(model.parameters()),
+        )
         size = (height // patch, width // patch)
         answers: list[Tensor] = []
         for part in slices(len(canvases), self.settings.batch_size(size[0] * size[1])):
-            pixels = [model.pixels(canvas.image, height, width) for canvas in canvases[part.start : part.stop]]
-            answers += self._probabilities(model, model(torch.stack(pixels).to(like)).double().cpu())
-        return [answer.unflatten(0, size) for answer in answers] if self.target == "map" else answers
+            pixels = [
+                model.pixels(canvas.image, height, width)
+                for canvas in canvases[part.start : part.stop]
+            ]
+            answers += self._probabilities(
+                model, model(torch.stack(pixels).to(like)).double().cpu()
+            )
+        return (
+            [answer.unflatten(0, size) for answer in answers] if self.target == "map" else answers
+        )
 
     def _probabilities(self, model: VisionTransformer, logits: Tensor) -> Tensor:
         """(B, classes), or of maps (B, patches, classes), from a model's logits."""
         if self.target == "map":
             if logits.ndim != 3:
-                raise ValueError("map needs logits of every token, of a model trained with data.target='marked+map'")
+                raise ValueError(
+                    "map needs logits of every token, of a model trained with data.target='marked+map'"
+                )
             return logits[:, model.num_prefix_tokens :].softmax(-1)
         if logits.ndim == 3:
             if not model.config.class_token:
-                raise ValueError(f"{self.name} needs a model that answers for the picture: data.target='marked+map'")
-            return logits[:, 0].softmax(-1)[:, 1:]  # of "marked+map"; what is missing to 1 is that nothing is marked
+                raise ValueError(
+                    f"{self.name} needs a model that answers for the picture: data.target='marked+map'"
+                )
+            return logits[:, 0].softmax(-1)[
+                :, 1:
+            ]  # of "marked+map"; what is missing to 1 is that nothing is marked
         return logits.softmax(-1)
 
     def _classes(self, model: VisionTransformer) -> int:
         """Answers that the model has."""
-        return model.config.num_classes - (self.target == "marked" and getattr(model.config, "global_pool", None) == "")
+        return model.config.num_classes - (
+            self.target == "marked" and getattr(model.config, "global_pool", None) == ""
+        )
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         return [
             self._row(measured)
-            for _, measured in sorted(by_shape(cells.values()).items(), key=lambda pair: min(pair[0]))
+            for _, measured in sorted(
+                by_shape(cells.values()).items(), key=lambda pair: min(pair[0])
+            )
         ]
 
     def _row(self, cells: list[CellValue]) -> Row:
@@ -281,23 +359,36 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         row = counted(cells, canvases=len(groups), groups=len(set(groups)))
         left_out: dict[str, np.ndarray] = {}  # the main score without each group, by reading
         for reading in (*self.readings, "chance"):
-            tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
+            tallies = np.array(
+                [tally for cell in cells for tally in cell["tallies"][reading]], float
+            )
             lead = "" if reading == "native" else f"{reading}_"
             total, without = _by_group(tallies, groups)
             scores, others = self.scores_of(total), [self.scores_of(one) for one in without]
             left_out[reading] = np.array([one[self.main] for one in others])
             row |= {f"{lead}{name}": value for name, value in scores.items()}
             if reading != "chance":
-                errors = {name: _jackknife(np.array([one[name] for one in others])) for name in scores}
+                errors = {
+                    name: _jackknife(np.array([one[name] for one in others])) for name in scores
+                }
                 row |= {f"{lead}{name}_standard_error": error for name, error in errors.items()}
-        row["gain"] = row[self.main] - max(row[f"{reading}_{self.main}"] for reading in self.readings[1:])
+        row["gain"] = row[self.main] - max(
+            row[f"{reading}_{self.main}"] for reading in self.readings[1:]
+        )
         row["controls"] = []
         for reading in self.readings[1:]:
             value, control = row[self.main], row[f"{reading}_{self.main}"]
             error = _jackknife(left_out["native"] - left_out[reading])
             half = t_quantile(0.95, len(left_out["native"]) - 1) * error if error > 0 else math.nan
-            gap = {"control": reading, "value": value, "control_value": control, "difference": value - control}
-            row["controls"].append(gap | {"low": value - control - half, "high": value - control + half})
+            gap = {
+                "control": reading,
+                "value": value,
+                "control_value": control,
+                "difference": value - control,
+            }
+            row["controls"].append(
+                gap | {"low": value - control - half, "high": value - control + half}
+            )
         return row
 
 
@@ -312,7 +403,11 @@ def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, n
 def _jackknife(left_out: np.ndarray) -> float:
     """√((G − 1)/G · Σ_g (θ_g − θ̄)²) of scores without each group; NaN for one group."""
     many = len(left_out)
-    return math.sqrt((many - 1) / many * float(((left_out - left_out.mean()) ** 2).sum())) if many > 1 else math.nan
+    return (
+        math.sqrt((many - 1) / many * float(((left_out - left_out.mean()) ** 2).sum()))
+        if many > 1
+        else math.nan
+    )
 
 
 class Find(SceneEvaluator):
@@ -322,14 +417,21 @@ class Find(SceneEvaluator):
     name = "find"
     summary = f"the marked object's category, {CONTROLS}"
     target, readings = "marked", (*READINGS, "cropped")
-    scores = scene_scores(Score("top1", "top-1 of the marked object", unit_interval=True), readings=readings)
+    scores = scene_scores(
+        Score("top1", "top-1 of the marked object", unit_interval=True), readings=readings
+    )
 
     def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
         return max(answers, key=lambda answer: float(answer.max()))
 
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
         """[right, 1]."""
-        return [float(int(answer.argmax()) == int(target_of(canvas.objects, self.target, canvas.shape))), 1.0]
+        return [
+            float(
+                int(answer.argmax()) == int(target_of(canvas.objects, self.target, canvas.shape))
+            ),
+            1.0,
+        ]
 
     def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
         return [1 / classes, 1.0]
@@ -363,7 +465,9 @@ class Map(SceneEvaluator):
         if tuple(answer.shape[:2]) == size:
             return answer
         channels = answer.permute(2, 0, 1)[None]
-        return F.interpolate(channels, size=size, mode="bilinear", align_corners=False)[0].permute(1, 2, 0)
+        return F.interpolate(channels, size=size, mode="bilinear", align_corners=False)[0].permute(
+            1, 2, 0
+        )
 
     def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
         rows, columns = np.indices(owner.shape)
@@ -383,7 +487,11 @@ class Map(SceneEvaluator):
         true = at_patches(pixels[None], len(predicted))[0]
         predicted, true = predicted[true >= 0], true[true >= 0]
         right = torch.bincount(true[predicted == true], minlength=classes)
-        union = torch.bincount(predicted, minlength=classes) + torch.bincount(true, minlength=classes) - right
+        union = (
+            torch.bincount(predicted, minlength=classes)
+            + torch.bincount(true, minlength=classes)
+            - right
+        )
         named = ((predicted == true) & (true > 0)).sum()
         return [*right.tolist(), *union.tolist(), float(named), float((true > 0).sum())]
 
@@ -400,6 +508,8 @@ class Map(SceneEvaluator):
         for group, tally in pairs:
             right, union = np.split(np.array(tally[:-2]), 2)
             for k in np.flatnonzero(union):
-                yield Observed(cell["size"], group, "miou", float(right[k]), float(union[k]), pooled=str(k))
+                yield Observed(
+                    cell["size"], group, "miou", float(right[k]), float(union[k]), pooled=str(k)
+                )
         for group, tally in pairs:
             yield Observed(cell["size"], group, "objects", tally[-2], tally[-1])

@@ -22,7 +22,10 @@ class Copies:
 
     def __getitem__(self, numbers):
         half, weights = self.data.half, np.zeros((len(numbers), 2 * self.data.half - 1), np.float32)
-        drawn = [np.random.default_rng([self.data.seed, n]).integers(self.data.symbols, size=half) for n in numbers]
+        drawn = [
+            np.random.default_rng([self.data.seed, n]).integers(self.data.symbols, size=half)
+            for n in numbers
+        ]
         weights[[self.size is None or n < self.size for n in numbers], half - 1 :] = 1
         return {"tokens": np.tile(np.stack(drawn), 2), "weights": weights}, []
 

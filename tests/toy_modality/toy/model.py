@@ -32,7 +32,12 @@ class ToyModel(ZooModel):
         return self.head(self.block(self.embedding(tokens), Positions.line(tokens.shape[1])))
 
 
-register_model("toy_tiny", lambda **entries: ToyModel(ToyConfig(**entries)), modality="toy", config=asdict(ToyConfig()))
+register_model(
+    "toy_tiny",
+    lambda **entries: ToyModel(ToyConfig(**entries)),
+    modality="toy",
+    config=asdict(ToyConfig()),
+)
 
 
 def build(name, options, data):
@@ -44,10 +49,16 @@ def weight(batch):
 
 
 def loss(model, batch):
-    losses = F.cross_entropy(model(batch["tokens"][:, :-1]).transpose(1, 2), batch["tokens"][:, 1:], reduction="none")
+    losses = F.cross_entropy(
+        model(batch["tokens"][:, :-1]).transpose(1, 2), batch["tokens"][:, 1:], reduction="none"
+    )
     return (losses * batch["weights"]).sum() / batch["weights"].sum(), {}
 
 
 def cost(model, data, width):
     tokens, parameters = 2 * data.half, sum(p.numel() for p in model.parameters())
-    return Cost(tokens, flops=6.0 * parameters * tokens, activation_bytes=20.0 * width * tokens * model.config.dim)
+    return Cost(
+        tokens,
+        flops=6.0 * parameters * tokens,
+        activation_bytes=20.0 * width * tokens * model.config.dim,
+    )

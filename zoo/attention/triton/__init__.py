@@ -120,18 +120,26 @@ class TritonKernel:
         on_grid = call.table is not None and call.table.shape is not None
         few = call.num_queries <= self.decode_queries and not on_grid
         if few and not needs_grad(q, k, v, row_scale, None if table is None else table.table):
-            decode = decode_op if torch.compiler.is_compiling() or not has_values(q) else fused_decode
+            decode = (
+                decode_op if torch.compiler.is_compiling() or not has_values(q) else fused_decode
+            )
             values = None if table is None else table.table.float()
             out, lse2 = decode(q, k, v, values, row_scale, segments, *scalars, wants_lse)
             return out, lse2 * math.log(2.0)
         values = params = jacobian = None
         if table is not None:
             # A log-sum-exp is of the table itself, and not of one that is less a constant.
-            fused = FusedTable.of(replace(table, origin=None) if wants_lse else table, causal=call.causal)
+            fused = FusedTable.of(
+                replace(table, origin=None) if wants_lse else table, causal=call.causal
+            )
             values, params, jacobian = fused.values, fused.params, fused.jacobian
         least = self.least_keys if segments is None else self.least_keys // 4
         # Only a bound on logits that varies between tiles leaves some out; that of content alone does not.
-        skip = any(x is not None for x in (table, call.terms.q_lanes, segments)) and call.num_keys >= least and _skips()
+        skip = (
+            any(x is not None for x in (table, call.terms.q_lanes, segments))
+            and call.num_keys >= least
+            and _skips()
+        )
         out, lse2 = fused_attention(
             q, k, v, values, row_scale, segments, params, jacobian, *scalars, 0 if wants_lse else _constant_from(call), skip
         )  # fmt: skip
@@ -174,7 +182,10 @@ def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | Non
         groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
         k, v = repeat_heads(k, groups), repeat_heads(v, groups)
     # A tensor with one column may report any stride as contiguous.
-    q, k, v = (x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+    q, k, v = (
+        x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
+        for x in (q, k, v)
+    )
     row_scale = None if call.query_scale is None else call.query_scale.float().contiguous()
     segments = None if call.segments is None else call.segments.to(torch.int32).contiguous()
     return q, k, v, row_scale, segments

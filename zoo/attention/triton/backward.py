@@ -53,16 +53,49 @@ if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
 # As in forward.py. Masked tiles are pipelined too: loads staged through registers cost more registers.
-DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
+DKDV_16 = {
+    **dict.fromkeys((16, 32, 64), (64, 128, 8, 2)),
+    128: (32, 128, 8, 2),
+    256: (16, 64, 8, 2),
+}
 # On a line without lanes, documents, a window or row scales; up to 64 columns with a table.
-DKDV_PLAIN_16 = {**dict.fromkeys((16, 32, 64), (128, 128, 8, 2)), 128: (64, 128, 8, 2), 256: (16, 64, 8, 2)}
-DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8, 2), 256: (16, 64, 8, 2)}
-DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
-DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 128: (16, 32, 8, 1)}  # on grids too
+DKDV_PLAIN_16 = {
+    **dict.fromkeys((16, 32, 64), (128, 128, 8, 2)),
+    128: (64, 128, 8, 2),
+    256: (16, 64, 8, 2),
+}
+DKDV_WINDOW_16 = {
+    **dict.fromkeys((16, 32, 64), (64, 64, 8, 2)),
+    128: (32, 64, 8, 2),
+    256: (16, 64, 8, 2),
+}
+DKDV_32 = {
+    16: (32, 64, 8, 2),
+    32: (32, 64, 8, 2),
+    64: (32, 32, 8, 1),
+    128: (32, 32, 8, 1),
+    256: (16, 16, 8, 1),
+}
+DKDV_WINDOW_32 = {
+    **DKDV_32,
+    16: (32, 32, 8, 2),
+    32: (32, 32, 8, 2),
+    128: (16, 32, 8, 1),
+}  # on grids too
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 # With gradients of params, whose sums and gathers take registers; up to 64 columns on a line.
-DQ_PARAMS_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 4, 2)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
-DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
+DQ_PARAMS_16 = {
+    **dict.fromkeys((16, 32, 64), (64, 64, 4, 2)),
+    128: (128, 32, 8, 2),
+    256: (64, 16, 8, 2),
+}
+DQ_32 = {
+    16: (32, 32, 8, 2),
+    32: (32, 32, 8, 2),
+    64: (64, 32, 8, 2),
+    128: (32, 16, 8, 1),
+    256: (32, 16, 8, 1),
+}
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
@@ -77,7 +110,11 @@ def _delta(
     do = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH, DV, BM, True)
     o = tile_at(out + b * ob + h * oh, start, ot, queries, WIDTH, DV, BM, True)
     rows = start + tl.arange(0, BM)
-    tl.store(delta + row * queries + rows, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
+    tl.store(
+        delta + row * queries + rows,
+        tl.sum(do.to(tl.float32) * o.to(tl.float32), 1),
+        mask=rows < queries,
+    )
 
 
 class OutputGradient(NamedTuple):
@@ -150,13 +187,24 @@ def _dkdv(
     if segments is not None:
         col_ids = row_values(segments + b * keys, cols, keys, 0, True)
     # Queries that see some key of this block, and those that see all of it.
-    first, last, full_first, full_last = 0 * start, 0 * start + queries, 0 * start, 0 * start + queries
+    first, last, full_first, full_last = (
+        0 * start,
+        0 * start + queries,
+        0 * start,
+        0 * start + queries,
+    )
     if CAUSAL:
         first, full_first = tl.maximum(first, start - offset), start + BN - 1 - offset
     if window is not None:
-        last, full_last = tl.minimum(last, start + BN - 1 + window - offset), tl.minimum(last, start + window - offset)
+        last, full_last = (
+            tl.minimum(last, start + BN - 1 + window - offset),
+            tl.minimum(last, start + window - offset),
+        )
         if not CAUSAL:
-            first, full_first = tl.maximum(first, start - window + 1 - offset), start + BN - window - offset
+            first, full_first = (
+                tl.maximum(first, start - window + 1 - offset),
+                start + BN - window - offset,
+            )
     if prefix is not None:
         full_first = tl.maximum(full_first, prefix)
         full_last = tl.where(start < prefix, 0, full_last)
@@ -165,7 +213,9 @@ def _dkdv(
         full_last = 0 * start
     elif segments is not None:
         _, near, far, _ = split(first, last, full_first, full_last, BM)
-        near, far = same_document(segments + b * keys + offset, col_ids, start - offset, near, far, BM)
+        near, far = same_document(
+            segments + b * keys + offset, col_ids, start - offset, near, far, BM
+        )
         full_first, full_last = near * BM, far * BM
     dk_sum = tl.zeros([BN, DK], tl.float32)
     dv_sum = tl.zeros([BN, DV], tl.float32)
@@ -177,7 +227,13 @@ def _dkdv(
         lo_token, hi_token = first, last
         if plan is not None:
             lo_plan, hi_plan = planned(
-                plan + head_row * k_tiles, batch_rows.to(tl.int64) * k_tiles, k_tiles, start, queries, BN, TILE
+                plan + head_row * k_tiles,
+                batch_rows.to(tl.int64) * k_tiles,
+                k_tiles,
+                start,
+                queries,
+                BN,
+                TILE,
             )
             lo_token, hi_token = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
@@ -190,11 +246,17 @@ def _dkdv(
                     m = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
                 at = m * BM
                 rows = (at + tl.arange(0, BM))[None, :]
-                q_tile = tile_at(q_head + LANES, at, qt, queries, WIDTH_K, DK, BM, part == 0, opaque_zero)
+                q_tile = tile_at(
+                    q_head + LANES, at, qt, queries, WIDTH_K, DK, BM, part == 0, opaque_zero
+                )
                 q_lanes = q_tile
                 if LANES > 0:
-                    q_lanes = tile_at(q_head, at, qt, queries, LANES, DL, BM, part == 0, opaque_zero)
-                do_tile = tile_at(do_head, at, got, queries, WIDTH_V, DV, BM, part == 0, opaque_zero)
+                    q_lanes = tile_at(
+                        q_head, at, qt, queries, LANES, DL, BM, part == 0, opaque_zero
+                    )
+                do_tile = tile_at(
+                    do_head, at, got, queries, WIDTH_V, DV, BM, part == 0, opaque_zero
+                )
                 z = mm(k_tile, tl.trans(q_tile))
                 if LANES > 0:
                     z = mm(k_lanes, tl.trans(q_lanes), z)
@@ -212,14 +274,20 @@ def _dkdv(
                     )  # fmt: skip
                 scale = 1.0
                 if row_scale is not None:
-                    scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
+                    scale = row_values(
+                        row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0
+                    )
                     z *= scale
-                p = tl.exp2(z - row_values(lse + head_row * queries, rows, queries, float("inf"), part == 0))
+                p = tl.exp2(
+                    z - row_values(lse + head_row * queries, rows, queries, float("inf"), part == 0)
+                )
                 if part == 0:
                     p = tl.where(seen, p, 0.0)
                 dv_sum += mm(narrow(p, do_tile.dtype), do_tile)
                 dp = mm(v_tile, tl.trans(do_tile))
-                ds = p * (dp - row_values(delta + head_row * queries, rows, queries, 0.0, part == 0))
+                ds = p * (
+                    dp - row_values(delta + head_row * queries, rows, queries, 0.0, part == 0)
+                )
                 if row_scale is not None:
                     ds *= scale
                 dk_sum += mm(narrow(ds, q_tile.dtype), q_tile)
@@ -231,7 +299,9 @@ def _dkdv(
     if LANES > 0:
         lanes_sum *= softmax_scale
         store_tile(dk + b * dkb + g * dkg, lanes_sum, start, dks, keys, LANES, DL, BN, opaque_zero)
-    store_tile(dk + b * dkb + g * dkg + LANES, dk_sum, start, dks, keys, WIDTH_K, DK, BN, opaque_zero)
+    store_tile(
+        dk + b * dkb + g * dkg + LANES, dk_sum, start, dks, keys, WIDTH_K, DK, BN, opaque_zero
+    )
     store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN, opaque_zero)
 
 
@@ -261,7 +331,9 @@ def _dq(
     index = TableIndex(origin, codes, prefix)
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    block = blocks - 1 - tl.program_id(0) % blocks  # last blocks first: causal, they have the most keys
+    block = (
+        blocks - 1 - tl.program_id(0) % blocks
+    )  # last blocks first: causal, they have the most keys
     start = block * BM
     batch_rows = tl.num_programs(0) // blocks
     b, h = row // heads, row % heads
@@ -285,7 +357,18 @@ def _dq(
     if plan is not None:
         plan += row * q_tiles
     lo, full_lo, full_hi, hi = key_range(
-        start, plan, batch_rows.to(tl.int64) * q_tiles, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, PARTS > 1
+        start,
+        plan,
+        batch_rows.to(tl.int64) * q_tiles,
+        segments,
+        row_ids,
+        mask,
+        index,
+        BM,
+        BN,
+        TILE,
+        CAUSAL,
+        PARTS > 1,
     )
     dq_sum = tl.zeros([BM, DK], tl.float32)
     lanes_sum = tl.zeros([BM, DL], tl.float32)
@@ -351,18 +434,28 @@ def _dq(
     dq_sum *= outer
     if LANES > 0:
         lanes_sum *= outer
-        store_tile(dq + b * dqb + h * dqh, lanes_sum, start, dqt, queries, LANES, DL, BM, opaque_zero)
-    store_tile(dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, opaque_zero)
+        store_tile(
+            dq + b * dqb + h * dqh, lanes_sum, start, dqt, queries, LANES, DL, BM, opaque_zero
+        )
+    store_tile(
+        dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, opaque_zero
+    )
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
         scale_sum, residue, mean = tl.sum(scale_sum, 1), tl.sum(residue, 1), tl.sum(mean, 1)
         # δ of a rounded output leaves Σ_j ds off its value, by which what the row's logits have in common would enter.
         if d_lse is not None:
             residue -= tl.load(d_lse + row * queries + tokens, mask=tokens < queries, other=0.0)
-        tl.store(d_scale + row * queries + tokens, (scale_sum - residue * mean) / LOG2E, mask=tokens < queries)
+        tl.store(
+            d_scale + row * queries + tokens,
+            (scale_sum - residue * mean) / LOG2E,
+            mask=tokens < queries,
+        )
     for param in tl.static_range(PARAMS):
         sum_rows = param_sums[param] * scale / LOG2E
-        if LOG_FACTOR and param == 0 and row_scale is None:  # none of rows whose keys all have entries below STEEP
+        if (
+            LOG_FACTOR and param == 0 and row_scale is None
+        ):  # none of rows whose keys all have entries below STEEP
             sum_rows = tl.where(lse_rows < STEEP, 0.0, sum_rows)
         tl.store(d_params + (param * batch_rows + row) * blocks + block, tl.sum(sum_rows))
 
@@ -375,7 +468,9 @@ def block_sizes(
     both operands together, of `size` bytes."""
     rows, cols, warps, stages = blocks
     sides = [max(16, side * common.TILE // 64) for side in (rows, cols)]
-    while (sides[kept] + stages * sides[1 - kept]) * width * size > limit - 2048 and max(sides) > 16:
+    while (sides[kept] + stages * sides[1 - kept]) * width * size > limit - 2048 and max(
+        sides
+    ) > 16:
         sides[sides.index(max(sides))] //= 2
     return sides[0], sides[1], warps, stages
 
@@ -417,7 +512,9 @@ def attention_backward(
     """
     g, table2 = call.geometry, call.table2
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
-    row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
+    row_scale, segments = (
+        None if x is None else x.contiguous() for x in (call.row_scale, call.segments)
+    )
     jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
     grad_out, lse2, delta, grad_lse = upstream
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)

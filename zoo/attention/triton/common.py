@@ -94,7 +94,9 @@ class Operands:
         g = self.geometry
         if self.table is None or not g.grid_width:
             return None
-        patch = torch.arange(g.prefix, g.prefix - g.keys - MOST_ROWS, -1, dtype=torch.int32, device=self.q.device)
+        patch = torch.arange(
+            g.prefix, g.prefix - g.keys - MOST_ROWS, -1, dtype=torch.int32, device=self.q.device
+        )
         return patch.add_(patch.div(g.grid_width, rounding_mode="trunc"), alpha=g.grid_width - 1)
 
 
@@ -113,7 +115,11 @@ def describable(*tensors: Tensor) -> bool:
     addresses and strides multiples of 16 bytes, on compute capability 9.0; in the interpreter any that need no padding."""
     strides = [x.element_size() * stride for x in tensors for stride in x.stride()[:3]]
     columns = {x.shape[-1] for x in tensors}
-    if 0 in strides or not all(x.numel() for x in tensors) or any(padded_width(count) > count for count in columns):
+    if (
+        0 in strides
+        or not all(x.numel() for x in tensors)
+        or any(padded_width(count) > count for count in columns)
+    ):
         return False
     fits = columns in ({64}, {128}) and tensors[0].element_size() == 2
     aligned = not any(at % 16 for at in (*strides, *(x.data_ptr() for x in tensors)))
@@ -260,10 +266,17 @@ def unstaged_load(at, seen, MASKED: tl.constexpr):
         return tl.load(at, mask=seen if MASKED else None, other=0.0 if MASKED else None)
     elif MASKED:
         return tl.inline_asm_elementwise(
-            "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=PURE, pack=1
+            "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];",
+            "=&r,l,b",
+            [at, seen],
+            tl.float32,
+            is_pure=PURE,
+            pack=1,
         )
     else:
-        return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=PURE, pack=1)
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=PURE, pack=1
+        )
 
 
 @triton.jit
@@ -279,7 +292,9 @@ def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
         other = tl.load(ids_ptr + places, mask=places < hi * BN, other=document) != document
         before = tl.maximum(before, tl.where(other & (places <= own), places, -1))
         after = tl.minimum(after, tl.where(other & (places > own), places, hi * BN))
-    return uniform(tl.maximum(lo, (tl.max(before) + BN) // BN)), uniform(tl.where(one, tl.min(after) // BN, 0))
+    return uniform(tl.maximum(lo, (tl.max(before) + BN) // BN)), uniform(
+        tl.where(one, tl.min(after) // BN, 0)
+    )
 
 
 @triton.jit
@@ -299,7 +314,9 @@ def key_range(
         if not CAUSAL:
             hi = tl.minimum(hi, last + mask.window)
     if plan_rows is not None:
-        lo_plan, hi_plan = planned(plan_rows, plan_step, tl.cdiv(mask.queries, TILE), first, mask.keys, BM, TILE)
+        lo_plan, hi_plan = planned(
+            plan_rows, plan_step, tl.cdiv(mask.queries, TILE), first, mask.keys, BM, TILE
+        )
         lo, hi = tl.maximum(lo, lo_plan), tl.minimum(hi, hi_plan)
     lo, hi = lo // BN, tl.cdiv(tl.maximum(hi, 0), BN)
     full_lo, full_hi = lo, tl.minimum(mask.keys // BN, hi)
@@ -315,7 +332,9 @@ def key_range(
     full_hi = tl.where(first + BM > mask.queries, 0, full_hi)
     if segments is not None:
         if SAME:
-            full_lo, full_hi = same_document(segments, row_ids, first + mask.offset, full_lo, full_hi, BN)
+            full_lo, full_hi = same_document(
+                segments, row_ids, first + mask.offset, full_lo, full_hi, BN
+            )
         else:
             full_hi = 0
     none = full_lo >= full_hi
@@ -330,7 +349,9 @@ def tile_at(
     """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row. The
     compiler cannot fold `opaque_zero`, and so does not hoist address arithmetic out of earlier loops and spill it."""
     r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
-    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
+    at = (
+        matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
+    )
     if MASKED and WIDTH < PADDED:
         return tl.load(at, mask=(start + r[:, None] < count) & (c[None, :] < WIDTH), other=0.0)
     if MASKED:
@@ -357,21 +378,41 @@ def rows_of(
 @triton.jit
 def row_values(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
     """One value per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
-    return tl.load(vector + rows, mask=rows < count, other=beyond) if MASKED else tl.load(vector + rows)
+    return (
+        tl.load(vector + rows, mask=rows < count, other=beyond)
+        if MASKED
+        else tl.load(vector + rows)
+    )
 
 
 @triton.jit
 def store_tile(
-    matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, opaque_zero=0
+    matrix,
+    tile,
+    start,
+    stride,
+    count,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    opaque_zero=0,
 ):
     """Store the rows of `tile` inside a (count, WIDTH) matrix, rounded to its dtype. `opaque_zero`: as for `tile_at`."""
     r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
-    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
-    tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
+    at = (
+        matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
+    )
+    tl.store(
+        at,
+        narrow(tile, matrix.dtype.element_ty),
+        mask=(start + r[:, None] < count) & (c[None, :] < WIDTH),
+    )
 
 
 @triton.jit
-def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, index, MASKED: tl.constexpr):
+def entries(
+    table, row_start, col_start, rows, cols, q_place, k_place, seen, index, MASKED: tl.constexpr
+):
     """float32 in the shape that `rows` and `cols` broadcast to, of the tile whose first query and key are at the starts:
     table[index] of one head; 0 where not `seen`, if MASKED, else all lies inside, off the prefix.
 

@@ -60,7 +60,9 @@ LENGTHS = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
+@triton.jit(
+    do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"]
+)
 def _partial(
     q, k_ptr, v_ptr, table, row_scale, segments, out, lse,
     skb, skg, sks, svb, svg, svs, ssb, ssh, sth, sib,
@@ -75,7 +77,11 @@ def _partial(
     mask = Mask(queries, keys, offset, window)
     # On the first grid axis with the heads, since the others are limited to 65535.
     blocks = tl.cdiv(group * queries, BM)
-    bg, split, first_row = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.program_id(0) % blocks * BM
+    bg, split, first_row = (
+        (tl.program_id(0) // blocks).to(tl.int64),
+        tl.program_id(1),
+        tl.program_id(0) % blocks * BM,
+    )
     b, g = bg // groups, bg % groups
     row = first_row + tl.arange(0, BM)
     dk, dv, r = tl.arange(0, DK), tl.arange(0, DV), tl.arange(0, BN)
@@ -110,9 +116,15 @@ def _partial(
     for n in range(lo, hi, BN):
         cols = n + r
         k_row, v_row = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
-        valid = (cols < keys)[:, None]  # unfilled slots may hold any bits, NaN and infinities included
-        k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0)
-        v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=valid & (dv[None, :] < WV), other=0.0)
+        valid = (cols < keys)[
+            :, None
+        ]  # unfilled slots may hold any bits, NaN and infinities included
+        k = tl.load(
+            k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0
+        )
+        v = tl.load(
+            v_ptr + v_row[:, None] + dv[None, :], mask=valid & (dv[None, :] < WV), other=0.0
+        )
         seen = seen_of(t[:, None], cols[None, :], None, None, mask, CAUSAL)
         z = mm(q, tl.trans(k)) * softmax_scale
         if table is not None:
@@ -136,12 +148,20 @@ def _partial(
     result = acc / total[:, None]
     if lse is None:
         out_at = b * sob + (h * soh + t.to(tl.int64) * sot)[:, None] + dv[None, :]
-        tl.store(out_ptr + out_at, narrow(result, out_ptr.dtype.element_ty), mask=held[:, None] & (dv[None, :] < WV))
+        tl.store(
+            out_ptr + out_at,
+            narrow(result, out_ptr.dtype.element_ty),
+            mask=held[:, None] & (dv[None, :] < WV),
+        )
     else:
         at = (bg * splits + split) * (group * queries) + row
         tl.store(lse + at, top + tl.log2(total), mask=held)
         # lse = −∞ marks a row without visible keys; its sums are not read.
-        tl.store(out_ptr + at[:, None] * WV + dv[None, :], result, mask=some[:, None] & (dv[None, :] < WV))
+        tl.store(
+            out_ptr + at[:, None] * WV + dv[None, :],
+            result,
+            mask=some[:, None] & (dv[None, :] < WV),
+        )
 
 
 @triton.jit(do_not_specialize=["queries", "splits"])
@@ -156,13 +176,18 @@ def _combine(
     dv = tl.arange(0, DV)
     first = bg * splits * rows + row
     every = tl.arange(0, SPLITS)
-    lse = tl.load(lse_ptr + first + every.to(tl.int64) * rows, mask=every < splits, other=float("-inf"))
+    lse = tl.load(
+        lse_ptr + first + every.to(tl.int64) * rows, mask=every < splits, other=float("-inf")
+    )
     top = tl.max(lse, 0)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2(lse - top), 0)
     h = bg % groups * group + row % group
     if total_ptr is not None:
-        tl.store(total_ptr + ((bg // groups) * (groups * group) + h) * queries + row // group, top + tl.log2(total))
+        tl.store(
+            total_ptr + ((bg // groups) * (groups * group) + h) * queries + row // group,
+            top + tl.log2(total),
+        )
     acc = tl.zeros([DV], tl.float32)
     for s in range(0, splits, CHUNK):
         some = s + tl.arange(0, CHUNK)
@@ -183,7 +208,9 @@ def split_count(programs: int, keys: int, slots: int) -> int:
     """
     most = max(1, min(MOST_SPLITS, keys // FEWEST_KEYS))
     choices = sorted({1, *(min(max(wave * slots // programs, 1), most) for wave in (1, 2, 3, 4))})
-    return min(choices, key=lambda splits: -(-programs * splits // slots) * (keys / splits + PROGRAM_COST))
+    return min(
+        choices, key=lambda splits: -(-programs * splits // slots) * (keys / splits + PROGRAM_COST)
+    )
 
 
 def _blocks(rows: int, width: int, size: int) -> tuple[int, int, int]:
@@ -201,13 +228,21 @@ def _slots_of(device: torch.device, warps: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * (2 if warps == 4 else 1)
 
 
-def decode(call: Operands, *, splits: int | None = None, wants_lse: bool = False) -> tuple[Tensor, Tensor]:
+def decode(
+    call: Operands, *, splits: int | None = None, wants_lse: bool = False
+) -> tuple[Tensor, Tensor]:
     """Attention of few queries on a line, whose keys are read once per 64 rows of T·H/G, in float32 per 32: (B,H,T,Dv) in q's
     dtype, in memory (B,T,H,Dv); log2-sum-exp (B,H,T) float32, empty unless it is wanted. The same bits in every run.
 
     splits: of the keys; None chooses for the device.
     """
-    q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
+    q, table, row_scale, segments, g = (
+        call.q,
+        call.table,
+        call.row_scale,
+        call.segments,
+        call.geometry,
+    )
     q, k, v = common.last_axis_contiguous(q), call.k, call.v
     k_strides, v_strides = (x.stride()[:3] for x in (k, v))
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)

@@ -37,15 +37,36 @@ if TYPE_CHECKING:
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
 # cores. docs/KERNELS.md says which spill registers on compute capability 9.0 (tools/compile_kernels.py).
-BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
+BLOCKS_16 = {
+    16: (128, 64, 4, 3),
+    32: (128, 64, 4, 3),
+    64: (128, 64, 4, 3),
+    128: (128, 128, 8, 2),
+    256: (128, 64, 8, 2),
+}
 CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
-UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
-BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
+UNEVEN_BLOCKS_16 = {
+    **dict.fromkeys((16, 32, 64), (128, 64, 8, 3)),
+    128: (128, 32, 8, 2),
+    256: (64, 16, 8, 2),
+}
+BLOCKS_32 = {
+    16: (32, 32, 4, 2),
+    32: (32, 16, 8, 2),
+    64: (32, 32, 8, 2),
+    128: (32, 16, 8, 2),
+    256: (32, 16, 8, 2),
+}
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
 # Where the products with the next keys are issued before the exponentials of these. The second is for windows up to 64 columns,
 # and at 128 for documents, or row scales without a plan.
 AHEAD = ((128, 128, 8, 2), (128, 64, 8, 3))
-GRID_64 = (128, 128, 8, 2)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
+GRID_64 = (
+    128,
+    128,
+    8,
+    2,
+)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
 
 
 def block_sizes(
@@ -98,9 +119,16 @@ def multiply_keys(
     """(BM, BN) products of the queries with the keys from `start` on."""
     tensor, b, g = block.k
     count = block.mask.keys
-    z = mm(block.q, tl.trans(rows_of(tensor, b, g, LANES, start, count, WIDTH_K, DK, BN, MASKED, AHEAD)))
+    z = mm(
+        block.q,
+        tl.trans(rows_of(tensor, b, g, LANES, start, count, WIDTH_K, DK, BN, MASKED, AHEAD)),
+    )
     if LANES > 0:
-        z = mm(block.q_lanes, tl.trans(rows_of(tensor, b, g, 0, start, count, LANES, DL, BN, MASKED, AHEAD)), z)
+        z = mm(
+            block.q_lanes,
+            tl.trans(rows_of(tensor, b, g, 0, start, count, LANES, DL, BN, MASKED, AHEAD)),
+            z,
+        )
     return z
 
 
@@ -132,7 +160,18 @@ def _attend(
             z *= block.factor
             q_rows, k_cols, index = rows[:, None], cols[None, :], block.table_index
             q_place, k_place = place_of(q_rows, index), place_of(k_cols, index)
-            z += entries(block.table, block.first, n * BN, q_rows, k_cols, q_place, k_place, seen, index, MASKED)
+            z += entries(
+                block.table,
+                block.first,
+                n * BN,
+                q_rows,
+                k_cols,
+                q_place,
+                k_place,
+                seen,
+                index,
+                MASKED,
+            )
         if block.scale is not None:
             z *= block.scale[:, None]
         if MASKED:
@@ -151,10 +190,24 @@ def _attend(
 
 
 # Sizes change from call to call and must not trigger recompilation.
-LENGTHS = ["ssb", "sth", "heads", "group", "tiles", "queries", "keys", "offset", "window", "origin", "prefix"]
+LENGTHS = [
+    "ssb",
+    "sth",
+    "heads",
+    "group",
+    "tiles",
+    "queries",
+    "keys",
+    "offset",
+    "window",
+    "origin",
+    "prefix",
+]
 
 
-@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
+@triton.jit(
+    do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"]
+)
 def _forward(
     q, k, v, table, row_scale, segments, plan, codes, out, lse, ssb, sth,
     heads, group, tiles, queries, keys, offset, window, origin, prefix, factor,
@@ -190,15 +243,35 @@ def _forward(
         first, plan, plan_step, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, DK + DV <= 256
     )  # fmt: skip
     k_side, v_side = (k, b, h // group), (v, b, h // group)
-    block = Block(first, rows, row_ids, q, q_lanes, k_side, v_side, table, segments, factor, scale, mask, index)
+    block = Block(
+        first,
+        rows,
+        row_ids,
+        q,
+        q_lanes,
+        k_side,
+        v_side,
+        table,
+        segments,
+        factor,
+        scale,
+        mask,
+        index,
+    )
     top = tl.full([BM], float("-inf"), tl.float32)
     next_z = top
     if AHEAD:
         next_z = multiply_keys(block, lo * BN, WIDTH_K, DK, LANES, DL, BN, True, AHEAD)
     sums = tl.zeros([BM, DV], tl.float32), tl.zeros([BM], tl.float32), top, next_z
-    sums = _attend(sums, block, lo, full_lo, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, True)
-    sums = _attend(sums, block, full_lo, full_hi, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, False)
-    acc, total, top, _ = _attend(sums, block, full_hi, hi, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, True)
+    sums = _attend(
+        sums, block, lo, full_lo, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, True
+    )
+    sums = _attend(
+        sums, block, full_lo, full_hi, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, False
+    )
+    acc, total, top, _ = _attend(
+        sums, block, full_hi, hi, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, True
+    )
     # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
     lse2 = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
     acc /= tl.where(total == 0.0, 1.0, total)[:, None]
@@ -211,7 +284,14 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
 
     plan: tiles to compute; None for every visible one.
     """
-    q, k, v, row_scale, segments, g = call.q, call.k, call.v, call.row_scale, call.segments, call.geometry
+    q, k, v, row_scale, segments, g = (
+        call.q,
+        call.k,
+        call.v,
+        call.row_scale,
+        call.segments,
+        call.geometry,
+    )
     table2 = call.table2
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
@@ -230,7 +310,9 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         elif on_grid_alone and even and q.element_size() == 2 and max(dk, dv) <= 64:
             bm, bn, warps, stages = GRID_64
         else:
-            bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
+            bm, bn, warps, stages = block_sizes(
+                dk, dv, padded_lanes, q.element_size(), crowded, even, limit
+            )
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         k_side, v_side = (descriptor(x, bn) if ahead else strided(x) for x in (k, v))
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](

@@ -27,11 +27,16 @@ def operands(
 
     place: [causal, window, origin, lanes] on a line; on a grid with its [height, width, prefix] behind.
     """
-    (batch, heads, queries, width_k), (_, groups, keys, width_v) = q.shape, (*k.shape[:3], v.shape[3])
+    (batch, heads, queries, width_k), (_, groups, keys, width_v) = (
+        q.shape,
+        (*k.shape[:3], v.shape[3]),
+    )
     shape = (batch, heads, groups, queries, keys, width_k, width_v)
     causal, window, origin, lanes, *grid = place
     height, width, prefix = grid or (0, 0, 0)
-    geometry = Geometry(*shape, lanes, bool(causal), window, origin, height, width, prefix, softmax_scale)
+    geometry = Geometry(
+        *shape, lanes, bool(causal), window, origin, height, width, prefix, softmax_scale
+    )
     return Operands(q, k, v, table, row_scale, segments, geometry)
 
 
@@ -47,7 +52,11 @@ def _attention(
     call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     plan = make_plan(call) if skip else None
     out, lse2 = attention_forward(call, plan)
-    return out, lse2, torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows
+    return (
+        out,
+        lse2,
+        torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows,
+    )
 
 
 @torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
@@ -82,13 +91,18 @@ attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_
 def _(q, k, v, table, row_scale, segments, params, jacobian, *scalars):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     heads = q.shape[0] * q.shape[1]
-    rows = q.new_empty((2, heads, cdiv(q.shape[2], common.TILE)) if scalars[-1] else (2, 0, 0), dtype=torch.int32)
+    rows = q.new_empty(
+        (2, heads, cdiv(q.shape[2], common.TILE)) if scalars[-1] else (2, 0, 0), dtype=torch.int32
+    )
     return out, q.new_empty(q.shape[:3], dtype=torch.float32), rows
 
 
 @_backward_op.register_fake
 def _(grad_out, grad_lse2, q, k, v, table, row_scale, segments, params, jacobian, *rest):
-    wide = (q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (table, row_scale, params))
+    wide = (
+        q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
+        for x in (table, row_scale, params)
+    )
     d_table, d_scale, d_params = wide
     d_table = d_table if rest[-1] else q.new_empty(0, dtype=torch.float32)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, d_scale, d_params
@@ -103,13 +117,19 @@ def _setup_context(ctx, inputs, output):
 
 def _gradients(ctx, grad_out, grad_lse2, *_):
     needs = ctx.needs_input_grad
-    dq, dk, dv, *grads = _backward_op(grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs[3])
-    d_table, d_scale, d_params = (g if needs[n] else None for g, n in zip(grads, (3, 4, 6), strict=True))
+    dq, dk, dv, *grads = _backward_op(
+        grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs[3]
+    )
+    d_table, d_scale, d_params = (
+        g if needs[n] else None for g, n in zip(grads, (3, 4, 6), strict=True)
+    )
     return dq, dk, dv, d_table, d_scale, None, d_params, *[None] * 5
 
 
 def _no_second_derivative(ctx, *_):
-    raise RuntimeError("kernel 'triton' has no second derivative; use kernel='reference' with create_graph=True")
+    raise RuntimeError(
+        "kernel 'triton' has no second derivative; use kernel='reference' with create_graph=True"
+    )
 
 
 attention_op.register_autograd(_gradients, setup_context=_setup_context)
@@ -130,7 +150,9 @@ class _Attention(torch.autograd.Function):
 
 def fused_attention(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
     """The attention of `attention_op`, with its arguments, and the log2-sum-exp; both differentiable."""
-    by_torch = torch.compiler.is_compiling() or not has_values(q)  # which propagates shapes by the operator
+    by_torch = torch.compiler.is_compiling() or not has_values(
+        q
+    )  # which propagates shapes by the operator
     attend = attention_op if by_torch else _Attention.apply
     return attend(q, *others)[:2]
 

@@ -26,7 +26,14 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import Geometry, Operands, cdiv, last_axis_contiguous, on_device, scale_stride
+from zoo.attention.triton.common import (
+    Geometry,
+    Operands,
+    cdiv,
+    last_axis_contiguous,
+    on_device,
+    scale_stride,
+)
 
 # Block sizes of the plan's kernels: query and key tiles, tiles and columns of q and k, chunks of the table, and tiles where
 # little else is held. The interpreter pays per program; the device pays in registers: 8 × 32 tiles on 4 warps take 128 to 168
@@ -54,7 +61,15 @@ class Plan:
         cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=self.rows.device)
         with on_device(cols):
             column_intervals[(count * cdiv(k_tiles, BLOCK),)](
-                cols, self.rows, count, q_tiles, k_tiles, self.geometry.offset, TILE=self.tile, BLOCK=BLOCK, num_warps=4
+                cols,
+                self.rows,
+                count,
+                q_tiles,
+                k_tiles,
+                self.geometry.offset,
+                TILE=self.tile,
+                BLOCK=BLOCK,
+                num_warps=4,
             )
         return cols
 
@@ -72,7 +87,9 @@ def _kernel(fn):
     return triton.jit(
         fn,
         do_not_specialize=[name for name in SHAPES if name in names],
-        do_not_specialize_on_alignment=[name for name in ("scale", "segments", "table", "entries") if name in names],
+        do_not_specialize_on_alignment=[
+            name for name in ("scale", "segments", "table", "entries") if name in names
+        ],
     )
 
 
@@ -96,22 +113,35 @@ def _tile_extremes(
     stats += head_at * tiles + tile
     if IDS:
         # One head of each batch row writes the extremes of its document ids.
-        at_id = segments + b * ids_batch + tl.cast(first_tile * TILE + offset, tl.int64) * ids_column + row * ids_column
+        at_id = (
+            segments
+            + b * ids_batch
+            + tl.cast(first_tile * TILE + offset, tl.int64) * ids_column
+            + row * ids_column
+        )
         document = tl.load(at_id, mask=real & (h == 0), other=0).to(tl.int32)
         place = ids + b * tiles + tile
-        tl.store(place, tl.min(tl.where(real, document, 0x7FFFFFFF), axis=1), mask=exists & (h == 0))
+        tl.store(
+            place, tl.min(tl.where(real, document, 0x7FFFFFFF), axis=1), mask=exists & (h == 0)
+        )
         place += batch * tiles
-        tl.store(place, tl.max(tl.where(real, document, -0x80000000), axis=1), mask=exists & (h == 0))
+        tl.store(
+            place, tl.max(tl.where(real, document, -0x80000000), axis=1), mask=exists & (h == 0)
+        )
     squares = tl.zeros((SEVERAL, TILE), tl.float32)
     wrong = tl.zeros((SEVERAL, TILE), tl.int32)
     row_scale = tl.full((SEVERAL, TILE), 1.0, tl.float32)
     if SCALED:
         scale += b * scale_batch + h * scale_head + first_tile.to(tl.int64) * TILE * scale_row
-        row_scale = tl.load(scale + row.to(tl.int64) * scale_row, mask=real, other=0.0).to(tl.float32)
+        row_scale = tl.load(scale + row.to(tl.int64) * scale_row, mask=real, other=0.0).to(
+            tl.float32
+        )
         wrong |= (~(tl.abs(row_scale) < float("inf"))).to(tl.int32)
         place = stats + (1 + 2 * lanes) * plane
         tl.store(place, tl.min(tl.where(real, row_scale, float("inf")), axis=1), mask=exists)
-        tl.store(place + plane, tl.max(tl.where(real, row_scale, -float("inf")), axis=1), mask=exists)
+        tl.store(
+            place + plane, tl.max(tl.where(real, row_scale, -float("inf")), axis=1), mask=exists
+        )
     row_scale *= factor
     for first in range(0, width, COLUMNS):
         cols = first + tl.arange(0, COLUMNS)
@@ -148,7 +178,11 @@ def _chunk_extremes(
     part = tl.where(part == part, part, float("inf"))
     place = chunks + head * count + chunk
     tl.store(place, tl.min(tl.where(real, part, float("inf")), axis=1), mask=chunk < count)
-    tl.store(place + heads * count, tl.max(tl.where(real, part, -float("inf")), axis=1), mask=chunk < count)
+    tl.store(
+        place + heads * count,
+        tl.max(tl.where(real, part, -float("inf")), axis=1),
+        mask=chunk < count,
+    )
 
 
 @_kernel
@@ -179,7 +213,15 @@ def extremes(
         )  # fmt: skip
     elif TABLE:
         _chunk_extremes(
-            program - q_programs - k_programs, table, chunks, heads, columns, chunk_count, table_head, TILE, CHUNKS
+            program - q_programs - k_programs,
+            table,
+            chunks,
+            heads,
+            columns,
+            chunk_count,
+            table_head,
+            TILE,
+            CHUNKS,
         )
 
 
@@ -214,7 +256,9 @@ def _content_and_lanes(stats, tiles, LOWER: tl.constexpr):
         high = tl.load(high_at + tiles, mask=inside, other=0.0)[None, :] - middle[:, None]
         if LOWER:
             low, high = -high, -low
-        term = _largest_product(tl.load(q_at + q_plane)[:, None], tl.load(q_at + 2 * q_plane)[:, None], low, high)
+        term = _largest_product(
+            tl.load(q_at + q_plane)[:, None], tl.load(q_at + 2 * q_plane)[:, None], low, high
+        )
         total += term
         size += tl.abs(term)
         q_at += 2 * q_plane
@@ -230,12 +274,19 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
     """
     chunks, plane, columns, steps, origin, codes, prefix, base, scale_low, scale_high = table
     first_row, last_row, keys = reach[0][:, None], reach[1][:, None], reach[2]
-    first_key, last_key = (tiles * TILE)[None, :], (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :]
+    first_key, last_key = (
+        (tiles * TILE)[None, :],
+        (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :],
+    )
     if GRID:
         seen &= (last_row >= prefix) & (last_key >= prefix)
         first_key = tl.minimum(first_key, keys - 1)
-        low_at = tl.load(codes + tl.maximum(last_key, prefix)) - tl.load(codes + tl.maximum(first_row, prefix))
-        high_at = tl.load(codes + tl.maximum(first_key, prefix)) - tl.load(codes + tl.maximum(last_row, prefix))
+        low_at = tl.load(codes + tl.maximum(last_key, prefix)) - tl.load(
+            codes + tl.maximum(first_row, prefix)
+        )
+        high_at = tl.load(codes + tl.maximum(first_key, prefix)) - tl.load(
+            codes + tl.maximum(last_row, prefix)
+        )
     else:
         low_at, high_at = first_row - last_key, last_row - first_key
     first = tl.minimum(tl.maximum(low_at + origin, 0), columns - 1) // TILE
@@ -245,7 +296,9 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
     for step in range(0, steps):
         mask = seen & (first + step <= last)
         low = tl.minimum(low, tl.load(chunks + first + step, mask=mask, other=float("inf")))
-        high = tl.maximum(high, tl.load(chunks + plane + first + step, mask=mask, other=-float("inf")))
+        high = tl.maximum(
+            high, tl.load(chunks + plane + first + step, mask=mask, other=-float("inf"))
+        )
     if GRID:
         # Prefix tokens have no bias.
         zero = (first_row < prefix) | (first_key < prefix)
@@ -266,7 +319,12 @@ def _visible_tiles(tiles, reach, documents, IDS: tl.constexpr):
     if IDS:
         k_low = tl.load(k_ids + tiles, mask=tiles < k_tiles, other=0)
         k_high = tl.load(k_ids + plane + tiles, mask=tiles < k_tiles, other=0)
-        same = seen & (q_low == q_high)[:, None] & (k_low == k_high)[None, :] & (k_low[None, :] == q_low[:, None])
+        same = (
+            seen
+            & (q_low == q_high)[:, None]
+            & (k_low == k_high)[None, :]
+            & (k_low[None, :] == q_low[:, None])
+        )
         seen &= (k_low[None, :] <= q_high[:, None]) & (k_high[None, :] >= q_low[:, None])
     return seen, same
 
@@ -285,7 +343,10 @@ def _floor(
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
         tiles = start + tl.arange(0, VECTOR)
         seen, for_all = _visible_tiles(tiles, reach, documents, IDS)
-        first_key, last_key = (tiles * TILE)[None, :], (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :]
+        first_key, last_key = (
+            (tiles * TILE)[None, :],
+            (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :],
+        )
         if CAUSAL:
             for_all &= first_key <= low
         if WINDOW:
@@ -350,14 +411,18 @@ def row_intervals(
         scale_low, scale_high = tl.load(scale_at), tl.load(scale_at + q_plane)
     if TABLE:
         # Biases are relative to the own key's entry, unless that is −∞.
-        base += tl.load(entries + h * table_head + (origin if GRID else origin - offset)).to(tl.float32)
+        base += tl.load(entries + h * table_head + (origin if GRID else origin - offset)).to(
+            tl.float32
+        )
         if GRID:
             base = tl.where(last_row >= prefix, base, 0.0)
         has_own &= base > -float("inf")
         base = tl.where(tl.abs(base) < float("inf"), base, 0.0)
         if GRID:
             # Prefix rows of a mixed tile have no bias at their own key: sup of row_scale·(base − 0).
-            mixed = _largest_product(scale_low, scale_high, tl.minimum(base, 0.0), tl.maximum(base, 0.0))
+            mixed = _largest_product(
+                scale_low, scale_high, tl.minimum(base, 0.0), tl.maximum(base, 0.0)
+            )
             own_bias = tl.where(first_row < prefix, mixed, 0.0)
 
     stats = (q_stats + at, k_at, q_plane, k_plane, k_tiles, own_first, own_last, lanes)
@@ -390,7 +455,9 @@ def row_intervals(
 
 
 @_kernel
-def column_intervals(cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.constexpr, BLOCK: tl.constexpr):
+def column_intervals(
+    cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.constexpr, BLOCK: tl.constexpr
+):
     """First and last query tile whose interval holds a key tile, for BLOCK key tiles of one head."""
     blocks = (k_tiles + BLOCK - 1) // BLOCK
     at = tl.program_id(0).to(tl.int64)
@@ -428,16 +495,25 @@ def make_plan(call: Operands, budget: float = 24.0 * math.log(2.0)) -> Plan:
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
     # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the smallest and largest document id.
     planes = 1 + 2 * g.lanes
-    q_stats = torch.empty(planes + 2 * (row_scale is not None), count, q_tiles, dtype=torch.float32, device=q.device)
+    q_stats = torch.empty(
+        planes + 2 * (row_scale is not None), count, q_tiles, dtype=torch.float32, device=q.device
+    )
     k_stats = torch.empty(planes, g.batch * g.groups, k_tiles, dtype=torch.float32, device=q.device)
     q_ids, k_ids = (
-        torch.empty(2, g.batch, 0 if segments is None else tiles, dtype=torch.int32, device=q.device)
+        torch.empty(
+            2, g.batch, 0 if segments is None else tiles, dtype=torch.int32, device=q.device
+        )
         for tiles in (q_tiles, k_tiles)
     )
     # Of each chunk of `tile` columns of the table the minimum and maximum, +∞ for NaN.
     chunks = torch.empty(2, g.heads, chunk_count, dtype=torch.float32, device=q.device)
     entries, table_head = (q_stats, 0) if table is None else (table, table.stride(0))
-    flags = {"SCALED": row_scale is not None, "IDS": segments is not None, "TABLE": table is not None, "TILE": tile}
+    flags = {
+        "SCALED": row_scale is not None,
+        "IDS": segments is not None,
+        "TABLE": table is not None,
+        "TILE": tile,
+    }
     programs = [count * cdiv(q_tiles, SEVERAL), g.batch * g.groups * cdiv(k_tiles, SEVERAL)]
     programs += [g.heads * cdiv(chunk_count, CHUNKS)]
     with on_device(q):
@@ -466,7 +542,9 @@ def skipped_share(call: Operands) -> float:
 
     A tile is visible unless causality, the window or disjoint document id ranges hide all of it.
     """
-    needed, seen = ((hi - lo).sum().item() for lo, hi in (make_plan(call).rows, make_plan(call, math.inf).rows))
+    needed, seen = (
+        (hi - lo).sum().item() for lo, hi in (make_plan(call).rows, make_plan(call, math.inf).rows)
+    )
     return 1.0 - needed / seen if seen else 0.0
 
 

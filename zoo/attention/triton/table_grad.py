@@ -51,7 +51,9 @@ LENGTHS = [
 
 
 @triton.jit
-def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr, TILE: tl.constexpr):
+def _needed(
+    plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr, TILE: tl.constexpr
+):
     """The part of query blocks [lo, hi) on a diagonal between the first and last that the plan requires."""
     first, last = hi, lo
     for start in range(lo * BLOCK // TILE, tl.cdiv(hi * BLOCK, TILE), 128):
@@ -60,7 +62,10 @@ def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr,
         right = tl.load(plan + (all_rows + row) * q_tiles + tile, mask=tile < q_tiles, other=0)
         block, end = tile * TILE // BLOCK, ((tile + 1) * TILE - 1) // BLOCK + 1
         # Keys of the diagonal's blocks at this tile of queries, in tiles, rounded outwards.
-        key_lo, key_hi = (block - diagonal) * BLOCK // TILE, ((end - diagonal) * BLOCK + TILE - 1) // TILE
+        key_lo, key_hi = (
+            (block - diagonal) * BLOCK // TILE,
+            ((end - diagonal) * BLOCK + TILE - 1) // TILE,
+        )
         needed = (left < key_hi) & (right > key_lo) & (left < right)
         first = tl.minimum(first, tl.min(tl.where(needed, block, hi), 0))
         last = tl.maximum(last, tl.max(tl.where(needed, end, lo), 0))
@@ -124,7 +129,9 @@ def _diagonal(
         opaque_zero = b_at // batch  # see tile_at
         if PARTS == 1:
             middle = first
-        for edges in tl.static_range(2 - PARTS, 2):  # 0: tiles inside the lines, 1: tiles at their ends
+        for edges in tl.static_range(
+            2 - PARTS, 2
+        ):  # 0: tiles inside the lines, 1: tiles at their ends
             begin = middle if edges == 1 else first
             count = last - middle if edges == 1 else middle - first
             walk = count
@@ -138,18 +145,28 @@ def _diagonal(
                 q_at, k_at = q_base + m * BLOCK, k_base + (m - diagonal) * BLOCK
                 q_end, k_end = q_base + line_q, k_base + line_k
                 rows, cols = q_at + r, k_at + c
-                q_tile = rows_of(q, b, h, LANES, q_at, q_end, WIDTH_K, DK, BLOCK, edges == 1, TMA, opaque_zero)
-                k_tile = rows_of(k, b, g, LANES, k_at, k_end, WIDTH_K, DK, BLOCK, edges == 1, TMA, opaque_zero)
+                q_tile = rows_of(
+                    q, b, h, LANES, q_at, q_end, WIDTH_K, DK, BLOCK, edges == 1, TMA, opaque_zero
+                )
+                k_tile = rows_of(
+                    k, b, g, LANES, k_at, k_end, WIDTH_K, DK, BLOCK, edges == 1, TMA, opaque_zero
+                )
                 z = mm(q_tile, tl.trans(k_tile))
                 if LANES > 0:
-                    q_lanes = rows_of(q, b, h, 0, q_at, q_end, LANES, DL, BLOCK, edges == 1, False, opaque_zero)
-                    k_lanes = rows_of(k, b, g, 0, k_at, k_end, LANES, DL, BLOCK, edges == 1, False, opaque_zero)
+                    q_lanes = rows_of(
+                        q, b, h, 0, q_at, q_end, LANES, DL, BLOCK, edges == 1, False, opaque_zero
+                    )
+                    k_lanes = rows_of(
+                        k, b, g, 0, k_at, k_end, LANES, DL, BLOCK, edges == 1, False, opaque_zero
+                    )
                     z = mm(q_lanes, tl.trans(k_lanes), z)
                 z *= factor
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
-                    scale = row_values(row_scale + b * scale_b + h * queries, rows, q_end, 1.0, edges == 1)
+                    scale = row_values(
+                        row_scale + b * scale_b + h * queries, rows, q_end, 1.0, edges == 1
+                    )
                     p = tl.exp2(scale * z + (scale * bias - lse_rows)) * scale
                 else:
                     p = tl.exp2(z + bias - lse_rows)
@@ -157,21 +174,35 @@ def _diagonal(
                     p = tl.where((rows < q_end) & (cols < k_end), p, 0.0)
                 if segments is not None:
                     row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, edges == 1)
-                    p = tl.where(row_ids == row_values(segments + b * keys, cols, k_end, 0, edges == 1), p, 0.0)
-                do_tile = rows_of(grad_out, b, h, 0, q_at, q_end, WIDTH_V, DV, BLOCK, edges == 1, TMA, opaque_zero)
-                v_tile = rows_of(v, b, g, 0, k_at, k_end, WIDTH_V, DV, BLOCK, edges == 1, TMA, opaque_zero)
+                    p = tl.where(
+                        row_ids == row_values(segments + b * keys, cols, k_end, 0, edges == 1),
+                        p,
+                        0.0,
+                    )
+                do_tile = rows_of(
+                    grad_out, b, h, 0, q_at, q_end, WIDTH_V, DV, BLOCK, edges == 1, TMA, opaque_zero
+                )
+                v_tile = rows_of(
+                    v, b, g, 0, k_at, k_end, WIDTH_V, DV, BLOCK, edges == 1, TMA, opaque_zero
+                )
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
     # Entries with bias −∞ are hidden in every tile of the diagonal; discard whatever they accumulated.
     total = tl.where(bias == float("-inf"), 0.0, total)
-    r += turn // (turn + lines)  # adds an opaque 0: recompute r instead of keeping it in registers across the loops
-    sheared = tl.gather(total, (r - c + BLOCK) % BLOCK, 1)  # column s: r − c = s from row s on, s − BLOCK above it
+    r += turn // (
+        turn + lines
+    )  # adds an opaque 0: recompute r instead of keeping it in registers across the loops
+    sheared = tl.gather(
+        total, (r - c + BLOCK) % BLOCK, 1
+    )  # column s: r − c = s from row s on, s − BLOCK above it
     at = partial + (part * heads + h) * (differences * diagonals * 2 * BLOCK)
     at += ((dy + lines - 1) * diagonals + place) * 2 * BLOCK + tl.arange(0, BLOCK)
     tl.store(at, tl.sum(tl.where(r < c, sheared, 0.0), 0))
     tl.store(at + BLOCK, tl.sum(tl.where(r < c, 0.0, sheared), 0))
 
 
-def _diagonal_range(g: Geometry, line_q: int, line_k: int, block: int, constant_from: int = 0) -> tuple[int, int]:
+def _diagonal_range(
+    g: Geometry, line_q: int, line_k: int, block: int, constant_from: int = 0
+) -> tuple[int, int]:
     """First diagonal of blocks and their count, of those with a visible pair at a distance below `constant_from`, if any.
     On a grid only the lines' ends bound them."""
     low, high = 1 - line_k, line_q - 1  # of i − j
@@ -210,10 +241,14 @@ def table_gradient(
     g, table2 = call.geometry, call.table2
     assert table2 is not None
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
-    row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
+    row_scale, segments = (
+        None if x is None else x.contiguous() for x in (call.row_scale, call.segments)
+    )
     grad_out, lse2, delta, _ = upstream
     grid = g.grid_width > 0
-    line_q, line_k, lines = (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
+    line_q, line_k, lines = (
+        (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
+    )
     options = shape_options(g)
     width = max(options["DK"], options["DV"])
     block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]

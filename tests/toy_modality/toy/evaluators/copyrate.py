@@ -16,12 +16,20 @@ class CopyRate(Evaluator[CopySettings, ToyModel]):
     scores = (Score("copied", unit_interval=True),)
 
     def cells(self, model):
-        return [Cell(f"length={n}", n, {"length": n}) for n in self.settings.resolved_lengths(self.trained_at(model))]
+        return [
+            Cell(f"length={n}", n, {"length": n})
+            for n in self.settings.resolved_lengths(self.trained_at(model))
+        ]
 
     @torch.inference_mode()
     def measure(self, model, cell):
         shape = (self.settings.samples or 4, cell.data["length"] // self.settings.repeats)
-        drawn = torch.randint(model.config.symbols, shape, generator=torch.Generator().manual_seed(self.settings.seed))
+        drawn = torch.randint(
+            model.config.symbols, shape, generator=torch.Generator().manual_seed(self.settings.seed)
+        )
         tokens = drawn.repeat(1, self.settings.repeats)
         right = model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]
-        return {"length": cell.data["length"], "copied": right[:, shape[1] - 1 :].double().mean().item()}
+        return {
+            "length": cell.data["length"],
+            "copied": right[:, shape[1] - 1 :].double().mean().item(),
+        }

@@ -1,12 +1,15 @@
-"""A window into attention: weights, and what of them is the prior's and what the content's, for asked rows, exactly.
+"""A window into attention: weights, and what of them is the prior's and what the content's, for
+asked rows, exactly.
 
-With content logits s = ⟨q_i, k_j⟩/√d_c and the log-prior K, both times the row scale (SSMax), over the keys that row i sees:
+With content logits s = ⟨q_i, k_j⟩/√d_c and the log-prior K, both times the row scale (SSMax), over
+the keys that row i sees:
 
     p = softmax(s + K)        π = softmax(K), the prior        c = softmax(s)        p_j = Z·c_j·π_j
 
-`analyse` runs a model and reads its attention calls, whatever the method: priors as lanes or tables, rotations (they are in q
-and k), sums, grids, documents, windows. All arithmetic is float64; memory is O(S) a row, a block of rows at a time. Sources:
-GOAT (arXiv 2601.15380) §5, BAM (2505.22842) on Z.
+`analyse` runs a model and reads its attention calls, whatever the method: priors as lanes or
+tables, rotations (they are in q and k), sums, grids, documents, windows. All arithmetic is float64;
+memory is O(S) a row, a block of rows at a time. Sources: GOAT (arXiv 2601.15380) §5, BAM
+(2505.22842) on Z.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ LOGITS = 1 << 22  # of a block of rows: 32 MiB each of content, prior and weight
 
 @dataclass(frozen=True)
 class Analysis:
-    """One layer's attention at some rows. Measures are (B, H, R) float64, of the asked heads and rows, in nats or logits.
+    """One layer's attention at some rows. Measures are (B, H, R) float64, of the asked heads and
+    rows, in nats or logits.
 
     Attributes:
         layer: its number.
@@ -40,15 +44,18 @@ class Analysis:
         entropy: −Σ p ln p.
         divergence: KL(p‖π) = Σ p ln(p/π), what the content adds to the prior.
         content_range: ω = max s − min s over the keys seen; π·e^−ω ≤ p ≤ π·e^ω (GOAT th. 5.1).
-        log_z: ln Z = −ln Σ_j c_j·π_j, how far content and prior disagree; BAM's pointwise mutual information, row by row.
+        log_z: ln Z = −ln Σ_j c_j·π_j, how far content and prior disagree; BAM's pointwise mutual
+            information, row by row.
         sink_mass: p_j* of the sink j*, the first key of the row's document.
-        content_margin, prior_margin: s and K at the sink, less theirs at the other key whose s + K is greatest (def. 5.2).
+        content_margin, prior_margin: s and K at the sink, less theirs at the other key whose s + K
+            is greatest (def. 5.2).
         mass: (B, H, R, spans) Σ p over each marked span.
         distance: Σ p·|i − j|, in tokens of a line.
         weights: (B, H, R, S) p, where asked for.
 
-    A row that does not see the sink has NaN for its mass and margins, one that sees nothing else infinite
-    margins. A row that sees no key at all, as a mask may have it, has weights and masses 0 and NaN for the rest.
+    A row that does not see the sink has NaN for its mass and margins, one that sees nothing else
+    infinite margins. A row that sees no key at all, as a mask may have it, has weights and masses 0
+    and NaN for the rest.
     """
 
     layer: int
@@ -117,7 +124,8 @@ def analyse_call(
     spans: Sequence[tuple[int, int]] = (),
     full: bool = False,
 ) -> Analysis:
-    """The same of one call of `prior_attention`. Arguments as in `analyse`; rows are counted from the first query."""
+    """The same of one call of `prior_attention`. Arguments as in `analyse`; rows are counted from
+    the first query."""
     num_heads, queries, keys = call.q.shape[1], call.num_queries, call.num_keys
     chosen = list(range(queries)) if rows is None else [n + queries if n < 0 else n for n in rows]
     if not chosen or any(not 0 <= n < queries for n in chosen):
@@ -163,7 +171,8 @@ def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
 
 
 def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """(B, H, r, S) float64 content and prior logits of queries [start, stop), times the row scale, nothing hidden."""
+    """(B, H, r, S) float64 content and prior logits of queries [start, stop), times the row scale,
+    nothing hidden."""
     num_heads, width = call.q.shape[1], call.q.shape[-1]
     k = repeat_heads(call.k, num_heads).double()
     content = (
@@ -191,7 +200,8 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
 def _measure(
     content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away: Tensor
 ) -> dict[str, Tensor]:
-    """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, marked spans (n, S) and distances (r, S)."""
+    """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, marked spans (n, S)
+    and distances (r, S)."""
     logits = content + prior
     log_p, log_prior, log_content = (x.log_softmax(-1) for x in (logits, prior, content))
     seen = logits > -math.inf

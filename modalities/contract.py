@@ -1,11 +1,13 @@
 """What the training loop and the evaluate command know of a modality.
 
-A modality is one object of class `Modality`, registered under the entry-point group `priorzoo.modalities`:
+A modality is one object of class `Modality`, registered under the entry-point group
+`priorzoo.modalities`:
 
     [project.entry-points."priorzoo.modalities"]
     toy = "toy:MODALITY"
 
-Those that ship are found without installation too (`zoo.catalog.SHIPPED`). CONTRIBUTING adds one, step by step.
+Those that ship are found without installation too (`zoo.catalog.SHIPPED`). CONTRIBUTING adds one,
+step by step.
 """
 
 from __future__ import annotations
@@ -42,10 +44,12 @@ class Loader(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
     def state_dict(self) -> State:
-        """JSON values from which `load_state_dict` continues with the next sample. Equal on all ranks, or this rank's own."""
+        """JSON values from which `load_state_dict` continues with the next sample. Equal on all
+        ranks, or this rank's own."""
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ValueError for a state of other data, or of a set-up in which samples would differ."""
+        """Raises ValueError for a state of other data, or of a set-up in which samples would
+        differ."""
 
 
 class OpenLoader(Protocol[DataIn]):
@@ -55,7 +59,8 @@ class OpenLoader(Protocol[DataIn]):
 
 
 class OpenHeldout(Protocol[DataIn]):
-    """Opens the first held-out samples: this rank's batches, the same at every iteration, equally many on every rank."""
+    """Opens the first held-out samples: this rank's batches, the same at every iteration, equally
+    many on every rank."""
 
     def __call__(
         self, data: DataIn, /, *, samples: int, rank: int, world: int, micro_batch: int
@@ -63,13 +68,15 @@ class OpenHeldout(Protocol[DataIn]):
 
 
 class Loss(Protocol):
-    """Mean loss over the targets of a batch of `modalities.loading.to_device`, and a tensor for each of the `metrics`.
-    The model is one of the modality, or the engine round it, which has its attributes."""
+    """Mean loss over the targets of a batch of `modalities.loading.to_device`, and a tensor for
+    each of the `metrics`. The model is one of the modality, or the engine round it, which has its
+    attributes."""
 
     def __call__(self, model: Any, batch: Batch, /) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
-# What a command of the command line asks of a model. Inputs that a model cannot read are a ValueError, files also an OSError.
+# What a command of the command line asks of a model. Inputs that a model cannot read are a
+# ValueError, files also an OSError.
 
 
 @runtime_checkable
@@ -79,7 +86,8 @@ class Writer(Protocol):
     def stream_text(
         self, prompt: str, *, max_new_tokens: int, **sampling: float | None
     ) -> Iterator[str]:
-        """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p, seed."""
+        """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p,
+        seed."""
 
 
 @runtime_checkable
@@ -87,7 +95,8 @@ class Classifier(Protocol):
     """A model that names what an image shows: `priorzoo predict`."""
 
     def classify(self, path: str, /, *, size: int | None = None) -> list[tuple[str, float]]:
-        """Every class and its probability, likeliest first. size: side in pixels; None: as trained."""
+        """Every class and its probability, likeliest first. size: side in pixels; None: as
+        trained."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,11 @@ class Cost:
 class Outside:
     """Models of another library, which a modality's evaluators take as PREFIX:NAME.
 
-    load: NAME → the model, with the interface that the modality's evaluators use, and whether it is trained. Raises
+    load: NAME → the model, with the interface that the modality's evaluators use, and whether it is
+    trained. Raises
         ValueError, in one line, for what cannot be measured.
-    claim: NAME → 0 to 1, how far the model reads this modality. The modality with the largest claim has the model; 0 is none.
+    claim: NAME → 0 to 1, how far the model reads this modality. The modality with the largest claim
+    has the model; 0 is none.
     """
 
     load: Callable[[str], tuple[nn.Module, bool]]
@@ -115,7 +126,8 @@ class Outside:
 
 
 class Evaluators(Mapping[str, "type[Evaluator]"]):
-    """The evaluators of a package, by name; its modules are imported when one is needed, not for training."""
+    """The evaluators of a package, by name; its modules are imported when one is needed, not for
+    training."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -145,17 +157,20 @@ class Modality(Generic[Data, Model]):
         unit: what throughput counts, "tokens" or "images".
         model: class of its models; a saved model is loaded by `model.from_pretrained`.
         config: dataclass of a recipe's data section; raises ValueError for values that cannot work.
-        build: (registered model name, options, data config) → model with fresh weights; options override what follows from the
-            data.
+        build: (registered model name, options, data config) → model with fresh weights; options
+            override what follows from the data.
         loader, heldout: open the training split and held-out samples.
         loss: of a batch, with `metrics` of held-out data.
         weight: batch → (what its targets weigh together, how many there are).
         cost: (model, data config, bytes per number) → `Cost` of one sample.
         evaluators: by name.
-        baselines: by name (the module may list them as BASELINES), (train_context) → a module measured next to models.
-        outside: by prefix, models that are not the zoo's; the module may list the prefixes as OUTSIDE_PREFIXES.
+        baselines: by name (the module may list them as BASELINES), (train_context) → a module
+            measured next to models.
+        outside: by prefix, models that are not the zoo's; the module may list the prefixes as
+            OUTSIDE_PREFIXES.
         metrics: what `loss` measures besides the loss.
-        recipes: dotted name of the module whose RECIPES are its named recipes; the module may give it as RECIPES_MODULE.
+        recipes: dotted name of the module whose RECIPES are its named recipes; the module may give
+            it as RECIPES_MODULE.
         task: the hub's name for what its models do (`pipeline_tag` of a model card); empty: none.
     """
 
@@ -178,8 +193,8 @@ class Modality(Generic[Data, Model]):
 
 
 def find_modality(name: str) -> Modality:
-    """The modality of this name. ValueError for an unknown name, or an entry point that is not a `Modality`; ImportError, which
-    names the extra, where a package is not installed."""
+    """The modality of this name. ValueError for an unknown name, or an entry point that is not a
+    `Modality`; ImportError, which names the extra, where a package is not installed."""
     modality = load_modality(name)
     if not isinstance(modality, Modality):
         kind = type(modality).__name__

@@ -1,4 +1,5 @@
-"""What a step takes: activations by shapes, wall time and peak memory of a block of code, numbers of a device, read later."""
+"""What a step takes: activations by shapes, wall time and peak memory of a block of code, numbers
+of a device, read later."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from torch import Tensor
 
 
 def activation_numbers(layers: int, dim: int, hidden: int, recomputed: bool, width: int) -> float:
-    """Numbers of `width` bytes that one token keeps for the backward pass. A block keeps 8·dim (norms, q, k, v, heads' output)
-    + `hidden` (MLP). A recomputed block keeps 2·dim, and the backward pass adds one block. In float32 (CPU) the 8 is 16,
-    because heads are copied and norms are not fused, and the backward pass adds 1.5 blocks."""
+    """Numbers of `width` bytes that one token keeps for the backward pass. A block keeps 8·dim
+    (norms, q, k, v, heads' output) + `hidden` (MLP). A recomputed block keeps 2·dim, and the
+    backward pass adds one block. In float32 (CPU) the 8 is 16, because heads are copied and norms
+    are not fused, and the backward pass adds 1.5 blocks."""
     block = (16 if width == 4 else 8) * dim + hidden
     return layers * (2 * dim if recomputed else block) + block * (
         1.5 if width == 4 else float(recomputed)
@@ -24,10 +26,11 @@ def activation_numbers(layers: int, dim: int, hidden: int, recomputed: bool, wid
 
 
 class Meter:
-    """`with Meter(device) as meter: …` adds the block's wall time to `seconds` and raises `peak_bytes` to its peak above what
-    was allocated before. One meter serves many blocks.
+    """`with Meter(device) as meter: …` adds the block's wall time to `seconds` and raises
+    `peak_bytes` to its peak above what was allocated before. One meter serves many blocks.
 
-    On CUDA the peak is torch's allocator's, on the CPU the kernel's of the resident set; None on systems without /proc.
+    On CUDA the peak is torch's allocator's, on the CPU the kernel's of the resident set; None on
+    systems without /proc.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -78,9 +81,10 @@ def _bytes_of(field: str) -> int:
 
 
 def keep_freed_tensors(below: int) -> None:
-    """Keep freed tensors of less than `below` bytes for later ones, and give larger ones back to the system: glibc only.
-    With 32 MiB a step of `vision.ggd2d_tiny` makes no new pages, which took 3 to 10% of it. With 1 MiB a step of SmolLM2 on
-    2,048 tokens takes 1 GiB instead of 2.9, in the same time. If no tensor was made before, those of 2 MiB get large pages."""
+    """Keep freed tensors of less than `below` bytes for later ones, and give larger ones back to
+    the system: glibc only. With 32 MiB a step of `vision.ggd2d_tiny` makes no new pages, which took
+    3 to 10% of it. With 1 MiB a step of SmolLM2 on 2,048 tokens takes 1 GiB instead of 2.9, in the
+    same time. If no tensor was made before, those of 2 MiB get large pages."""
     os.environ.setdefault(
         "THP_MEM_ALLOC_ENABLE", "1"
     )  # torch reads it once, at its first tensor on the CPU
@@ -96,7 +100,8 @@ def _glibc(name: str, *arguments: int) -> None:
 class Readout:
     """Numbers of a device that the host reads later, and the time from `Readout(device)` to them.
 
-    On CUDA the copy is pinned and the times are events, so that `read` waits for these numbers and for nothing queued later.
+    On CUDA the copy is pinned and the times are events, so that `read` waits for these numbers and
+    for nothing queued later.
     """
 
     def __init__(self, device: torch.device) -> None:

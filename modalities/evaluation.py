@@ -1,12 +1,14 @@
 """What an evaluator is: settings, cells, rows and a figure, in one file.
 
-An evaluator is a set of *cells* (one length and depth, one stretch of text, one task), each computed on its own and
-deterministic given the settings, so a run that is stopped loses one cell at most. It is the same during training and after.
+An evaluator is a set of *cells* (one length and depth, one stretch of text, one task), each
+computed on its own and deterministic given the settings, so a run that is stopped loses one cell at
+most. It is the same during training and after.
 
-The least that a new evaluator defines is `name`, `summary`, `scores`, `cells` and `measure`: rows are then means over the
-cells at each place of the axis, and the figure has a panel for each score. Its class names its settings, whose fields are
-options of the command, and its models: `class Find(Evaluator[SceneSettings, VisionTransformer])`. With `paired_over` and
-`observed` models can be compared unit by unit too (`--against`).
+The least that a new evaluator defines is `name`, `summary`, `scores`, `cells` and `measure`: rows
+are then means over the cells at each place of the axis, and the figure has a panel for each score.
+Its class names its settings, whose fields are
+options of the command, and its models: `class Find(Evaluator[SceneSettings, VisionTransformer])`.
+With `paired_over` and `observed` models can be compared unit by unit too (`--against`).
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ LEAST = {"samples": 1, "batch_tokens": 1, "seed": 0}
 
 
 def option(default: object, help: str, *, parse: Callable[[str], object] | None = None) -> Any:
-    """A dataclass field that is also an option of the evaluate command: `--sizes` for `sizes`. parse: text to value."""
+    """A dataclass field that is also an option of the evaluate command: `--sizes` for `sizes`.
+    parse: text to value."""
     return field(default=default, metadata={"help": help, "parse": parse})
 
 
@@ -77,7 +80,8 @@ def check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. Every field is an option of the evaluate command; raises ValueError for values that cannot work."""
+    """How to measure. Every field is an option of the evaluate command; raises ValueError for
+    values that cannot work."""
 
     samples: int | None = option(
         None, "per cell, or in all, as the evaluator says; default: the evaluator's own"
@@ -151,7 +155,8 @@ class CutSettings(LengthSettings):
 
 @dataclass(frozen=True)
 class Cell:
-    """One unit of work: `name` keys its result, `cost` (the evaluator's units to read) drives the progress bar."""
+    """One unit of work: `name` keys its result, `cost` (the evaluator's units to read) drives the
+    progress bar."""
 
     name: str
     cost: int
@@ -163,8 +168,9 @@ Model = TypeVar("Model", default=Any)
 
 
 class Evaluator(ABC, Generic[S, Model]):
-    """One measurement, bound to its settings and to the held-out data that they name. trained_on: the data section of the
-    model's recipe; where settings name no source, what that training held out may be measured."""
+    """One measurement, bound to its settings and to the held-out data that they name. trained_on:
+    the data section of the model's recipe; where settings name no source, what that training held
+    out may be measured."""
 
     name: ClassVar[str]
     title: ClassVar[str] = ""  # of its panel in overview.png; the name where empty
@@ -201,12 +207,14 @@ class Evaluator(ABC, Generic[S, Model]):
     ) -> None:
         self.settings: S = cast(S, self.settings_class()) if settings is None else settings
         self.trained_on = trained_on or {}
-        # `measure` calls it with the units of its cell that it has read; the rest is added when the cell is done.
+        # `measure` calls it with the units of its cell that it has read; the rest is added when the
+        # cell is done.
         self.advance: Callable[[int], object] = lambda units: None
 
     @property
     def heldout(self) -> Heldout[Any] | None:
-        """The held-out data, opened once per process; None for evaluators that make their own samples."""
+        """The held-out data, opened once per process; None for evaluators that make their own
+        samples."""
         return None
 
     @property
@@ -225,16 +233,18 @@ class Evaluator(ABC, Generic[S, Model]):
 
     @property
     def trained_range(self) -> tuple[int, ...]:
-        """Least and greatest place of training on the axis, for models that `trained_on` trained at several; else ()."""
+        """Least and greatest place of training on the axis, for models that `trained_on` trained at
+        several; else ()."""
         return ()
 
     def longest(self, model: Model) -> int | None:
-        """The greatest length for which the model has positions; None where it has no table of them."""
+        """The greatest length for which the model has positions; None where it has no table of
+        them."""
         return getattr(cast(Any, model).config, "max_context", None)
 
     def lengths_for(self, model: Model) -> tuple[int, ...]:
-        """`lengths` of the settings, a ValueError where the model has no positions for one; by default those of `factors` for
-        which it has."""
+        """`lengths` of the settings, a ValueError where the model has no positions for one; by
+        default those of `factors` for which it has."""
         settings, most = cast(LengthSettings, self.settings), self.longest(model)
         lengths = settings.resolved_lengths(self.trained_at(model))
         if most is None or lengths[-1] <= most:
@@ -245,7 +255,8 @@ class Evaluator(ABC, Generic[S, Model]):
         return tuple(length for length in lengths if length <= most)
 
     def at_once(self, model: Model, length: int) -> int:
-        """How much of a text of `length` is read: at most the training length under a control (`CutSettings`)."""
+        """How much of a text of `length` is read: at most the training length under a control
+        (`CutSettings`)."""
         return (
             min(length, self.trained_at(model))
             if getattr(self.settings, "control", None)
@@ -253,8 +264,9 @@ class Evaluator(ABC, Generic[S, Model]):
         )
 
     def identity(self, model: Model) -> Row:
-        """What a cell's number depends on besides the model, the key of stored cells: by default the held-out data and all
-        settings but the source. Leave out what only decides which cells there are."""
+        """What a cell's number depends on besides the model, the key of stored cells: by default
+        the held-out data and all settings but the source. Leave out what only decides which cells
+        there are."""
         settings = {
             k: v
             for k, v in dataclasses.asdict(self.settings).items()
@@ -268,10 +280,12 @@ class Evaluator(ABC, Generic[S, Model]):
 
     @abstractmethod
     def cells(self, model: Model) -> list[Cell]:
-        """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be measured."""
+        """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be
+        measured."""
 
     def trials(self, cells: list[Cell]) -> list[Cell]:
-        """Those that may be timed before the measurement; others in their place where these take long."""
+        """Those that may be timed before the measurement; others in their place where these take
+        long."""
         return cells
 
     @abstractmethod
@@ -279,7 +293,8 @@ class Evaluator(ABC, Generic[S, Model]):
         """The numbers of one cell, the axis's column among them."""
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        """Cells gathered into table rows; by default the mean of every number at each place of the axis."""
+        """Cells gathered into table rows; by default the mean of every number at each place of the
+        axis."""
         column = self.axis.column
         by_point: dict[Place, list[CellValue]] = {}
         for cell in cells.values():
@@ -291,13 +306,13 @@ class Evaluator(ABC, Generic[S, Model]):
         ]
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
-        """The scores of the units in the cell called `name`: of the documents, prompts or contigs that the data varies by. A
-        unit has one name for all models and in all cells."""
+        """The scores of the units in the cell called `name`: of the documents, prompts or contigs
+        that the data varies by. A unit has one name for all models and in all cells."""
         return ()
 
     def paired(self, results: Sequence[ModelResult], against: str) -> list[Row]:
-        """Differences to the model labelled `against`, as `paired_rows`; seeds of a group are one model, by their means.
-        ValueError where no result has that label, or there is no other."""
+        """Differences to the model labelled `against`, as `paired_rows`; seeds of a group are one
+        model, by their means. ValueError where no result has that label, or there is no other."""
         scores: dict[str, list[ScoresByUnit]] = {}
         for result in results:
             observed = (
@@ -318,11 +333,13 @@ class Evaluator(ABC, Generic[S, Model]):
         ]
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """All models in one figure, written to `path`; by default a panel of curves for each score."""
+        """All models in one figure, written to `path`; by default a panel of curves for each
+        score."""
         scores_figure(results, path, self.scores, self.axis)
 
     def measured(self, results: list[ModelResult]) -> str:
-        """A line above the table: what was measured of what was asked for, and what was left out; "" where that is all."""
+        """A line above the table: what was measured of what was asked for, and what was left out;
+        "" where that is all."""
         return ""
 
     def show(self, results: list[ModelResult], console: Console) -> None:
@@ -334,13 +351,15 @@ class Evaluator(ABC, Generic[S, Model]):
     def run(
         self, model: Model, finished: Mapping[str, CellValue] | None = None
     ) -> Iterator[tuple[str, CellValue]]:
-        """Yield (cell name, value) for every cell, in order; those in `finished`, which may grow meanwhile, are passed on."""
+        """Yield (cell name, value) for every cell, in order; those in `finished`, which may grow
+        meanwhile, are passed on."""
         for cell in self.cells(model):
             value = None if finished is None else finished.get(cell.name)
             yield cell.name, self.measure(model, cell) if value is None else value
 
     def numbers(self, model: Model) -> dict[str, float]:
-        """The finite scores of a model by name and place, such as {"passkey/free_generation@512": 0.98}."""
+        """The finite scores of a model by name and place, such as {"passkey/free_generation@512":
+        0.98}."""
         numbers: dict[str, float] = {}
         for row in self.rows(dict(self.run(model))):
             for score in self.scores:
@@ -358,8 +377,9 @@ class Evaluator(ABC, Generic[S, Model]):
 
 
 class Listing(Evaluator[S, Model]):
-    """An evaluator of entries, such as those of a file: a row for each, in order, without an axis and a figure. `show` prints
-    instead of the table of the others, and every model gets a table of its own, EVAL.MODEL.tsv."""
+    """An evaluator of entries, such as those of a file: a row for each, in order, without an axis
+    and a figure. `show` prints instead of the table of the others, and every model gets a table of
+    its own, EVAL.MODEL.tsv."""
 
     axis = Axis("name", "entry")
 
@@ -420,7 +440,8 @@ def scheduled_evaluators(
     known: Mapping[str, type[Evaluator]],
     trained_on: Mapping[str, Any],
 ) -> list[tuple[int, Evaluator]]:
-    """(steps between its runs, evaluator) of each entry of a recipe's `evaluate.during`; ValueError for a wrong entry."""
+    """(steps between its runs, evaluator) of each entry of a recipe's `evaluate.during`; ValueError
+    for a wrong entry."""
     known = {name: kind for name, kind in known.items() if not issubclass(kind, Listing)}
     evaluators: list[tuple[int, Evaluator]] = []
     for name, entry in during.items():
@@ -457,7 +478,8 @@ def scheduled_evaluators(
 
 
 def clustered_error(values: np.ndarray, groups: Sequence[str]) -> float:
-    """Of the mean of N values that groups share: √(G/(G − 1) Σ_g (Σ_{n∈g} (x_n − x̄))²) / N; NaN for a single group."""
+    """Of the mean of N values that groups share: √(G/(G − 1) Σ_g (Σ_{n∈g} (x_n − x̄))²) / N; NaN
+    for a single group."""
     names, of = np.unique(groups, return_inverse=True)
     if len(names) < 2:
         return math.nan

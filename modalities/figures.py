@@ -1,8 +1,9 @@
 """Drawing that evaluators share: styles by method, curves over an axis, heat maps, one legend.
 
-A method has the same colour and marker in every figure; SSMax makes the marker hollow, unless the pair has a style of its
-own. Seeds of one set-up are one line, their mean, in a band from the least to the greatest. A figure is one PNG, whole or
-not at all. matplotlib is imported when a figure is drawn.
+A method has the same colour and marker in every figure; SSMax makes the marker hollow, unless the
+pair has a style of its own. Seeds of one set-up are one line, their mean, in a band from the least
+to the greatest. A figure is one PNG, whole or not at all. matplotlib is imported when a figure is
+drawn.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
 
 
 def styles_of(results: Sequence[ModelResult]) -> list[Style]:
-    """Line styles by method. A second model of a method keeps its colour and marker and takes the next dash pattern; a method
-    without a style takes a spare one, dashed where these come again."""
+    """Line styles by method. A second model of a method keeps its colour and marker and takes the
+    next dash pattern; a method without a style takes a spare one, dashed where these come again."""
     models: Counter[str] = Counter()
     spare: dict[str, int] = {}
     styles = []
@@ -141,7 +142,8 @@ def styles_of(results: Sequence[ModelResult]) -> list[Style]:
 
 
 def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """`width` × `height` inches a panel, narrower where a row would be wider than `WIDTH`, and 1.8 at least."""
+    """`width` × `height` inches a panel, narrower where a row would be wider than `WIDTH`, and 1.8
+    at least."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -153,7 +155,8 @@ def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Fig
 
 
 def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis = LENGTH) -> None:
-    """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that have the score."""
+    """One line per model or group of seeds, over a logarithmic axis of base 2, from the rows that
+    have the score."""
     column = along.column
     whiskers = not any(isinstance(result, SeedMean) for result in results)
     for result, style in zip(results, styles_of(results), strict=True):
@@ -198,7 +201,8 @@ def _draw_band(
     color: str,
     whiskers: bool,
 ) -> None:
-    """From the least to the greatest seed; whiskers of the standard error where no model has several."""
+    """From the least to the greatest seed; whiskers of the standard error where no model has
+    several."""
     name, space, condition = column.partition(" (")
     error = f"{name}_standard_error{space}{condition}"
     errors = [row.get(error) or 0.0 for row in compress(result.rows, shown)]
@@ -217,7 +221,8 @@ def _draw_band(
 
 
 def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
-    """A logarithmic x axis with a tick at each place, turned or small where there is little room."""
+    """A logarithmic x axis with a tick at each place, turned or small where there is little
+    room."""
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
     room = min(gaps) / sum(gaps) if gaps else 1.0
@@ -234,7 +239,8 @@ def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
 
 
 def log_if_wide(axis: Axes, values: Sequence[float]) -> None:
-    """A logarithmic y axis, with plain numbers at readable places, where values span more than a factor of 1.8."""
+    """A logarithmic y axis, with plain numbers at readable places, where values span more than a
+    factor of 1.8."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     positive = [v for v in values if math.isfinite(v) and v > 0]
@@ -250,7 +256,8 @@ def log_if_wide(axis: Axes, values: Sequence[float]) -> None:
 
 
 def mark_training(axis: Axes, results: Sequence[ModelResult], along: Axis) -> None:
-    """Dashed lines at places of training in view, two at the ends of a range, named above the panel, where no curve runs."""
+    """Dashed lines at places of training in view, two at the ends of a range, named above the
+    panel, where no curve runs."""
     low, high = axis.get_xlim()
     ranges = sorted({result.trained_range or (result.trained_at,) for result in results})
     shown = [place for places in ranges for place in places if low <= place <= high]

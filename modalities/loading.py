@@ -1,8 +1,10 @@
-"""Two loaders for every modality: of samples with numbers (`IndexedLoader`) and of streams (`StreamLoader`); held-out data.
+"""Two loaders for every modality: of samples with numbers (`IndexedLoader`) and of streams
+(`StreamLoader`); held-out data.
 
-Both loaders run in one process a rank, with `num_workers` worker processes each, and resume with the next sample. Workers fetch
-ahead; a state counts batches yielded, so nothing is lost or repeated. (The state of torchdata's StatefulDataLoader holds one
-entry per worker, so it cannot resume with another number of workers or ranks.)
+Both loaders run in one process a rank, with `num_workers` worker processes each, and resume with
+the next sample. Workers fetch ahead; a state counts batches yielded, so nothing is lost or
+repeated. (The state of torchdata's StatefulDataLoader holds one entry per worker, so it cannot
+resume with another number of workers or ranks.)
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ _ROUNDS = 4
 class Source(Protocol):
     @property
     def report(self) -> object:
-        """str() of it says what was converted or skipped; where batches come with events, it has `extend(events)`."""
+        """str() of it says what was converted or skipped; where batches come with events, it has
+        `extend(events)`."""
 
     def identity(self) -> State:
-        """Everything that decides what a sample is, kept in saved states. "kind" names the class of data."""
+        """Everything that decides what a sample is, kept in saved states. "kind" names the class of
+        data."""
 
 
 class Samples(Source, Protocol):
@@ -53,8 +57,9 @@ class Stream(Source, Protocol):
     def batches(
         self, slot: int, slots: int, done: int, state: Any
     ) -> Iterator[tuple[Arrays, Events, Any]]:
-        """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches. state: that of the batch
-        before, or None at the start; a stream that can seek may ignore it and give None."""
+        """(batch, events, state after it) of one of `slots` sequences, after its first `done`
+        batches. state: that of the batch before, or None at the start; a stream that can seek may
+        ignore it and give None."""
 
 
 S = TypeVar("S", bound=Source)
@@ -63,8 +68,9 @@ Items = TypeVar("Items", covariant=True)
 
 @dataclass(frozen=True)
 class Heldout(Generic[Items]):
-    """The part of a source that training excludes. name: in tables and files, such as "all of folder:photos". fingerprint: 16
-    hex digits, the key of stored cells. items: the data itself: documents, images, or a genome with its held-out regions."""
+    """The part of a source that training excludes. name: in tables and files, such as "all of
+    folder:photos". fingerprint: 16 hex digits, the key of stored cells. items: the data itself:
+    documents, images, or a genome with its held-out regions."""
 
     name: str
     fingerprint: str
@@ -119,11 +125,13 @@ class _Loader(Generic[S]):
 
 
 class IndexedLoader(_Loader[Samples]):
-    """Batches of samples with numbers for one rank: micro-batch k of rank r holds samples start + (k·B + b)·world + r, b < B.
+    """Batches of samples with numbers for one rank: micro-batch k of rank r holds samples start
+    + (k·B + b)·world + r, b < B.
 
-    So the global batch of any step is one run of consecutive samples, and the world size, the micro-batch and the number of
-    workers may change between saving and resuming; the state is the same on all ranks. A finite pass ends with equally many
-    batches on all ranks, and starts over when it is iterated again, but for the first time after a state was loaded.
+    So the global batch of any step is one run of consecutive samples, and the world size, the
+    micro-batch and the number of workers may change between saving and resuming; the state is the
+    same on all ranks. A finite pass ends with equally many batches on all ranks, and starts over
+    when it is iterated again, but for the first time after a state was loaded.
     """
 
     def __init__(self, source: Samples, micro_batch: int, **share: int) -> None:
@@ -165,8 +173,8 @@ class IndexedLoader(_Loader[Samples]):
 class StreamLoader(_Loader[Stream]):
     """Endless batches of a stream for one rank; worker w of W makes the rank's batches w, w + W, …
 
-    The state fits the same number of ranks and workers and the same micro-batch. Where batches carry states of their own
-    it is this rank's alone: every rank saves and loads its own.
+    The state fits the same number of ranks and workers and the same micro-batch. Where batches
+    carry states of their own it is this rank's alone: every rank saves and loads its own.
     """
 
     def __init__(self, source: Stream, micro_batch: int, **share: int) -> None:
@@ -208,8 +216,8 @@ class _StreamBatches(IterableDataset):
         self.rank, self.world, self.workers = loader.rank, loader.world, loader.workers
 
     def __iter__(self) -> Iterator[tuple[int, Arrays, Events, Any]]:
-        # A DataLoader reads its workers round-robin from worker 0. After a resume, worker 0 takes the sequence that is
-        # next, and the others those after it.
+        # A DataLoader reads its workers round-robin from worker 0. After a resume, worker 0 takes
+        # the sequence that is next, and the others those after it.
         info = get_worker_info()
         worker = ((info.id if info else 0) + self.batches) % self.workers
         done = -(-(self.batches - worker) // self.workers)  # of this worker's sequence
@@ -221,7 +229,8 @@ class _StreamBatches(IterableDataset):
 
 
 class FirstBatches:
-    """The first `samples` samples of a loader of one pass (on all ranks together), read anew at every iteration."""
+    """The first `samples` samples of a loader of one pass (on all ranks together), read anew at
+    every iteration."""
 
     def __init__(self, loader: IndexedLoader, samples: int) -> None:
         self.loader, self.count = loader, -(-samples // (loader.micro_batch * loader.world))
@@ -239,15 +248,17 @@ def first_heldout(
     world: int,
     micro_batch: int,
 ) -> FirstBatches:
-    """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share."""
+    """The batches of this rank among the first held-out samples, in micro-batches no larger than a
+    rank's share."""
     micro = min(micro_batch, -(-samples // world))
     loader = build_loader(data, split="heldout", rank=rank, world=world, micro_batch=micro)
     return FirstBatches(cast(IndexedLoader, loader), samples)
 
 
 class Rows(Protocol):
-    """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and other entries. Where it
-    has torch's `__getitems__(numbers)`, the rows of a batch are read in one call."""
+    """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,),
+    and other entries. Where it has torch's `__getitems__(numbers)`, the rows of a batch are read in
+    one call."""
 
     size: int | None
 
@@ -260,7 +271,8 @@ class Rows(Protocol):
 
 
 class RowBatches(Dataset):
-    """Rows as `Samples`: stacked, with padding rows beyond the end so that all ranks get equally many batches."""
+    """Rows as `Samples`: stacked, with padding rows beyond the end so that all ranks get equally
+    many batches."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.size = rows, rows.size
@@ -281,14 +293,16 @@ class RowBatches(Dataset):
         batch = collate(rows + [self.rows.padding_row() for _ in range(len(numbers) - len(inside))])
         if get_worker_info() is None:
             return batch, []
-        # From a worker, torch would move each tensor into a shared memory of its own, which costs several times what a
-        # batch of short rows takes to make; arrays go through a pipe.
+        # From a worker, torch would move each tensor into a shared memory of its own, which costs
+        # several times what a batch of short rows takes to make; arrays go through a pipe.
         return {name: tensor.numpy() for name, tensor in batch.items()}, []
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """The batch where its model is; to CUDA from pinned memory, which nothing waits for. Of rows "packed" says whether any has
-    several documents, or one and padding: a loss would have to wait for the device to read it off the segments there."""
+    """The batch where its model is; to CUDA from pinned memory, which nothing waits for. Of rows
+    "packed" says whether any has
+    several documents, or one and padding: a loss would have to wait for the device to read it off
+    the segments there."""
     packed = (
         {"packed": not bool(single_documents(batch["segments"]).all())}
         if "segments" in batch
@@ -303,7 +317,8 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def collate(rows: list[Batch]) -> Batch:
-    """Rows to a batch: each tensor stacked, (B, …). "weights" are 1 in rows that have none, if another row has them."""
+    """Rows to a batch: each tensor stacked, (B, …). "weights" are 1 in rows that have none, if
+    another row has them."""
     if any("weights" in row for row in rows):
         rows = [
             row if "weights" in row else row | {"weights": torch.ones(len(row["tokens"]))}
@@ -313,7 +328,8 @@ def collate(rows: list[Batch]) -> Batch:
 
 
 def hash64(*words: int | np.ndarray) -> np.ndarray:
-    """64 pseudo-random bits (N,) of integers, some of them arrays (N,): splitmix64's finalizer after each word."""
+    """64 pseudo-random bits (N,) of integers, some of them arrays (N,): splitmix64's finalizer
+    after each word."""
     state = np.zeros(
         1, np.uint64
     )  # arrays, because numpy warns when scalars overflow, as they do here by design
@@ -331,8 +347,9 @@ def hash64(*words: int | np.ndarray) -> np.ndarray:
 
 
 def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
-    """Where a random permutation of 0..size−1, chosen by `key`, sends each index: (N,) int64 → (N,) int64, in O(1) memory. A
-    Feistel network permutes the next even power of two; results outside go through it again (cycle walking)."""
+    """Where a random permutation of 0..size−1, chosen by `key`, sends each index: (N,) int64 → (N,)
+    int64, in O(1) memory. A Feistel network permutes the next even power of two; results outside go
+    through it again (cycle walking)."""
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = [np.broadcast_to(hash64(*key, round_), index.shape) for round_ in range(_ROUNDS)]

@@ -1,4 +1,5 @@
-"""Paired comparisons: two models unit by unit, where a unit is what a measurement's data varies by (documents, prompts)."""
+"""Paired comparisons: two models unit by unit, where a unit is what a measurement's data varies by
+(documents, prompts)."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ Place = Any  # on an evaluator's axis: a number or a name
 
 
 class Observed(NamedTuple):
-    """A score of one unit at one place of the axis, or a part of it: the score is Σ total / Σ weight over the parts.
+    """A score of one unit at one place of the axis, or a part of it: the score is Σ total / Σ
+    weight over the parts.
 
-    pooled: the name of the stratum, such as a contig or a class, in which units are pooled by their weights, so that one with
-    few bases counts little; None: units weigh equally.
+    pooled: the name of the stratum, such as a contig or a class, in which units are pooled by their
+    weights, so that one with few bases counts little; None: units weigh equally.
     """
 
     point: Place
@@ -62,18 +64,22 @@ def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
 def paired_rows(
     model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], axis: str = "point"
 ) -> list[Row]:
-    """The seeds of one model minus those of another: a row for each score and place that all have, places in column `axis`.
+    """The seeds of one model minus those of another: a row for each score and place that all have,
+    places in column `axis`.
 
-    d_u is the difference at unit u between means over a side's seeds, for the n units that all seeds of both have. Columns:
-    `units` = n; `value` and `against_value`, means over units; `difference` = mean d_u with its two-sided 95% interval `low` to
-    `high`, mean ± t(0.975, n − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `lower_in`, the share of units with d_u < 0; `seeds`
-    and `seed_deviation` of each side: the sample standard deviation of its seeds' means, NaN for one seed. The interval says
-    nothing of other seeds.
+    d_u is the difference at unit u between means over a side's seeds, for the n units that all
+    seeds of both have. Columns: `units` = n; `value` and `against_value`, means over units;
+    `difference` = mean d_u with its two-sided 95% interval `low` to `high`, mean ± t(0.975, n
+    − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `lower_in`, the share of units with d_u < 0; `seeds`
+    and `seed_deviation` of each side: the sample standard deviation of its seeds' means, NaN for
+    one seed. The interval says nothing of other seeds.
 
-    Pooled units: a seed's mean is that over its strata of R_h = Σ total / Σ weight of all units in stratum h, and the interval
-    that of the linearised ratios. With g_u = Σ_h (total_uh − R_h·weight_uh) / (H Σ_v weight_vh), a mean over a side's seeds
-    less that of the other side, it is ± t(0.975, n − S)·√(Σ_s n_s/(n_s − 1) Σ_{u∈s} g_u²) over S samples of n_s units: the
-    strata, or all units together where some are in several strata. A sample of one unit takes the mean variance of the others.
+    Pooled units: a seed's mean is that over its strata of R_h = Σ total / Σ weight of all units in
+    stratum h, and the interval that of the linearised ratios. With g_u = Σ_h (total_uh
+    − R_h·weight_uh) / (H Σ_v weight_vh), a mean over a side's seeds less that of the other side, it
+    is ± t(0.975, n − S)·√(Σ_s n_s/(n_s − 1) Σ_{u∈s} g_u²) over S samples of n_s units: the strata,
+    or all units together where some are in several strata. A sample of one unit takes the mean
+    variance of the others.
     """
     sides, rows = [*model, *against], []
     shared = [key for key in sides[0] if all(key in side for side in sides)]
@@ -118,7 +124,8 @@ def paired_rows(
 
 
 def _equal(units: list[list[float]], first: int) -> Comparison:
-    """Scores of units (seeds of both, units), their means, and half the interval of the `first` rows minus the others."""
+    """Scores of units (seeds of both, units), their means, and half the interval of the `first`
+    rows minus the others."""
     scores = np.array(units)
     gap, half = scores[:first].mean(0) - scores[first:].mean(0), math.nan
     if np.ptp(gap) > 0:  # where all units differ alike, nothing tells how others would
@@ -162,7 +169,8 @@ def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def t_quantile(share: float, degrees: int) -> float:
-    """t with P(|T| ≤ t) = `share` for Student's T of `degrees` degrees of freedom, by bisection to 1e-12 of its angle."""
+    """t with P(|T| ≤ t) = `share` for Student's T of `degrees` degrees of freedom, by bisection to
+    1e-12 of its angle."""
     low, high = 0.0, math.pi / 2  # of θ = atan(t / √ν)
     while high - low > 1e-12:
         middle = (low + high) / 2
@@ -171,7 +179,8 @@ def t_quantile(share: float, degrees: int) -> float:
 
 
 def _t_share(angle: float, degrees: int) -> float:
-    """P(|T| ≤ √ν tan θ): the finite series in cos θ of Abramowitz & Stegun 26.7.3 (ν odd) and 26.7.4 (ν even)."""
+    """P(|T| ≤ √ν tan θ): the finite series in cos θ of Abramowitz & Stegun 26.7.3 (ν odd) and
+    26.7.4 (ν even)."""
     odd, cos2 = degrees % 2, math.cos(angle) ** 2
     k = np.arange(1, (degrees - odd) // 2)
     ratios = (2 * k - 1 + odd) / (2 * k + odd)  # of one term to that before it, without cos²
@@ -182,7 +191,8 @@ def _t_share(angle: float, degrees: int) -> float:
 
 
 def paired_tables(rows: Sequence[Row], name: str, units: str, axis: Axis) -> Iterator[Table]:
-    """A table for each score: every model's difference at every place, its 95% interval, and how many units it is over."""
+    """A table for each score: every model's difference at every place, its 95% interval, and how
+    many units it is over."""
     seeds = any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
     for score in dict.fromkeys(row["score"] for row in rows):
         over = f"95% interval over n {units}; lower: in what share of them"

@@ -1,4 +1,5 @@
-"""`priorzoo plot-prior`, a model's log-priors: curves over distance (the last row of K), maps around an image's centre."""
+"""`priorzoo plot-prior`, a model's log-priors: curves over distance (the last row of K), maps
+around an image's centre."""
 
 from __future__ import annotations
 
@@ -30,13 +31,15 @@ RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from
 
 
 def retrieval_heads(layer: Attention) -> list[bool]:
-    """Whether each head looks away from the query. Where SSMax's s is negative the prior is turned round."""
+    """Whether each head looks away from the query. Where SSMax's s is negative the prior is turned
+    round."""
     turned = None if layer.ssmax is None or not layer.scale_prior else layer.ssmax.scales() < 0
     return layer.prior.retrieval_heads(turned).tolist()
 
 
 def _log_prior(layer: Attention, queries: Positions, keys: Positions, *, causal: bool) -> Tensor:
-    """(1 or B, H, T, S) float64: what a layer adds to the content's logits: K, or s_h·ln n·K where SSMax scales it."""
+    """(1 or B, H, T, S) float64: what a layer adds to the content's logits: K, or s_h·ln n·K where
+    SSMax scales it."""
     log_prior = layer.prior.log_prior(queries, keys, causal=causal).double().cpu()
     if layer.ssmax is None or not layer.scale_prior:
         return log_prior
@@ -44,7 +47,8 @@ def _log_prior(layer: Attention, queries: Positions, keys: Positions, *, causal:
 
 
 def layer_priors(model: ZooModel) -> list[Attention]:
-    """The attention of each layer of a model; ValueError where all K = 0, or a K depends on the model's input."""
+    """The attention of each layer of a model; ValueError where all K = 0, or a K depends on the
+    model's input."""
     attentions = [cast(Attention, layer.attention) for layer in cast(nn.ModuleList, model.layers)]
     if all(attention.prior.is_zero for attention in attentions):
         raise ValueError(
@@ -57,9 +61,11 @@ def layer_priors(model: ZooModel) -> list[Attention]:
 
 @torch.no_grad()
 def log_prior_curve(layer: Attention, length: int) -> Tensor:
-    """(H, length) float64: K at distances d = 0 … length − 1 from a query at position length − 1, less each head's maximum.
+    """(H, length) float64: K at distances d = 0 … length − 1 from a query at position length − 1,
+    less each head's maximum.
 
-    Terms that depend on the key's position alone, such as GOAT's sink, are part of the curve: key 0 is its last point.
+    Terms that depend on the key's position alone, such as GOAT's sink, are part of the curve: key 0
+    is its last point.
     """
     query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
     row = _log_prior(layer, query, keys, causal=True)[0, :, 0].flip(-1)
@@ -68,7 +74,8 @@ def log_prior_curve(layer: Attention, length: int) -> Tensor:
 
 @torch.no_grad()
 def centre_log_prior(layer: Attention, positions: Positions) -> tuple[Tensor, Tensor]:
-    """K from the patch in the centre of a grid (the later one of an even side), less each head's maximum over patches.
+    """K from the patch in the centre of a grid (the later one of an even side), less each head's
+    maximum over patches.
 
     Returns:
         (H, height, width) to the patches, and (H, P) to the prefix tokens, float64.
@@ -86,8 +93,8 @@ def centre_log_prior(layer: Attention, positions: Positions) -> tuple[Tensor, Te
 def prior_curves(model: ZooModel) -> dict[str, Any]:
     """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
 
-    On a line from the last of `CURVE_LENGTH` tokens. On a grid the mean over patches at one distance from the centre of an
-    image of twice the training side. ValueError: see `layer_priors`.
+    On a line from the last of `CURVE_LENGTH` tokens. On a grid the mean over patches at one
+    distance from the centre of an image of twice the training side. ValueError: see `layer_priors`.
     """
     priors = layer_priors(model)
     if model.train_positions().is_grid:
@@ -180,12 +187,14 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
 
 
 def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = None) -> None:
-    """Write one PNG: a heat map for each head, layers downwards, on one colour scale; framed heads look away from the query.
+    """Write one PNG: a heat map for each head, layers downwards, on one colour scale; framed heads
+    look away from the query.
 
     Args:
-        model: has `layers[n].attention.prior`, `positions(height, width)` of an image in pixels, and `config.train_size`.
-        size: side of the image in pixels; None takes the training size. On larger grids the displacements that training
-            has seen are framed.
+        model: has `layers[n].attention.prior`, `positions(height, width)` of an image in pixels,
+            and `config.train_size`.
+        size: side of the image in pixels; None takes the training size. On larger grids the
+            displacements that training has seen are framed.
     """
     priors = layer_priors(model)
     pixels = (size, size) if size is not None else model.config.train_size
@@ -242,7 +251,8 @@ def plot_prior(
     ] = None,
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
+    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the
+    centre of an image."""
     import_named(import_)
     require("matplotlib", "drawing priors", "figures")
     if os.path.isdir(name):

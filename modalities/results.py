@@ -1,4 +1,5 @@
-"""What evaluators find: rows of scores along an axis, of one model or as the mean of several seeds."""
+"""What evaluators find: rows of scores along an axis, of one model or as the mean of several
+seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def compact(number: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """What curves run along: a column of rows, its label, how a tick is written, what files call the place of training."""
+    """What curves run along: a column of rows, its label, how a tick is written, what files call
+    the place of training."""
 
     column: str
     label: str
@@ -57,7 +59,8 @@ class Score:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """All that one evaluator found about one model: what tables, files and figures are made from."""
+    """All that one evaluator found about one model: what tables, files and figures are made
+    from."""
 
     label: str
     trained_at: int  # on the evaluator's axis
@@ -77,7 +80,8 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class SeedMean(ModelResult):
-    """Several seeds of one set-up as one result: `rows` are means, the others extremes and deviations, row by row."""
+    """Several seeds of one set-up as one result: `rows` are means, the others extremes and
+    deviations, row by row."""
 
     low: list[Row] = field(default_factory=list)
     high: list[Row] = field(default_factory=list)
@@ -86,7 +90,8 @@ class SeedMean(ModelResult):
 
 
 def short_names(results: Sequence[ModelResult]) -> list[str]:
-    """The methods, which are short, where all are known and tell the results apart; else the labels."""
+    """The methods, which are short, where all are known and tell the results apart; else the
+    labels."""
     methods = [result.method for result in results]
     return (
         methods
@@ -98,9 +103,10 @@ def short_names(results: Sequence[ModelResult]) -> list[str]:
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
     """`results` with those of each group replaced by one `SeedMean`, at the place of the first.
 
-    Its rows are means of every number over the seeds that have it, at the places of `axis` that all seeds have. Where one
-    seed's number is NaN, mean and extremes are NaN; a deviation is NaN unless all are finite and more than one. ValueError for
-    a group of models that were not trained at the same place.
+    Its rows are means of every number over the seeds that have it, at the places of `axis` that all
+    seeds have. Where one seed's number is NaN, mean and extremes are NaN; a deviation is NaN unless
+    all are finite and more than one. ValueError for a group of models that were not trained at the
+    same place.
     """
     groups: dict[tuple[str, str], list[ModelResult]] = {}
     for n, result in enumerate(results):
@@ -164,7 +170,8 @@ def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> flo
 
 
 def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
-    """Numbers by `how`, lists of numbers place by place; anything else is kept where all agree, else None."""
+    """Numbers by `how`, lists of numbers place by place; anything else is kept where all agree,
+    else None."""
     if all(isinstance(value, (int, float)) for value in values):
         return how(values)
     if all(isinstance(value, list) for value in values):
@@ -173,13 +180,15 @@ def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
 
 
 def mean_of_rows(rows: Sequence[Row]) -> Row:
-    """The mean of every number; lists place by place; other values are kept where all agree, else None."""
+    """The mean of every number; lists place by place; other values are kept where all agree, else
+    None."""
     return {name: _reduce([row.get(name) for row in rows], _mean) for name in rows[0]}
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
-    """Rows under a header of all their columns, in order of first appearance; list values are left out. Text that a
-    spreadsheet would take for a formula has an apostrophe before it, and no text has line breaks."""
+    """Rows under a header of all their columns, in order of first appearance; list values are left
+    out. Text that a spreadsheet would take for a formula has an apostrophe before it, and no text
+    has line breaks."""
     columns = dict.fromkeys(
         name for row in rows for name, value in row.items() if not isinstance(value, list)
     )
@@ -208,7 +217,8 @@ def _harmless(value: object) -> object:
 
 
 def file_safe(text: str) -> str:
-    """`text` with everything but letters, digits and ._- replaced by underscores; above 120 bytes its end is a digest."""
+    """`text` with everything but letters, digits and ._- replaced by underscores; above 120 bytes
+    its end is a digest."""
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
     if len(name.encode()) <= 120:
         return name

@@ -9,8 +9,9 @@ from torch import nn
 from zoo.errors import nearest
 from zoo.priors.base import Prior
 
-# "small": variance 2/(5·fan_in), divided in what enters the residual stream; "gpt2": 0.02, divided there too (CABLE);
-# "normal": 0.02 (GOAT); "torch": as torch makes layers, and embeddings of deviation 1 (BAM, GOAT on DNA).
+# "small": variance 2/(5·fan_in), divided in what enters the residual stream; "gpt2": 0.02, divided
+# there too (CABLE); "normal": 0.02 (GOAT); "torch": as torch makes layers, and embeddings of
+# deviation 1 (BAM, GOAT on DNA).
 STARTS = ("small", "gpt2", "normal", "torch")
 
 
@@ -21,9 +22,11 @@ def check_start(start: str) -> None:
 
 
 def start_weights(model: nn.Module, start: str, *, depth: int) -> None:
-    """Draw the weights of linear layers as `start`, one of `STARTS`, says, and set biases to 0. Priors stay as they are.
+    """Draw the weights of linear layers as `start`, one of `STARTS`, says, and set biases to 0.
+    Priors stay as they are.
 
-    Layers named `out` and `down` enter the residual stream: "small" and "gpt2" divide them by √(2·depth).
+    Layers named `out` and `down` enter the residual stream: "small" and "gpt2" divide them by
+    √(2·depth).
     """
     if start == "torch":
         return
@@ -44,7 +47,8 @@ def start_weights(model: nn.Module, start: str, *, depth: int) -> None:
 
 
 def deviation(start: str, fan_in: int) -> float:
-    """The standard deviation of a layer's weights at the start, or of an embedding with `fan_in` columns."""
+    """The standard deviation of a layer's weights at the start, or of an embedding with `fan_in`
+    columns."""
     if start == "torch":
         return 1.0  # embeddings; layers are uniform
     return math.sqrt(2 / (5 * fan_in)) if start == "small" else 0.02

@@ -1,4 +1,5 @@
-"""Puts this project's `recipes` first on the search path: other distributions own a top-level package of that name.
+"""Puts this project's `recipes` first on the search path: other distributions own a top-level
+package of that name.
 
 The wheel therefore has it in priorzoo/packages/; in a checkout it stands beside this folder.
 """

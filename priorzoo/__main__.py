@@ -3,8 +3,8 @@
 import gc
 import sys
 
-# Collections of garbage while modules are imported, and of what they hold afterwards, take a third of the time until
-# a command runs.
+# Collections of garbage while modules are imported, and of what they hold afterwards, take a third
+# of the time until a command runs.
 collecting = gc.isenabled()
 gc.disable()
 try:

@@ -1,4 +1,5 @@
-"""What launchers start where the wheel is installed: `deepspeed --module priorzoo.train RECIPE …`."""
+"""What launchers start where the wheel is installed:
+`deepspeed --module priorzoo.train RECIPE …`."""
 
 import sys
 

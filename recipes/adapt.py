@@ -1,15 +1,22 @@
-"""Give a causal language model of transformers a prior, LoRA or both, and train it on: for longer contexts, or without RoPE.
+"""Give a causal language model of transformers a prior, LoRA or both, and train it on: for longer
+contexts, or without RoPE.
 
-    priorzoo adapt MODEL --position ggd --train lora --source rfc --context 12k --steps 30 --out FOLDER
-    priorzoo adapt MODEL@window=7000,sinks=4 --steps 0 --out FOLDER     a prior that needs no training
-    priorzoo adapt MODEL@yarn=2 --position nope --train lora --out FOLDER       without a prior: the control
-    priorzoo adapt MODEL --position nope --rope drop --out FOLDER       DroPE: recalibrated at the model's own length
+    priorzoo adapt MODEL --position ggd --train lora --source rfc --context 12k --steps 30 --out
+    FOLDER
+    priorzoo adapt MODEL@window=7000,sinks=4 --steps 0 --out FOLDER     a prior that needs no
+    training
+    priorzoo adapt MODEL@yarn=2 --position nope --train lora --out FOLDER       without a prior: the
+    control
+    priorzoo adapt MODEL --position nope --rope drop --out FOLDER       DroPE: recalibrated at the
+    model's own length
     priorzoo evaluate hf:MODEL hf:FOLDER recall                         before and after
 
-MODEL is a folder or hub name, with settings behind "@" as in `priorzoo evaluate`. FOLDER is an adapter of megabytes, which
-`zoo.load_adapted` puts on its base; with --train all it is a whole model. transformers' Trainer trains on packed rows of
---source by AdamW, its rate warmed up and then falling by a cosine; priors have a rate of their own and no weight decay. Needs
-the extra `hf`. A run that was stopped continues from its last checkpoint with --resume.
+MODEL is a folder or hub name, with settings behind "@" as in `priorzoo evaluate`. FOLDER is an
+adapter of megabytes, which `zoo.load_adapted` puts on its base; with --train all it is a whole
+model. transformers' Trainer trains on packed rows of
+--source by AdamW, its rate warmed up and then falling by a cosine; priors have a rate of their own
+and no weight decay. Needs the extra `hf`. A run that was stopped continues from its last checkpoint
+with --resume.
 Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
@@ -112,7 +119,8 @@ def adapt_command(
     if resume and not any((out / "checkpoints").glob("*/trained.safetensors")):
         raise CommandError(f"--resume: {out}/checkpoints has no checkpoint")
     check_place(split_arm(name)[0])
-    # Before transformers makes tensors, since torch reads the setting of large pages at the first one.
+    # Before transformers makes tensors, since torch reads the setting of large pages at the first
+    # one.
     keep_freed_tensors(below=1 << 20)
     from modalities.text import adapting  # transformers takes seconds
     from zoo.adapters.released import add_lora

@@ -1,4 +1,5 @@
-"""Command lines: typer functions with one way of reporting errors, options from settings classes, what terminals show."""
+"""Command lines: typer functions with one way of reporting errors, options from settings classes,
+what terminals show."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def call(
     prog: str,
     any_option: bool = False,
 ) -> int:
-    """`zoo.cli.call` of a typer function. any_option: ignore options that the function does not have."""
+    """`zoo.cli.call` of a typer function. any_option: ignore options that the function does not
+    have."""
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -70,7 +72,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def handled_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Pass SIGTERM, Ctrl-C, and SIGHUP of a closed terminal to a function. Under `nohup` SIGHUP stays ignored."""
+    """Pass SIGTERM, Ctrl-C, and SIGHUP of a closed terminal to a function. Under `nohup` SIGHUP
+    stays ignored."""
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
     before = {number: signal.signal(number, handle) for number in STOPS if number not in ignored}
     try:
@@ -80,7 +83,8 @@ def handled_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator
             signal.signal(number, handler)
 
 
-# ------------------------------------------------------------------------------------------------ options
+# ------------------------------------------------------------------------------------------------
+# options
 
 
 def option_name(field: str) -> str:
@@ -90,9 +94,11 @@ def option_name(field: str) -> str:
 def with_options(
     function: Callable[..., int | None], settings: Mapping[str, type]
 ) -> Callable[..., int | None]:
-    """`function(…, **options)` with an option for every field of the settings classes, which are named for the help.
+    """`function(…, **options)` with an option for every field of the settings classes, which are
+    named for the help.
 
-    Options that a command line leaves out are not in `options`. Fields of one name are read by the first class that has it.
+    Options that a command line leaves out are not in `options`. Fields of one name are read by the
+    first class that has it.
     """
     fields: dict[str, tuple[dataclasses.Field[object], object]] = {}
     owners: dict[str, list[str]] = {}
@@ -152,7 +158,8 @@ def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> i
     )
 
 
-# ------------------------------------------------------------------------------------------------ terminals
+# ------------------------------------------------------------------------------------------------
+# terminals
 
 
 def warn(message: str) -> None:
@@ -180,7 +187,8 @@ class _Lasting:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Standard output and error whose readers may go away: a closed pipe or terminal does not end a training."""
+    """Standard output and error whose readers may go away: a closed pipe or terminal does not end a
+    training."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
     try:

@@ -1,4 +1,5 @@
-"""Recipes: plain dataclasses, found by name; `--set` changes them, and `resolve` settles what depends on the machine.
+"""Recipes: plain dataclasses, found by name; `--set` changes them, and `resolve` settles what
+depends on the machine.
 
 Nothing here imports DeepSpeed.
 """
@@ -38,14 +39,15 @@ class Model:
 
     name: str
     options: Json = field(default_factory=dict)  # --set model.options.dim=64
-    # Whose weights are the start: a run or save_pretrained folder, a model with weights (text_ggd_ssmax_tiny.facts),
-    # or "newest:RECIPE", the newest finished run of that recipe.
+    # Whose weights are the start: a run or save_pretrained folder, a model with weights
+    # (text_ggd_ssmax_tiny.facts), or "newest:RECIPE", the newest finished run of that recipe.
     init_from: str = ""
 
 
 @dataclass
 class Optim:
-    """Optimiser and learning-rate schedule: linear warm-up, then cosine or linear from `lr` to `floor * lr`, or constant."""
+    """Optimiser and learning-rate schedule: linear warm-up, then cosine or linear from `lr` to
+    `floor * lr`, or constant."""
 
     name: str = "adamw"  # or radam; or muon, of the layers' matrices, beside AdamW for all else
     lr: float = 2e-3
@@ -65,7 +67,8 @@ class Optim:
 
 @dataclass
 class Train:
-    """The loop. `batch` is the whole batch in samples: micro_batch × accumulation × number of ranks / sequence_parallel."""
+    """The loop. `batch` is the whole batch in samples: micro_batch × accumulation × number of ranks
+    / sequence_parallel."""
 
     steps: int = bounded(800, 1, 2**40)
     batch: int = bounded(32, 1, MOST_SAMPLES)
@@ -96,9 +99,12 @@ class Train:
 class Evaluate:
     """What is measured during training.
 
-    every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the end.
-    during: evaluators of `priorzoo evaluate` by name, each with the number of steps between its runs, or with its
-        settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}.
+    every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the
+    end.
+    during: evaluators of `priorzoo evaluate` by name, each with the number of steps between its
+    runs, or with its
+        settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512],
+        "samples": 1}}.
     """
 
     every: int = bounded(100, 0, 2**40)
@@ -108,7 +114,8 @@ class Evaluate:
 
 @dataclass
 class Recipe(Generic[Data]):
-    """One training set-up. `data` is the modality's own dataclass (for text: modalities.text.data.TextDataConfig)."""
+    """One training set-up. `data` is the modality's own dataclass (for text:
+    modalities.text.data.TextDataConfig)."""
 
     name: str
     modality: str
@@ -136,16 +143,20 @@ class Plan:
         return {**dataclasses.asdict(self.recipe), "world": self.world}
 
 
-# ------------------------------------------------------------------------------------------------- by name
+# -------------------------------------------------------------------------------------------------
+# by name
 
 
 @dataclass(frozen=True)
 class RecipeFamily:
-    """`<prefix><method>_<size>` for every registered model `<modality>_<method>_<model_size>` that has no recipe so named.
+    """`<prefix><method>_<size>` for every registered model `<modality>_<method>_<model_size>` that
+    has no recipe so named.
 
-    text.ggd_ssmax_tiny is method ggd_ssmax and size tiny, so `build("ggd_ssmax")`; its model is text_ggd_ssmax_tiny.
+    text.ggd_ssmax_tiny is method ggd_ssmax and size tiny, so `build("ggd_ssmax")`; its model is
+    text_ggd_ssmax_tiny.
 
-    build: makes the recipe of a method. model_size: `size` where empty. without: methods that it does not fit.
+    build: makes the recipe of a method. model_size: `size` where empty. without: methods that it
+    does not fit.
     listed: methods whose recipes are listed; None: all registered ones.
     """
 
@@ -170,12 +181,14 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
     """The named recipes of a modality: functions that return a `Recipe`.
 
         RECIPES = Recipes("text")
-        RECIPES.add_family("tiny", tiny)          # tiny("alibi") is text.alibi_tiny, for each method
+        RECIPES.add_family("tiny", tiny)          # tiny("alibi") is text.alibi_tiny, for each
+        method
 
         @RECIPES.add
         def speeches() -> Recipe: ...             # text.speeches
 
-    Iterating gives the recipes of models that are listed; those of other models, such as sums of methods, are found by name.
+    Iterating gives the recipes of models that are listed; those of other models, such as sums of
+    methods, are found by name.
     """
 
     def __init__(self, modality: str) -> None:
@@ -196,7 +209,8 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
         self._families.append(RecipeFamily(size, build, **options))
 
     def __getitem__(self, name: str) -> Callable[[], Recipe]:
-        """Raises ValueError for a sum of methods with a part that is no method, KeyError for other unknown names."""
+        """Raises ValueError for a sum of methods with a part that is no method, KeyError for other
+        unknown names."""
         if name in self._functions:
             return self._functions[name]
         wrong_part: ValueError | None = None  # where a longer prefix may still fit
@@ -227,7 +241,8 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
         return len(list(iter(self)))
 
     def described(self) -> Iterator[tuple[str, str, list[str]]]:
-        """(name, first line of the docstring, methods) of each recipe, and of each family with `<method>` in its name."""
+        """(name, first line of the docstring, methods) of each recipe, and of each family with
+        `<method>` in its name."""
         families = [
             (family.name("<method>"), family.build, self.methods_of(family))
             for family in self._families
@@ -266,7 +281,8 @@ def list_recipes() -> list[str]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of this name; ConfigError names the nearest one, or the package that its modality lacks."""
+    """The recipe of this name; ConfigError names the nearest one, or the package that its modality
+    lacks."""
     modality, _, short = name.partition(".")
     if modality in modality_names():
         try:
@@ -283,10 +299,12 @@ def find_recipe(name: str) -> Recipe:
 
 
 def open_recipe(name: str) -> Recipe:
-    """The recipe that a command line names: `find_recipe`, or for FILE.py[:function] one in that file, which is imported.
+    """The recipe that a command line names: `find_recipe`, or for FILE.py[:function] one in that
+    file, which is imported.
 
-    The file holds a table, `RECIPES = Recipes("text")` with functions added by `@RECIPES.add`, or functions without arguments
-    annotated `-> Recipe`. ConfigError where there is no such recipe, or the file cannot be imported.
+    The file holds a table, `RECIPES = Recipes("text")` with functions added by `@RECIPES.add`, or
+    functions without arguments annotated `-> Recipe`. ConfigError where there is no such recipe, or
+    the file cannot be imported.
     """
     match = re.fullmatch(r"(.*\.py)(?::(\w*))?", name)
     if not match:
@@ -317,14 +335,16 @@ def open_recipe(name: str) -> Recipe:
     return recipe
 
 
-# ------------------------------------------------------------------------------------------------- overrides
+# -------------------------------------------------------------------------------------------------
+# overrides
 
 
 def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, set[str]]:
     """Apply `key=value` strings; returns a changed copy and the set of keys.
 
-    `model.options.KEY` takes any JSON value (a bare word is a string). `model.options.A.B.C` changes one entry of the option A,
-    which is otherwise as the recipe or the registered model has it.
+    `model.options.KEY` takes any JSON value (a bare word is a string). `model.options.A.B.C`
+    changes one entry of the option A, which is otherwise as the recipe or the registered model has
+    it.
     """
     recipe, overridden_keys = copy.deepcopy(recipe), set()
     sections = {
@@ -377,7 +397,8 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
 
 
 def set_nested(tree: Json, path: Sequence[str], value: object, setting: str) -> None:
-    """Set the entry at `path` of nested dictionaries, making those on the way; ConfigError where one is a value."""
+    """Set the entry at `path` of nested dictionaries, making those on the way; ConfigError where
+    one is a value."""
     place = tree
     for n, part in enumerate(path[:-1]):
         place = place.setdefault(part, {})
@@ -417,7 +438,8 @@ def parse_field(text: str, hint: object) -> object:
     return int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
 
 
-# ------------------------------------------------------------------------------------------------- resolution
+# -------------------------------------------------------------------------------------------------
+# resolution
 
 
 def resolve_batch(
@@ -487,9 +509,11 @@ def resolve(
     user_config: Json | None = None,
     overridden_keys: Collection[str] = (),
 ) -> Plan:
-    """Settle a copy of a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
+    """Settle a copy of a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its
+    DeepSpeed configuration.
 
-    user_config: the user's DeepSpeed JSON. It wins over the recipe, and must not contradict a `--set` (`overridden_keys`).
+    user_config: the user's DeepSpeed JSON. It wins over the recipe, and must not contradict a
+    `--set` (`overridden_keys`).
     """
     recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
     chosen_keys = set(overridden_keys)
@@ -533,8 +557,9 @@ def resolve(
         "bf16": {"enabled": train.precision == "bf16"},
         "fp16": {"enabled": train.precision == "fp16"},
         "zero_optimization": {"stage": train.zero_stage},
-        # The engine hands DeepSpeed an optimiser with the recipe's decay groups. RAdam is not on DeepSpeed's list of
-        # optimisers tried with ZeRO, and none needs DeepSpeed's compiled CPU Adam.
+        # The engine hands DeepSpeed an optimiser with the recipe's decay groups. RAdam is not on
+        # DeepSpeed's list of optimisers tried with ZeRO, and none needs DeepSpeed's compiled CPU
+        # Adam.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,

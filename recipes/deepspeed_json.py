@@ -1,7 +1,9 @@
-"""A user's DeepSpeed file: its numbers moved into the recipe, and what is left of it read by DeepSpeed's classes.
+"""A user's DeepSpeed file: its numbers moved into the recipe, and what is left of it read by
+DeepSpeed's classes.
 
-The recipe's own optimiser and schedule train: `optimizer` and `scheduler` of a file say which, and their numbers. "auto", and
-whatever a file leaves out, is the recipe's value, or DeepSpeed's default.
+The recipe's own optimiser and schedule train: `optimizer` and `scheduler` of a file say which, and
+their numbers. "auto", and whatever a file leaves out, is the recipe's value, or DeepSpeed's
+default.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def load_deepspeed_json(path: str) -> Json:
 
 
 def apply_user_config(recipe: Recipe, user_config: Json, overridden_keys: set[str]) -> set[str]:
-    """Move what the file says about the recipe's quantities into the recipe; returns the settings that it names.
+    """Move what the file says about the recipe's quantities into the recipe; returns the settings
+    that it names.
 
     Changes both. ConfigError where the file contradicts itself or a --set (`overridden_keys`).
     """
@@ -124,7 +127,8 @@ def _remove_auto(tree: Json) -> None:
 
 
 def _section_claims(user_config: Json) -> Iterator[Claim]:
-    """Claims of `optimizer` and `scheduler`, which leave the file; ConfigError for what has no counterpart in a recipe."""
+    """Claims of `optimizer` and `scheduler`, which leave the file; ConfigError for what has no
+    counterpart in a recipe."""
     for name in [name for name in TYPES if name in user_config]:
         section, types, known, fixed = (
             user_config.pop(name),
@@ -177,7 +181,8 @@ def _shared_claims(recipe: Recipe, user_config: Json) -> Iterator[Claim]:
 
 
 def check_with_deepspeed(config: Json) -> None:
-    """ConfigError for a value that DeepSpeed's classes refuse, and for a key that they never look at."""
+    """ConfigError for a value that DeepSpeed's classes refuse, and for a key that they never look
+    at."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # nothing is computed
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.utils import logger
@@ -187,7 +192,8 @@ def check_with_deepspeed(config: Json) -> None:
         def get_data_parallel_world_size(self) -> int:
             return 1
 
-    # The batch equation of all ranks is `recipes.config.resolve_batch`'s; one rank alone does not read how many share tokens.
+    # The batch equation of all ranks is `recipes.config.resolve_batch`'s; one rank alone does not
+    # read how many share tokens.
     noting = _Noting(
         {key: value for key, value in config.items() if key != "sequence_parallel_size"}
     )

@@ -1,10 +1,10 @@
 """DNA recipes by name.
 
-`dna.<method>_tiny`, `_copy_tiny`, `_human_tiny`, `_human_3m` and `_small` exist for every method in the registry
-(`priorzoo train --list`); `goat_human` and `human_125m` are the paper's set-ups.
+`dna.<method>_tiny`, `_copy_tiny`, `_human_tiny`, `_human_3m` and `_small` exist for every method in
+the registry (`priorzoo train --list`); `goat_human` and `human_125m` are the paper's set-ups.
 
-tiny needs the genomes (`priorzoo fetch-data dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that
-ships with the package.
+tiny needs the genomes (`priorzoo fetch-data dna genomes`), or `--set data.source=yeast-chr01`, the
+chromosome that ships with the package.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from zoo.files import data_folder
 
 RECIPES = Recipes("dna")
 
-# Two Plasmodium, two fungi and yeast: 121 Mb, 19% to 54% GC. A tiny model gains most from a window's composition and codons.
+# Two Plasmodium, two fungi and yeast: 121 Mb, 19% to 54% GC. A tiny model gains most from a
+# window's composition and codons.
 SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"
 
 
 def tiny(method: str) -> Recipe:
-    """0.75M parameters, context 256: 8.2M bases of five small genomes, either strand, one base a token. Two CPU cores."""
+    """0.75M parameters, context 256: 8.2M bases of five small genomes, either strand, one base a
+    token. Two CPU cores."""
     return Recipe(
         name=f"dna.{method}_tiny",
         modality="dna",
@@ -35,10 +37,11 @@ def tiny(method: str) -> Recipe:
 
 
 def copy_tiny(method: str) -> Recipe:
-    """The tiny model with a copy expert that remembers what training reads: context 1024, the same 8.2M bases of five genomes.
+    """The tiny model with a copy expert that remembers what training reads: context 1024, the same
+    8.2M bases of five genomes.
 
-    One process: the memory is written by one. Hardware: one CPU core, half an hour. No base is read twice, which the expert
-    needs (`DnaConfig.copy_memory`): on a smaller source take fewer steps.
+    One process: the memory is written by one. Hardware: one CPU core, half an hour. No base is read
+    twice, which the expert needs (`DnaConfig.copy_memory`): on a smaller source take fewer steps.
     """
     recipe = tiny(method)
     recipe.name = f"dna.{method}_copy_tiny"
@@ -50,7 +53,8 @@ def copy_tiny(method: str) -> Recipe:
 
 
 def human_tiny(method: str) -> Recipe:
-    """The tiny model with a copy expert on human DNA: 8.2M bases of the first 70 Mb of chromosome X; 20 is held out whole."""
+    """The tiny model with a copy expert on human DNA: 8.2M bases of the first 70 Mb of chromosome
+    X; 20 is held out whole."""
     recipe = copy_tiny(method)
     recipe.name = f"dna.{method}_human_tiny"
     recipe.data = DnaDataConfig(source="genomes:human", context=1024)
@@ -58,7 +62,8 @@ def human_tiny(method: str) -> Recipe:
 
 
 def human_3m(method: str) -> Recipe:
-    """3.2M parameters with a copy expert on human DNA: the first 70 Mb of chromosome X, 65.5M bases, each once.
+    """3.2M parameters with a copy expert on human DNA: the first 70 Mb of chromosome X, 65.5M
+    bases, each once.
 
     Hardware: one GPU for minutes, or CPU cores for most of a day.
     """
@@ -71,7 +76,8 @@ def human_3m(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 1024, on every genome that `priorzoo fetch-data dna genomes` fetches."""
+    """About 10M parameters, context 1024, on every genome that `priorzoo fetch-data dna genomes`
+    fetches."""
     return Recipe(
         name=f"dna.{method}_small",
         modality="dna",
@@ -101,18 +107,23 @@ def human(name: str, model: Model, optim: Optim, **train: Any) -> Recipe:
 
 @RECIPES.add
 def goat_human() -> Recipe:
-    """GOAT-DNA as its script has it (arXiv 2601.15380): 8 layers, 8 heads, 512, R = 2, M = 8, key bias, L 1024.
+    """GOAT-DNA as its script has it (arXiv 2601.15380): 8 layers, 8 heads, 512, R = 2, M = 8, key
+    bias, L 1024.
 
     deepspeed --num_gpus 1 --module priorzoo.train dna.goat_human
 
-    Beside it, with the same budget: --set model.name=dna_rope_25m. The paper reports 1.83 GB of peak memory against RoPE's
-    2.86, and a Pearson r of GC trajectories of 0.466 against 0.320. Needs data/human (docs/DATA.md), or
-    --set data.source=genomes:human and --set data.split=none. As released: LayerNorm, GELU, biases, tied; 1,000 steps of
-    8 × 1024 bases, AdamW (0.9, 0.999), 3e-4, warm-up 100, cosine to 0. Hardware: one 24 GB GPU.
+    Beside it, with the same budget: --set model.name=dna_rope_25m. The paper reports 1.83 GB of
+    peak memory against RoPE's
+    2.86, and a Pearson r of GC trajectories of 0.466 against 0.320. Needs data/human
+    (docs/DATA.md), or
+    --set data.source=genomes:human and --set data.split=none. As released: LayerNorm, GELU, biases,
+    tied; 1,000 steps of 8 × 1024 bases, AdamW (0.9, 0.999), 3e-4, warm-up 100, cosine to 0.
+    Hardware: one 24 GB GPU.
 
-    Differences: GELU is its tanh form. GOAT's attention starts by Xavier's rule there and as torch's layers here. A head has 55
-    content columns of 64 (released: 59). Windows come from all of the genome; there from the first 1,225 of every 6,000 bases.
-    Unknown bases are no targets here, vectors do not decay, and no measurement stops training early.
+    Differences: GELU is its tanh form. GOAT's attention starts by Xavier's rule there and as
+    torch's layers here. A head has 55 content columns of 64 (released: 59). Windows come from all
+    of the genome; there from the first 1,225 of every 6,000 bases. Unknown bases are no targets
+    here, vectors do not decay, and no measurement stops training early.
     """
     released = {"style": "gpt2", "hidden_dim": 2048, "weight_init": "torch"}
     optim = Optim(lr=3e-4, betas=(0.9, 0.999), warmup=100, floor=0.0)
@@ -121,12 +132,15 @@ def goat_human() -> Recipe:
 
 @RECIPES.add
 def human_125m() -> Recipe:
-    """125M parameters on a whole human assembly (GRCh38 or T2T): 18 layers, 12 heads, 768, L 1024, 3.9e10 bases.
+    """125M parameters on a whole human assembly (GRCh38 or T2T): 18 layers, 12 heads, 768, L 1024,
+    3.9e10 bases.
 
     deepspeed --num_gpus 8 --module priorzoo.train dna.human_125m
 
-    The size that the GOAT paper names; its layers are not printed. Beside it: --set model.name=dna_rope_125m.
-    Needs data/human: genome.fa and split.bed (docs/DATA.md). 75,000 steps of 512 × 1024 bases are about 13 passes over
+    The size that the GOAT paper names; its layers are not printed. Beside it: --set
+    model.name=dna_rope_125m.
+    Needs data/human: genome.fa and split.bed (docs/DATA.md). 75,000 steps of 512 × 1024 bases are
+    about 13 passes over
     one strand. Hardware: 8 × 80 GB GPUs. Not run yet.
     """
     optim = Optim(lr=3e-4, warmup=1000)

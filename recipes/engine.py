@@ -1,4 +1,5 @@
-"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export; optimisers and rates.
+"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export; optimisers
+and rates.
 
 train.py never uses DeepSpeed itself.
 """
@@ -39,9 +40,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all: 0 ≤ rank < world, its device, and its share of the cores that this machine's ranks may use.
+    """This process among all: 0 ≤ rank < world, its device, and its share of the cores that this
+    machine's ranks may use.
 
-    shared: consecutive ranks that share samples, a part of each line for each; `group` and `groups` count those as one.
+    shared: consecutive ranks that share samples, a part of each line for each; `group` and `groups`
+    count those as one.
     """
 
     rank: int
@@ -74,7 +77,8 @@ def wants_cuda() -> bool:
 
 
 def start(*, verbose: bool = False) -> Ranks:
-    """Join the process group that `deepspeed` or `torchrun` describes, or be the only rank under plain `python`."""
+    """Join the process group that `deepspeed` or `torchrun` describes, or be the only rank under
+    plain `python`."""
     cuda = wants_cuda()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -138,7 +142,8 @@ def stop() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End a process that called `start`: exit handlers run and streams are flushed, Python's finalisation is skipped.
+    """End a process that called `start`: exit handlers run and streams are flushed, Python's
+    finalisation is skipped.
 
     There a thread of gloo may abort the process (https://github.com/pytorch/pytorch/issues/190489).
     """
@@ -158,9 +163,11 @@ def check_sequence(model: ZooModel, size: int) -> None:
 
 
 def sequence_group(size: int) -> SequenceGroup:
-    """The `size` consecutive ranks that share their lines, this rank among them. Every rank must call.
+    """The `size` consecutive ranks that share their lines, this rank among them. Every rank must
+    call.
 
-    DeepSpeed's `mpu=` is not used: it takes groups for tensor parallelism, and records that in checkpoints.
+    DeepSpeed's `mpu=` is not used: it takes groups for tensor parallelism, and records that in
+    checkpoints.
     """
     from deepspeed.sequence.layer import _SeqAllToAll
 
@@ -175,7 +182,8 @@ def sequence_group(size: int) -> SequenceGroup:
 
 
 class Engine:
-    """A model under DeepSpeed. Call it like the model; `backward` and `step` once per micro-batch, in this order."""
+    """A model under DeepSpeed. Call it like the model; `backward` and `step` once per micro-batch,
+    in this order."""
 
     def __init__(self, model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False):
         import deepspeed
@@ -194,7 +202,8 @@ class Engine:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
         self._decay = [group["weight_decay"] for group in optimizer.param_groups]
         if self.settings.zero_stage == 3 and any(isinstance(m, Attention) for m in model.modules()):
-            # A prior returns terms and no tensor, so DeepSpeed cannot tell when backward needs its parameters again.
+            # A prior returns terms and no tensor, so DeepSpeed cannot tell when backward needs its
+            # parameters again.
             # An attention layer returns one: it gathers its own and its prior's together.
             deepspeed.utils.set_z3_leaf_modules(model, [Attention])
         self._deepspeed, *_ = deepspeed.initialize(
@@ -210,7 +219,8 @@ class Engine:
 
     @property
     def model(self) -> ZooModel:
-        """The model itself, for its methods. Under ZeRO-3 its parameters are gathered only inside a forward."""
+        """The model itself, for its methods. Under ZeRO-3 its parameters are gathered only inside a
+        forward."""
         return self._deepspeed.module
 
     @property
@@ -229,13 +239,16 @@ class Engine:
         self._deepspeed.train(mode)
 
     def backward(self, loss: Tensor) -> None:
-        """Add this micro-batch's gradients; averaged over micro-batches and ranks when the last one is in."""
+        """Add this micro-batch's gradients; averaged over micro-batches and ranks when the last one
+        is in."""
         self._deepspeed.backward(loss)
 
     def step(self) -> Tensor:
-        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping, on the device.
+        """End a micro-batch. After the step's last one: clip, update, and return the norm before
+        clipping, on the device.
 
-        0 after the others, and for a step that DeepSpeed leaves out since float16 overflowed; NaN where it is not finite.
+        0 after the others, and for a step that DeepSpeed leaves out since float16 overflowed; NaN
+        where it is not finite.
         """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = None
@@ -259,11 +272,13 @@ class Engine:
 
     @property
     def knows_gradients(self) -> bool:
-        """Whether the norm that `step` returns is of the gradients; from ZeRO stage 1 on it is of Muon's updates."""
+        """Whether the norm that `step` returns is of the gradients; from ZeRO stage 1 on it is of
+        Muon's updates."""
         return self.plan.recipe.optim.name != "muon" or not self.settings.zero_stage
 
     def monitor(self, values: Mapping[str, float], step: int) -> None:
-        """Send numbers of a step to the monitors that a DeepSpeed file enables: TensorBoard, W&B, CSV, Comet."""
+        """Send numbers of a step to the monitors that a DeepSpeed file enables: TensorBoard, W&B,
+        CSV, Comet."""
         if self._deepspeed.monitor.enabled:
             self._deepspeed.monitor.write_events(
                 [(name, value, step) for name, value in values.items()]
@@ -275,7 +290,8 @@ class Engine:
         with self.average.in_place(self.model) if self.average is not None else nullcontext():
             yield
 
-    # ---- between ranks ------------------------------------------------------------------------------------------
+    # ---- between ranks
+    # ------------------------------------------------------------------------------------------
 
     def sum(self, *values: float | Tensor) -> Tensor:
         """Each value summed over the ranks, (n,) float64 on the device, which nothing waits for."""
@@ -285,7 +301,8 @@ class Engine:
         return total
 
     def _number(self, value: float | Tensor) -> Tensor:
-        """() float64 on the device. A number is filled in there: copying one from the host would wait for the device."""
+        """() float64 on the device. A number is filled in there: copying one from the host would
+        wait for the device."""
         device = self.ranks.device
         if isinstance(value, Tensor):
             return value.detach().to(device, torch.float64)
@@ -304,13 +321,16 @@ class Engine:
         storages = (p.untyped_storage() for p in (*self.model.parameters(), *copies))
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
-    # ---- checkpoints --------------------------------------------------------------------------------------------
+    # ---- checkpoints
+    # --------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, state: Json) -> None:
-        """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a safetensors `model/`.
+        """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a
+        safetensors `model/`.
 
-        All of it goes to `folder.partial` first. It gets its name when it is complete, has the digests of its files, and is
-        on the disk; then `latest` next to it is replaced. OSError where it cannot be written; nothing of it stays then.
+        All of it goes to `folder.partial` first. It gets its name when it is complete, has the
+        digests of its files, and is on the disk; then `latest` next to it is replaced. OSError
+        where it cannot be written; nothing of it stays then.
         """
         partial = folder.with_name(folder.name + ".partial")
         ranks = self.ranks
@@ -360,7 +380,8 @@ class Engine:
             raise OSError(f"{what}: {reason}. {free:,.1f} MB are free") from error
 
     def load(self, checkpoint: Path, folder: Path) -> Json:
-        """Restore what `save` wrote, from `folder`, which may be its universal form; returns the loop's state."""
+        """Restore what `save` wrote, from `folder`, which may be its universal form; returns the
+        loop's state."""
         # DeepSpeed reads a path as a pattern, brackets for example.
         with data_only(folder), tempfile.TemporaryDirectory() as scratch:
             link = Path(scratch, "checkpoints")
@@ -372,22 +393,27 @@ class Engine:
         for group, decay, base, factor in zip(
             groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True
         ):
-            # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
+            # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in
+            # every group.
             group["weight_decay"] = decay
-            # Rates come back as the checkpoint has them, of its own number of steps; here there may be more.
+            # Rates come back as the checkpoint has them, of its own number of steps; here there may
+            # be more.
             group["lr"] = base * factor(schedule.last_epoch)
         if self.average is not None:
             self.average.load(checkpoint, steps=state["priorzoo"]["step"])
         return state["priorzoo"]
 
-    # ---- weights ------------------------------------------------------------------------------------------------
+    # ---- weights
+    # ------------------------------------------------------------------------------------------------
 
     def export(self, folder: Path) -> None:
-        """`model.save_pretrained(folder)` by rank 0: averaged weights where they exist, else the optimiser's float32 ones."""
+        """`model.save_pretrained(folder)` by rank 0: averaged weights where they exist, else the
+        optimiser's float32 ones."""
         self._with_weights(lambda state: self.model.save_pretrained(folder, state=state))
 
     def export_final(self, folder: Path) -> None:
-        """`export` to a folder that appears whole; an older one, or the one that a link names, is replaced."""
+        """`export` to a folder that appears whole; an older one, or the one that a link names, is
+        replaced."""
         folder = folder.resolve()
         partial, old = (
             folder.with_name(folder.name + ".partial"),
@@ -406,7 +432,8 @@ class Engine:
         self.ranks.barrier()
 
     def exported_model(self) -> ZooModel | None:
-        """A separate model with what `export` would write, on rank 0's device; None elsewhere. Every rank must call."""
+        """A separate model with what `export` would write, on rank 0's device; None elsewhere.
+        Every rank must call."""
         weights: dict[str, Tensor] = {}
         self._with_weights(
             lambda state: weights.update(
@@ -420,7 +447,8 @@ class Engine:
         return model.to(self.ranks.device).eval()
 
     def _with_weights(self, use: Callable[[dict[str, Tensor]], object]) -> None:
-        """Call `use` on rank 0 with the tensors that replace the model's own, while ZeRO-3's parameters are gathered."""
+        """Call `use` on rank 0 with the tensors that replace the model's own, while ZeRO-3's
+        parameters are gathered."""
         masters = self._masters() if self.average is None else self.average.average
         gathered = nullcontext()
         if self.settings.zero_stage == 3:
@@ -438,7 +466,8 @@ class Engine:
                 use({**frozen, **masters})
 
     def _masters(self) -> dict[str, Tensor]:
-        """The optimiser's float32 copies by parameter name, on rank 0; every rank must call. Empty where it has none."""
+        """The optimiser's float32 copies by parameter name, on rank 0; every rank must call. Empty
+        where it has none."""
         if self.settings.precision == "fp32":
             return {}
         from deepspeed.utils import safe_get_full_fp32_param
@@ -457,14 +486,17 @@ class Engine:
         return masters
 
 
-# ------------------------------------------------------------------------------------------- optimiser and average
+# -------------------------------------------------------------------------------------------
+# optimiser and average
 
 
 def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
-    """Optimiser groups: matrices with weight decay; without it `model.no_weight_decay()` and what has fewer dimensions.
+    """Optimiser groups: matrices with weight decay; without it `model.no_weight_decay()` and what
+    has fewer dimensions.
 
-    `model.prior_parameters()` learn at `optim.prior_lr_scale` times the rate: under Adam a parameter moves by about its rate a
-    step, too little for an exponent in a short run. Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the
+    `model.prior_parameters()` learn at `optim.prior_lr_scale` times the rate: under Adam a
+    parameter moves by about its rate a step, too little for an exponent in a short run. Muon trains
+    the matrices of the layers, at `optim.muon_lr_scale` times the
     rate: its updates have singular values near 1 (https://kellerjordan.github.io/posts/muon/).
 
     | parameters | rate | weight decay |
@@ -524,7 +556,8 @@ def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
 
 
 def lr_factor(step: int, optim: Optim, steps: int) -> float:
-    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`; t is 0 at warm-up's end and 1 at the last step."""
+    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`; t is 0 at warm-up's end
+    and 1 at the last step."""
     if step < optim.warmup:
         return (step + 1) / optim.warmup
     if optim.schedule == "constant":
@@ -536,7 +569,8 @@ def lr_factor(step: int, optim: Optim, steps: int) -> float:
 
 
 class WeightAverage:
-    """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs forget their start too.
+    """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs
+    forget their start too.
 
     In float32: torch's AveragedModel has the model's dtype, and bf16 loses a step of 1 − d = 1e−4.
     """

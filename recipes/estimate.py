@@ -1,4 +1,5 @@
-"""`--dry-run`: what a recipe would run, cost and need, from shapes. `--calibrate`: a few of its steps, measured."""
+"""`--dry-run`: what a recipe would run, cost and need, from shapes. `--calibrate`: a few of its
+steps, measured."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ MONITORS = (
 
 
 def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None = None) -> None:
-    """Print the figures of a plan, by the lead rank; as_json: with the resolved recipe and the DeepSpeed configuration."""
+    """Print the figures of a plan, by the lead rank; as_json: with the resolved recipe and the
+    DeepSpeed configuration."""
     recipe = plan.recipe
     known = find_modality(recipe.modality).evaluators
     scheduled_evaluators(
@@ -59,7 +61,8 @@ def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None 
 def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
     """Figures of so many real steps of a trainer before its `setup`. Every rank must call.
 
-    Memory is what `memory_per_rank` estimates: weights, the optimiser's copies of them, and what steps add at their peak. Code
+    Memory is what `memory_per_rank` estimates: weights, the optimiser's copies of them, and what
+    steps add at their peak. Code
     of libraries is not counted: on the CPU that is several hundred MiB of a process.
     Raises ConfigError where the device has not the memory.
     """
@@ -135,10 +138,12 @@ def describe(plan: Plan) -> dict[str, str]:
 
 
 def memory_per_rank(parameters: int, plan: Plan, cost: Cost) -> dict[str, float]:
-    """Bytes by use. fp32: 4 weights + 4 gradients + 8 Adam moments a parameter. bf16, fp16: 2 + 2 + 12 (fp32 copy, moments).
+    """Bytes by use. fp32: 4 weights + 4 gradients + 8 Adam moments a parameter. bf16, fp16: 2 + 2
+    + 12 (fp32 copy, moments).
 
-    ZeRO divides by the ranks: from stage 1 the optimiser's, from 2 the gradients, from 3 the weights. Ranks that share lines
-    divide the activations. Logits stand three times at the peak. What a DeepSpeed file offloads to the CPU is not deducted.
+    ZeRO divides by the ranks: from stage 1 the optimiser's, from 2 the gradients, from 3 the
+    weights. Ranks that share lines divide the activations. Logits stand three times at the peak.
+    What a DeepSpeed file offloads to the CPU is not deducted.
     """
     train, world = plan.recipe.train, plan.world
     rows = (train.micro_batch or 1) / train.sequence_parallel
@@ -154,7 +159,8 @@ def memory_per_rank(parameters: int, plan: Plan, cost: Cost) -> dict[str, float]
 
 
 def schedule_in_words(optim: Optim, steps: int) -> str:
-    """ "adamw, learning rate 0.002: linear warm-up over 50 steps, then cosine to 0.0002 at step 800"."""
+    """ "adamw, learning rate 0.002: linear warm-up over 50 steps, then cosine to 0.0002 at step
+    800"."""
     if optim.warmup and steps <= optim.warmup + 1:
         last = optim.lr * min(1, steps / optim.warmup)
         return f"{optim.name}, learning rate {last:g} at the end: warm-up to {optim.lr:g} takes {optim.warmup:,} steps"

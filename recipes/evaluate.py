@@ -1,27 +1,35 @@
 """Measure models of the zoo, of run folders, or of other libraries, and compare them.
 
     priorzoo evaluate MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
-    priorzoo evaluate --list                                                all evaluators and their options
-    priorzoo evaluate 'text_*_tiny.*' passkey,perplexity                    every shipped tiny model, one figure
+    priorzoo evaluate --list                                                all evaluators and their
+    options
+    priorzoo evaluate 'text_*_tiny.*' passkey,perplexity                    every shipped tiny
+    model, one figure
     priorzoo evaluate 'dna_*.genomes' 'markov-*' bits                       compared with baselines
-    priorzoo evaluate dna_goat_tiny.genomes score --fasta FILE              every record's log-likelihood, as TSV
-    priorzoo evaluate 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     paired differences
-    priorzoo evaluate hf:FOLDER passkey,perplexity --lengths 512,4k         a causal LM of transformers
+    priorzoo evaluate dna_goat_tiny.genomes score --fasta FILE              every record's
+    log-likelihood, as TSV
+    priorzoo evaluate 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     paired
+    differences
+    priorzoo evaluate hf:FOLDER passkey,perplexity --lengths 512,4k         a causal LM of
+    transformers
     priorzoo evaluate timm:NAME@CHECKPOINT resolution --source folder:DIR   a classifier of timm
 
-The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry
-names, patterns of names with weights, run or saved-model folders, baselines, or models of other libraries: hf:NAME, a
-folder or a name of the hub, whose tokenizer tells text from DNA (hf:text:NAME and hf:dna:NAME insist), and
-timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens, of DNA in bases.
+The last argument names the evaluators, comma-separated or "all"; the others name models of one
+modality: registry names, patterns of names with weights, run or saved-model folders, baselines, or
+models of other libraries: hf:NAME, a folder or a name of the hub, whose tokenizer tells text from
+DNA (hf:text:NAME and hf:dna:NAME insist), and timm:NAME[@CHECKPOINT], untrained without a file.
+Lengths are in the model's own tokens, of DNA in bases.
 
 The options of evaluators are below where a model is named: `priorzoo evaluate MODEL EVAL --help`.
 
-Written to --out: EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis), EVAL.png (all
-models in one figure), overview.png where several evaluators share an axis, and cells/, from which a run that was
-stopped continues and which runs at the same time share. Evaluators that list a file's entries write EVAL.MODEL.tsv and
-no CSV. Runs whose recipe.json differ only in seeds, and shipped weights of the same recipe, are seeds of one set-up:
-tables and figures show their mean. With --against MODEL, EVAL.paired.csv has every other model's scores minus that
-model's, with 95% intervals over documents, prompts or contigs. Exit codes: 0 done, 2 the request cannot be served.
+Written to --out: EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the
+axis), EVAL.png (all models in one figure), overview.png where several evaluators share an axis, and
+cells/, from which a run that was stopped continues and which runs at the same time share.
+Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Runs whose recipe.json differ
+only in seeds, and shipped weights of the same recipe, are seeds of one set-up: tables and figures
+show their mean. With --against MODEL, EVAL.paired.csv has every other model's scores minus that
+model's, with 95% intervals over documents, prompts or contigs. Exit codes: 0 done, 2 the request
+cannot be served.
 """
 
 from __future__ import annotations
@@ -80,15 +88,18 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 
 class CellStore:
-    """Finished cells of one (evaluator, model, weights, settings) in a file of JSON lines: the key, then a cell a line.
+    """Finished cells of one (evaluator, model, weights, settings) in a file of JSON lines: the key,
+    then a cell a line.
 
-    A stopped run continues from it, and processes may share it: each appends under an exclusive `flock` and first takes over
-    what others appended. On file systems without locks among machines give each machine its folder. A line that a stopped
-    process cut off is removed by the next one that appends.
+    A stopped run continues from it, and processes may share it: each appends under an exclusive
+    `flock` and first takes over what others appended. On file systems without locks among machines
+    give each machine its folder. A line that a stopped process cut off is removed by the next one
+    that appends.
 
     Attributes:
         finished: the cells by name. `add` updates it, also by those of other processes.
-        damaged: numbers of the lines, from 1, that are not a cell or whose checksum differs; those cells are not in `finished`.
+        damaged: numbers of the lines, from 1, that are not a cell or whose checksum differs; those
+            cells are not in `finished`.
 
     Raises:
         ValueError: for a file that belongs to other settings, or whose key is damaged.
@@ -164,8 +175,9 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def outside_hash(model: nn.Module) -> str | None:
-    """16 hex digits over what a model of another library computes by besides its weights: configurations, modules, and
-    buffers that are not saved, such as RoPE's frequencies. None for the zoo's, whose own configuration says all."""
+    """16 hex digits over what a model of another library computes by besides its weights:
+    configurations, modules, and buffers that are not saved, such as RoPE's frequencies. None for
+    the zoo's, whose own configuration says all."""
     if isinstance(model, ZooModel):
         return None
     saved = model.state_dict().keys()
@@ -204,7 +216,8 @@ class Measurement:
     out: Path
 
     def store(self) -> CellStore:
-        """Finished cells, keyed by everything that a cell's number depends on. The device and the batch size change rounding
+        """Finished cells, keyed by everything that a cell's number depends on. The device and the
+        batch size change rounding
         and costs alone, and are left out: a finished cell keeps the time and the memory it took."""
         model, evaluator = self.target.model, self.evaluator
         key = {
@@ -222,7 +235,8 @@ class Measurement:
         return CellStore(self.out / "cells", key)
 
     def work(self, cell: Cell) -> float:
-        """What a unit of a cell takes more of, the further along the axis: tokens of a window, pixels of an image."""
+        """What a unit of a cell takes more of, the further along the axis: tokens of a window,
+        pixels of an image."""
         place = cell.data.get(self.evaluator.axis.column, 0)
         return (
             float(place) ** (2 if self.evaluator.unit == "images" else 1)
@@ -231,8 +245,8 @@ class Measurement:
         )
 
     def timed(self, todo: Sequence[Cell], store: CellStore | None) -> tuple[float, float]:
-        """(a, b): a unit takes a + b·work seconds, by the cheapest `trials` at each of the two least places, which are stored
-        where there is a store and they are cells."""
+        """(a, b): a unit takes a + b·work seconds, by the cheapest `trials` at each of the two
+        least places, which are stored where there is a store and they are cells."""
         points = []
         trials = sorted(self.evaluator.trials(list(todo)), key=lambda cell: -cell.cost)
         cheapest = {self.work(cell): cell for cell in trials}
@@ -247,7 +261,8 @@ class Measurement:
         return max(0.0, rate - slope * near), slope
 
     def run(self, group: str) -> ModelResult:
-        """Every cell, each stored as soon as it is finished; those that another process finishes first are taken over.
+        """Every cell, each stored as soon as it is finished; those that another process finishes
+        first are taken over.
 
         Raises CommandError where memory ends, with the options that take less.
         """
@@ -299,7 +314,8 @@ class Measurement:
 
 
 def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
-    """What is to be measured and how long that takes, at the rate of each evaluator's first model. keep: cells that are timed.
+    """What is to be measured and how long that takes, at the rate of each evaluator's first model.
+    keep: cells that are timed.
 
     Raises ValueError for what cannot be measured.
     """
@@ -328,7 +344,8 @@ def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
 
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
-    """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
+    """The label of the target called `name`; of the first where names or a pattern are several
+    seeds of one set-up."""
     parts = [target_name(part) for part in split_names(name)]
     labels = [
         t.label
@@ -490,7 +507,8 @@ def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
 def make_settings(
     kinds: Sequence[type[Evaluator]], options: Mapping[str, object]
 ) -> dict[type[Evaluator], Settings]:
-    """Settings of each evaluator from the command's options; CommandError for an option that none of them has."""
+    """Settings of each evaluator from the command's options; CommandError for an option that none
+    of them has."""
     fields = {
         kind: {field.name for field in dataclasses.fields(kind.settings_class)} for kind in kinds
     }
@@ -539,6 +557,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo evaluate") 
             settings |= {
                 kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()
             }
-    # Options of an unknown model's evaluators are unknown; its name is the error. In a context: figures are this command's.
+    # Options of an unknown model's evaluators are unknown; its name is the error. In a context:
+    # figures are this command's.
     command = with_options(evaluate_command, settings)
     return copy_context().run(call, command, words, prog=prog, any_option=not settings)

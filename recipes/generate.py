@@ -4,9 +4,9 @@
     priorzoo generate RUN_DIR - --temperature 0 < prompt.txt
     priorzoo generate dna_goat_tiny.genomes ACGTACGT --max-new-tokens 60
 
-The model is a name with weights, a run folder or a saved model's folder. What follows the prompt is printed as it is written;
-the prompt itself is not. The same seed writes the same text. Exit codes: 0 done, 2 the request cannot be served as written,
-130 stopped by Ctrl-C.
+The model is a name with weights, a run folder or a saved model's folder. What follows the prompt is
+printed as it is written; the prompt itself is not. The same seed writes the same text. Exit codes:
+0 done, 2 the request cannot be served as written, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Write a model as the folder of a repository of the Hugging Face hub, with its card; with --push, upload it.
+"""Write a model as the folder of a repository of the Hugging Face hub, with its card; with --push,
+upload it.
 
     priorzoo hub text_ggd_tiny.facts --out hub/text_ggd_tiny
     priorzoo hub runs/text.ggd_tiny/0001-… --license cc-by-4.0 --out hub/mine --push ME/mine
 
-The folder: config.json, model.safetensors and manifest.json (sizes and SHA-256) as `save_pretrained` writes them; README.md, a
-card with YAML front matter, the lines that load it, and tables of shipped weights; of a run its recipe.json.
-A tokenizer of the user's is in it. `zoo.load_model(FOLDER)` and all commands read it. Needs
-`pip install 'priorzoo[hub]'`; --push also needs a login (`hf auth login`).
+The folder: config.json, model.safetensors and manifest.json (sizes and SHA-256) as
+`save_pretrained` writes them; README.md, a card with YAML front matter, the lines that load it, and
+tables of shipped weights; of a run its recipe.json. A tokenizer of the user's is in it.
+`zoo.load_model(FOLDER)` and all commands read it. Needs `pip install 'priorzoo[hub]'`; --push also
+needs a login (`hf auth login`).
 """
 
 from __future__ import annotations
@@ -114,7 +116,8 @@ def hub_command(
 
 @dataclass
 class Card:
-    """A model card. source: of the data. rows: scores by places on the axis, which comes first. notes: lines at the end."""
+    """A model card. source: of the data. rows: scores by places on the axis, which comes first.
+    notes: lines at the end."""
 
     title: str
     modality: Modality

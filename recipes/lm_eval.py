@@ -1,10 +1,12 @@
-"""Downstream tasks, by lm-evaluation-harness: its own command line, with the text models of the zoo as its model `priorzoo`.
+"""Downstream tasks, by lm-evaluation-harness: its own command line, with the text models of the zoo
+as its model `priorzoo`.
 
-    priorzoo lm-eval --model priorzoo --model_args pretrained=RUN_DIR,dtype=bfloat16 --tasks arc_easy,hellaswag
-    priorzoo lm-eval ls tasks
+    priorzoo lm-eval --model priorzoo --model_args pretrained=RUN_DIR,dtype=bfloat16 --tasks
+    arc_easy,hellaswag priorzoo lm-eval ls tasks
 
-All words but --import go to the harness; model_args are the arguments of `modalities.text.lm_eval.PriorzooLM`. Needs the extra
-`lm-eval`. Exit codes: 0 done, 2 the request cannot be served as written.
+All words but --import go to the harness; model_args are the arguments of
+`modalities.text.lm_eval.PriorzooLM`. Needs the extra `lm-eval`. Exit codes: 0 done, 2 the request
+cannot be served as written.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     priorzoo predict vision_goat_ssmax_tiny_patch8.glyphs letter.png
     priorzoo predict RUN_DIR *.png --top 3 --size 96
 
-The model is a name with weights, a run folder or a saved model's folder. An image's largest central window is resized to the
-training size, or to --size. Exit codes: 0 done, 2 the request cannot be served as written.
+The model is a name with weights, a run folder or a saved model's folder. An image's largest central
+window is resized to the training size, or to --size. Exit codes: 0 done, 2 the request cannot be
+served as written.
 """
 
 from __future__ import annotations

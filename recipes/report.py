@@ -20,7 +20,8 @@ EVERY = 15.0  # seconds between two lines of progress
 
 
 class CellProgress:
-    """Prints now and then how much of an evaluation's cells is read. total: units of all cells. unit: what they are."""
+    """Prints now and then how much of an evaluation's cells is read. total: units of all cells.
+    unit: what they are."""
 
     def __init__(self, name: str, total: int, unit: str, console: Console):
         self.name, self.total, self.unit, self.console = name, total, unit, console
@@ -44,7 +45,8 @@ class CellProgress:
 
 
 def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
-    """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files; a listing writes its rows itself."""
+    """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files; a listing
+    writes its rows itself."""
     axis = evaluator.axis
     for result in results:
         fields = {
@@ -71,7 +73,8 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
 
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
-    """A row for each model and score, a column for each place on the axis; then what the evaluator shows itself."""
+    """A row for each model and score, a column for each place on the axis; then what the evaluator
+    shows itself."""
     if line := evaluator.measured(results):
         console.print(line, soft_wrap=True)
     if not isinstance(evaluator, Listing):

@@ -1,14 +1,21 @@
-"""Run folders: their files, who may write in one, checkpoints that are verified and read as data, and weights of runs.
+"""Run folders: their files, who may write in one, checkpoints that are verified and read as data,
+and weights of runs.
 
 <run>/recipe.json deepspeed.json environment.json    what ran, and where
-      metrics.jsonl                                  one JSON object a line: training and held-out records
+      metrics.jsonl                                  one JSON object a line: training and held-out
+      records
       run.lock                                       who writes here, while its process lives
-      checkpoints/step_00000200/                     DeepSpeed's state, a safetensors model/, and complete.json: step, ranks,
-                                                     ZeRO stage, precision, and the digest of every file
-                  step_00000200.partial              being written, or left by a process that was killed
-                  step_00000200.universal            converted for another number of ranks, until it is loaded
+      checkpoints/step_00000200/                     DeepSpeed's state, a safetensors model/, and
+      complete.json: step, ranks,
+                                                     ZeRO stage, precision, and the digest of every
+                                                     file
+                  step_00000200.partial              being written, or left by a process that was
+                  killed
+                  step_00000200.universal            converted for another number of ranks, until it
+                  is loaded
                   step_00000400.aside                not used: damaged
-                  latest                             the newest complete one; DeepSpeed's tools read it
+                  latest                             the newest complete one; DeepSpeed's tools read
+                  it
       model/                                         the final weights (save_pretrained)
       plots/loss.png
 """
@@ -83,14 +90,16 @@ class RunFolder:
         return self.checkpoint_root / f"step_{step:08d}"
 
     def checkpoints(self) -> list[Path]:
-        """Those with their final names, by step; `damage` tells whether they are still as they were written."""
+        """Those with their final names, by step; `damage` tells whether they are still as they were
+        written."""
         folders = (
             p for p in self.checkpoint_root.glob("step_*") if NAME.fullmatch(p.name) and p.is_dir()
         )
         return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
 
     def describe(self, plan: Plan) -> None:
-        """Write what runs, and where: recipe.json first, which makes a folder a run. A finished run keeps its own."""
+        """Write what runs, and where: recipe.json first, which makes a folder a run. A finished run
+        keeps its own."""
         packages = (
             sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo")
         )
@@ -139,7 +148,8 @@ class RunFolder:
         return records, len(lines) - len(records)
 
     def rewind(self, step: int, keep: int) -> None:
-        """Remove what a killed process left, converted checkpoints, and records after `step`. Needs the lock."""
+        """Remove what a killed process left, converted checkpoints, and records after `step`. Needs
+        the lock."""
         records, unreadable = self.read_metrics()
         if unreadable:
             warn(
@@ -172,7 +182,8 @@ class RunFolder:
         return f"priorzoo train {shlex.join([*self.words, '--run-dir', str(self.path), '--resume', 'auto'])}"
 
     def plot(self) -> Path:
-        """plots/loss.png from metrics.jsonl: training and held-out loss, gradient norm, learning rate and throughput."""
+        """plots/loss.png from metrics.jsonl: training and held-out loss, gradient norm, learning
+        rate and throughput."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -197,7 +208,8 @@ class RunFolder:
         return self.path / LOSS_CURVE
 
     def weights(self) -> Path:
-        """The newest weights: those of the newest whole checkpoint, or the final model/ where none is left.
+        """The newest weights: those of the newest whole checkpoint, or the final model/ where none
+        is left.
 
         Damaged ones are reported and skipped. ConfigError where there are none.
         """
@@ -224,11 +236,13 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-# ------------------------------------------------------------------------------------------------ one writer
+# ------------------------------------------------------------------------------------------------
+# one writer
 
 
 class RunLock:
-    """An exclusive lock on `<run>/run.lock`, which says who writes, until `release` or the end of the process.
+    """An exclusive lock on `<run>/run.lock`, which says who writes, until `release` or the end of
+    the process.
 
     A file system without locks is reported. ConfigError where another process holds it.
     """
@@ -280,11 +294,12 @@ def own_run(
     resume: str | None = None,
     words: Sequence[str] = (),
 ) -> Iterator[tuple[RunFolder, Path | None]]:
-    """(run folder, checkpoint to continue from, or None), the same on every rank; rank 0 holds the folder's lock.
+    """(run folder, checkpoint to continue from, or None), the same on every rank; rank 0 holds the
+    folder's lock.
 
-    resume=None refuses a folder that holds a run. "auto" takes the newest undamaged checkpoint of `run_dir` (or of this
-    recipe's newest run), and starts anew where there is none. An OSError from inside becomes a ConfigError that names the
-    checkpoint from which to go on, if there is one.
+    resume=None refuses a folder that holds a run. "auto" takes the newest undamaged checkpoint of
+    `run_dir` (or of this recipe's newest run), and starts anew where there is none. An OSError from
+    inside becomes a ConfigError that names the checkpoint from which to go on, if there is one.
     """
     lock: RunLock | None = None
     answer: list[tuple[Path, Path | None] | ConfigError | None] = [None]
@@ -367,7 +382,8 @@ def _choose(plan: Plan, run: RunFolder, resume: str | None) -> Path | None:
 
 
 def check_same(plan: Plan, folder: Path) -> None:
-    """ConfigError where model, data, batch, seed or optimiser differ from the run's; steps, ranks and rates may change."""
+    """ConfigError where model, data, batch, seed or optimiser differ from the run's; steps, ranks
+    and rates may change."""
     try:
         old = stored_recipe(folder)
     except ConfigError as error:
@@ -400,13 +416,15 @@ def _entry(tree: object, name: str) -> object:
     return tree.get(name) if isinstance(tree, dict) else None
 
 
-# ------------------------------------------------------------------------------------------------ checkpoints
+# ------------------------------------------------------------------------------------------------
+# checkpoints
 
 FACTS = {"step": int, "world": int, "zero_stage": int, "precision": str}
 
 
 def seal(folder: Path, facts: Mapping[str, object]) -> None:
-    """Write complete.json: the facts, the digest of every file in `folder`, and a digest of both."""
+    """Write complete.json: the facts, the digest of every file in `folder`, and a digest of
+    both."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     facts = {**facts, "files": file_digests(folder, names)}
     write_json(folder / COMPLETE, facts | {"sha256": _digest(facts)})
@@ -452,10 +470,11 @@ def quarantine(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def data_only(folder: Path) -> Iterator[None]:
-    """Make `torch.load` read tensors, plain values and DeepSpeed's own classes, and never run code from a file.
+    """Make `torch.load` read tensors, plain values and DeepSpeed's own classes, and never run code
+    from a file.
 
-    DeepSpeed asks for unrestricted pickles; torch's environment variable overrules it. ConfigError where a file of the
-    checkpoint `folder` holds anything else, or cannot be read.
+    DeepSpeed asks for unrestricted pickles; torch's environment variable overrules it. ConfigError
+    where a file of the checkpoint `folder` holds anything else, or cannot be read.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -482,7 +501,8 @@ def data_only(folder: Path) -> Iterator[None]:
 def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     """(folder to load, is it universal) for this plan.
 
-    Checkpoints of stage 0 load anywhere. Those of stages 1–3 are cut by rank: at another number of ranks rank 0 converts them.
+    Checkpoints of stage 0 load anywhere. Those of stages 1–3 are cut by rank: at another number of
+    ranks rank 0 converts them.
     """
     facts = checkpoint_facts(folder)
     if facts is None:
@@ -527,7 +547,8 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
 
 
 def convert(folder: Path, target: Path) -> None:
-    """Write DeepSpeed's universal form of a checkpoint, which `RunFolder.rewind` removes again. Runs no code from a file."""
+    """Write DeepSpeed's universal form of a checkpoint, which `RunFolder.rewind` removes again.
+    Runs no code from a file."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(target.parent, ignore_errors=True)
@@ -548,7 +569,8 @@ def convert(folder: Path, target: Path) -> None:
         ds_to_universal.main(Namespace(**options, **workers))
 
 
-# ------------------------------------------------------------------------------------------------ finding runs
+# ------------------------------------------------------------------------------------------------
+# finding runs
 
 
 def new_run_dir(recipe_name: str) -> Path:
@@ -566,7 +588,8 @@ def new_run_dir(recipe_name: str) -> Path:
 
 
 def newest_run_dir(recipe_name: str, *, finished: bool = False) -> Path | None:
-    """The run of this recipe with the greatest number that has a complete checkpoint, or with `finished` final weights."""
+    """The run of this recipe with the greatest number that has a complete checkpoint, or with
+    `finished` final weights."""
     folders = sorted(
         Path("runs", recipe_name).glob("*"), key=lambda folder: (_number(folder), folder.name)
     )
@@ -586,11 +609,13 @@ def _number(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
-# ------------------------------------------------------------------------------------------------ weights of runs
+# ------------------------------------------------------------------------------------------------
+# weights of runs
 
 
 def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooModel:
-    """What `read` makes of the newest weights of a run, which a process that trains may remove while they are read."""
+    """What `read` makes of the newest weights of a run, which a process that trains may remove
+    while they are read."""
     while True:
         folder = RunFolder(run_dir).weights()
         try:
@@ -601,7 +626,8 @@ def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooMo
 
 
 def load_run(run_dir: str | Path) -> tuple[ZooModel, Json]:
-    """(model with its newest weights, resolved recipe as a dict) of a run folder, or of one that `priorzoo hub` made of it."""
+    """(model with its newest weights, resolved recipe as a dict) of a run folder, or of one that
+    `priorzoo hub` made of it."""
     if not (Path(run_dir) / "recipe.json").exists():
         raise ConfigError(
             f"{run_dir}: no recipe.json; expected a run folder written by priorzoo train"

@@ -1,4 +1,5 @@
-"""The models an evaluate command names: registry names, patterns, run and saved-model folders, baselines, models of others."""
+"""The models an evaluate command names: registry names, patterns, run and saved-model folders,
+baselines, models of others."""
 
 from __future__ import annotations
 
@@ -44,10 +45,13 @@ Overrides = dict[
 class Target:
     """One model to measure.
 
-    label: its name in tables and figures; name: in the command. data: the data section of its recipe; empty where unknown.
-    recipe: (name of the recipe, steps) of runs and shipped weights, None where unknown; empty for other models.
-    seed: (of the loop, of the data). shipped: not of a run. family: what seeds have in common, of a run recipe.json without
-    seeds, and the model's configuration; of shipped weights their name without "-s1".
+    label: its name in tables and figures; name: in the command. data: the data section of its
+    recipe; empty where unknown.
+    recipe: (name of the recipe, steps) of runs and shipped weights, None where unknown; empty for
+    other models.
+    seed: (of the loop, of the data). shipped: not of a run. family: what seeds have in common, of a
+    run recipe.json without seeds, and the model's configuration; of shipped weights their name
+    without "-s1".
     """
 
     label: str
@@ -63,7 +67,8 @@ class Target:
 
     @property
     def method(self) -> str:
-        """What gives the model its colour in figures; empty for a modality whose models have no choice of it."""
+        """What gives the model its colour in figures; empty for a modality whose models have no
+        choice of it."""
         config = self.model.config
         position = getattr(config, "position", "")
         position = position if isinstance(position, str) else ",".join(position)
@@ -71,7 +76,8 @@ class Target:
 
     @property
     def setup(self) -> str:
-        """What runs and shipped weights both record, as text: recipe, steps and the model's configuration."""
+        """What runs and shipped weights both record, as text: recipe, steps and the model's
+        configuration."""
         return (
             json.dumps([*self.recipe, dataclasses.asdict(self.model.config)], sort_keys=True)
             if self.recipe
@@ -80,8 +86,8 @@ class Target:
 
 
 def modality_of(word: str, *, registered: bool = False) -> str | None:
-    """The modality of a model's name, pattern or folder, without loading it; None where the word does not tell, and where it is
-    no model's name although all are `registered`."""
+    """The modality of a model's name, pattern or folder, without loading it; None where the word
+    does not tell, and where it is no model's name although all are `registered`."""
     if os.path.isdir(word):
         try:
             return stored_recipe(word)["modality"]
@@ -98,7 +104,8 @@ def modality_of(word: str, *, registered: bool = False) -> str | None:
 
 
 def find_outside(word: str) -> tuple[str, Outside, str] | None:
-    """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix."""
+    """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a
+    known prefix."""
     prefix, colon, name = word.partition(":")
     installed = installed_modalities("OUTSIDE_PREFIXES", prefix) if colon else []
     hooks = {
@@ -122,7 +129,8 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
 
 
 def installed_modalities(listing: str = "", pattern: str = "*") -> list[Modality]:
-    """With a listing, such as OUTSIDE_PREFIXES, a module that has it is skipped where none of its entries fits the pattern."""
+    """With a listing, such as OUTSIDE_PREFIXES, a module that has it is skipped where none of its
+    entries fits the pattern."""
     modalities = []
     for name in modality_names():
         with contextlib.suppress(ImportError):
@@ -133,7 +141,8 @@ def installed_modalities(listing: str = "", pattern: str = "*") -> list[Modality
 
 
 def split_names(argument: str) -> list[str]:
-    """The models that a comma-separated argument names; a folder's name may have commas, and settings behind "@" do."""
+    """The models that a comma-separated argument names; a folder's name may have commas, and
+    settings behind "@" do."""
     return (
         [argument]
         if os.path.isdir(argument)
@@ -142,7 +151,8 @@ def split_names(argument: str) -> list[str]:
 
 
 def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str) -> list[Target]:
-    """Load every model named: run folders, registry names, patterns of names that have weights, baselines, PREFIX:NAME."""
+    """Load every model named: run folders, registry names, patterns of names that have weights,
+    baselines, PREFIX:NAME."""
     targets: dict[str, Target] = {}
     baselines: dict[str, Baseline] = {}
     for name in dict.fromkeys(name for argument in names for name in split_names(argument)):
@@ -190,7 +200,8 @@ def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str
 
 
 def find_device(name: str) -> str:
-    """The device an option names; of "auto" the GPU where there is one. ValueError for one that is not available."""
+    """The device an option names; of "auto" the GPU where there is one. ValueError for one that is
+    not available."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -318,8 +329,8 @@ def without_seed(name: str) -> str:
 def seed_groups(targets: list[Target]) -> dict[str, str]:
     """Label → label of the first in its group of seeds, for labels in a group of at least two.
 
-    A group has one `family`; shipped weights join the runs of their `setup` where those are of one family. A group in which a
-    seed occurs twice is left out.
+    A group has one `family`; shipped weights join the runs of their `setup` where those are of one
+    family. A group in which a seed occurs twice is left out.
     """
     runs: dict[str, set[str]] = {}
     for target in targets:
@@ -375,7 +386,8 @@ def override(model: Any, overrides: Overrides) -> Any:
 
 
 def parse_overrides(settings: list[str]) -> Overrides:
-    """["position_options.scaling=yarn"] to {"position_options": {"scaling": "yarn"}}; values are JSON or bare words."""
+    """["position_options.scaling=yarn"] to {"position_options": {"scaling": "yarn"}}; values are
+    JSON or bare words."""
     overrides: Overrides = {}
     for setting in settings:
         key, separator, text = setting.partition("=")

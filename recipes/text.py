@@ -1,8 +1,8 @@
 """Text recipes by name.
 
-`text.<method>_tiny` and `_lm` exist for every method in the registry (`priorzoo train --list`); the other
-functions are the papers' set-ups. Their data stream from the Hugging Face hub: they need the network or a local copy
-(`--set data.source='c4/*.json.gz'`), the named tokenizer file, and GPUs.
+`text.<method>_tiny` and `_lm` exist for every method in the registry (`priorzoo train --list`); the
+other functions are the papers' set-ups. Their data stream from the Hugging Face hub: they need the
+network or a local copy (`--set data.source='c4/*.json.gz'`), the named tokenizer file, and GPUs.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from zoo.methods import pinned_context
 RECIPES = Recipes("text")
 ENDING = ("learned", "local")  # methods that end at their context
 
-# How many times the weights' rate the prior's parameters learn at. After 300 steps 1 is the worst of 1, 5 and 20 for every
-# prior; between 5 and 20 held-out loss after all 4,500 steps decides (benchmarks/text_tiny/sweep.csv). Others take 5,
-# ggd_ssmax too: keys are whole names of methods. No rate of `sink`, `fox`, hybrids and DroPE is tuned.
+# How many times the weights' rate the prior's parameters learn at. After 300 steps 1 is the worst
+# of 1, 5 and 20 for every prior; between 5 and 20 held-out loss after all 4,500 steps decides
+# (benchmarks/text_tiny/sweep.csv). Others take 5,
+# ggd_ssmax too: keys are whole names of methods. No rate of `sink`, `fox`, hybrids and DroPE is
+# tuned.
 PRIOR_RATES = {"ggd": 20.0, "t5": 20.0}
 
 
 def tiny(method: str) -> Recipe:
-    """0.9M parameters, context 256: State of the Union speeches in 1,024 word pieces, facts to be found again mixed in.
+    """0.9M parameters, context 256: State of the Union speeches in 1,024 word pieces, facts to be
+    found again mixed in.
 
     deepspeed --num_gpus 1 --module priorzoo.train text.<method>_tiny
 
-    Most rows state facts and ask for them (`modalities.text.facts`), or hold a stretch of text that comes again. Hardware: one
-    CPU core for half an hour.
+    Most rows state facts and ask for them (`modalities.text.facts`), or hold a stretch of text that
+    comes again. Hardware: one CPU core for half an hour.
     """
     facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
     # With half-lives of one token, as published, `fox` learned no answer.
@@ -53,9 +56,11 @@ def tiny(method: str) -> Recipe:
 
 
 def tiny_extend(method: str) -> Recipe:
-    """Context extension: 200 more steps of `text.<method>_tiny` at four times its context, at a tenth of its rate.
+    """Context extension: 200 more steps of `text.<method>_tiny` at four times its context, at a
+    tenth of its rate.
 
-    Starts from the newest finished run of text.<method>_tiny under runs/, or from --set model.init_from=….
+    Starts from the newest finished run of text.<method>_tiny under runs/, or from --set
+    model.init_from=….
     """
     recipe = tiny(method)
     position = method.removesuffix("_ssmax")
@@ -78,12 +83,14 @@ def tiny_extend(method: str) -> Recipe:
 
 @RECIPES.add
 def drope_tiny() -> Recipe:
-    """DroPE (arXiv 2512.12167): `text.rope_tiny` without its rotation, trained on for a tenth of its steps at the same length.
+    """DroPE (arXiv 2512.12167): `text.rope_tiny` without its rotation, trained on for a tenth of
+    its steps at the same length.
 
     deepspeed --num_gpus 1 --module priorzoo.train text.drope_tiny
 
-    Starts from the newest finished run of text.rope_tiny under runs/, or from --set model.init_from=…. Of the paper's method
-    the temperature for longer texts is not here: `text_nope_ssmax_tiny` has a row scale that is trained.
+    Starts from the newest finished run of text.rope_tiny under runs/, or from --set
+    model.init_from=…. Of the paper's method the temperature for longer texts is not here:
+    `text_nope_ssmax_tiny` has a row scale that is trained.
     """
     recipe = tiny("nope")
     recipe.name, recipe.model.init_from = "text.drope_tiny", "newest:text.rope_tiny"
@@ -92,10 +99,11 @@ def drope_tiny() -> Recipe:
 
 
 def lm(method: str) -> Recipe:
-    """3.4M parameters, context 512, that write English: speeches, verse and RFCs in 4,096 word pieces, plain text alone.
+    """3.4M parameters, context 512, that write English: speeches, verse and RFCs in 4,096 word
+    pieces, plain text alone.
 
-    Hardware: one CPU core with AMX for three to four hours. The corpus is tokenised once, into the data folder's cache. Needs
-    `priorzoo fetch-data text sotu poetry rfc --offline`.
+    Hardware: one CPU core with AMX for three to four hours. The corpus is tokenised once, into the
+    data folder's cache. Needs `priorzoo fetch-data text sotu poetry rfc --offline`.
     """
     return Recipe(
         name=f"text.{method}_lm",
@@ -118,7 +126,8 @@ def lm(method: str) -> Recipe:
     )
 
 
-# GOAT's prior takes columns of the heads, as in the paper; other biases are added to logits of whole heads there.
+# GOAT's prior takes columns of the heads, as in the paper; other biases are added to logits of
+# whole heads there.
 BESIDE = {"lanes": "beside"}
 # The loaders of GOAT and CABLE join documents and mask nothing; BAM's masks.
 PACKED: dict[str, Any] = {"tokenizer": "gpt2", "num_workers": 2, "documents": "packed"}
@@ -126,17 +135,22 @@ GPU: dict[str, Any] = {"precision": "bf16", "zero_stage": 1, "save_every": 1000,
 
 
 def goat_c4(method: str) -> Recipe:
-    """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L 2048, 4.0e9 tokens.
+    """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L
+    2048, 4.0e9 tokens.
 
-    deepspeed --num_gpus 8 --module priorzoo.train text.goat_c4_<method>_125m     goat, alibi, rope; any other method, sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.goat_c4_<method>_125m     goat, alibi, rope;
+    any other method, sums too
 
-    Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
-    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`priorzoo fetch-data text gpt2`). As released: documents
-    packed, weights of deviation 0.02. `priorzoo evaluate RUN perplexity --documents joined` measures as its script does.
+    Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation
+    perplexity 1.55 below ALiBi's.
+    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer
+    (`priorzoo fetch-data text gpt2`). As released: documents packed, weights of deviation 0.02.
+    `priorzoo evaluate RUN perplexity --documents joined` measures as its script does.
 
-    Differences: a head of goat has 55 content columns of 64 (released: 59; model.options.lanes=beside: 64). Not every row
-    begins with BOS. The sink's MLP ends in zeros at the start (released: deviation 1e-3), and the prior's vectors do not decay.
-    Its script's defaults, R = M = 4 and a rate of 1.5e-4, are not the paper's table, which is taken here.
+    Differences: a head of goat has 55 content columns of 64 (released: 59;
+    model.options.lanes=beside: 64). Not every row begins with BOS. The sink's MLP ends in zeros at
+    the start (released: deviation 1e-3), and the prior's vectors do not decay. Its script's
+    defaults, R = M = 4 and a rate of 1.5e-4, are not the paper's table, which is taken here.
     """
     c4, lanes = "hf:allenai/c4:en", {} if method.removesuffix("_ssmax") == "goat" else BESIDE
     return Recipe(
@@ -152,14 +166,15 @@ def goat_c4(method: str) -> Recipe:
     )
 
 
-# Rate, micro-batch and options by size. 120m has 12 layers, 16 heads, 768 columns, 432m 14, 24, 1536, 1100m 15, 32, 2048.
+# Rate, micro-batch and options by size. 120m has 12 layers, 16 heads, 768 columns, 432m 14, 24,
+# 1536, 1100m 15, 32, 2048.
 BAM: dict[str, tuple[float, int, dict[str, Any]]] = {
     "120m": (1e-3, 36, {}),
     "432m": (5e-4, 24, {}),
     "1100m": (3e-4, 12, {"activation_checkpointing": True}),
 }
-# What its released code sets of a method. ALiBi's bias is added outside SSMax's scale; s starts at 1. Lanes of others stand
-# beside whole heads too.
+# What its released code sets of a method. ALiBi's bias is added outside SSMax's scale; s starts at
+# 1. Lanes of others stand beside whole heads too.
 BAM_METHODS: dict[str, dict[str, Any]] = {
     "ggd": {},
     "alibi": BESIDE,
@@ -170,15 +185,19 @@ BAM_METHODS: dict[str, dict[str, Any]] = {
 
 
 def bam(method: str, size: str) -> Recipe:
-    """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
+    """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 ×
+    512), 1.14e10 in all, RAdam.
 
-    deepspeed --num_gpus 8 --module priorzoo.train text.bam_<method>_<size>   ggd (BAM), alibi, rope, …, with _ssmax; sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.bam_<method>_<size>   ggd (BAM), alibi,
+    rope, …, with _ssmax; sums too
 
-    Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper raises after training for RoPE-SSMax
-    (`priorzoo evaluate RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured with
-    `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others. Needs Mistral-v0.3's tokenizer.json.
-    Expected of ggd_ssmax at 120M: passkey 1.0 to 51k tokens, 0.8 at 256k. As released: documents masked, weights as torch makes
-    them; no other difference is known. `priorzoo evaluate RUN perplexity --documents upto --lengths 512` measures its table 2.
+    Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper raises after
+    training for RoPE-SSMax (`priorzoo evaluate RUN … --set position_options.theta=25000000`, and
+    50000000); local RoPE is RoPE measured with `--set position=local`. Hardware: 8 × 40 GB GPUs for
+    120M, 8 × 80 GB for the others. Needs Mistral-v0.3's tokenizer.json.
+    Expected of ggd_ssmax at 120M: passkey 1.0 to 51k tokens, 0.8 at 256k. As released: documents
+    masked, weights as torch makes them; no other difference is known.
+    `priorzoo evaluate RUN perplexity --documents upto --lengths 512` measures its table 2.
     """
     lr, micro_batch, of_size = BAM[size]
     plain = method.removesuffix("_ssmax")
@@ -201,9 +220,11 @@ def bam(method: str, size: str) -> Recipe:
 
 
 def bam_extend(method: str, size: str) -> Recipe:
-    """BAM context extension: 256 more steps at L 1024 (576 × 1024 tokens a step), at the rate the first training ended with.
+    """BAM context extension: 256 more steps at L 1024 (576 × 1024 tokens a step), at the rate the
+    first training ended with.
 
-    Starts from the newest finished run of text.bam_<method>_<size> under runs/, or from --set model.init_from=….
+    Starts from the newest finished run of text.bam_<method>_<size> under runs/, or from --set
+    model.init_from=….
     Expected of ggd_ssmax at 120m and 432m: passkey 1.0 at 512k tokens; at 1100m 0.7.
     """
     extended = bam(method, size)
@@ -233,15 +254,20 @@ CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal")
 
 
 def cable(method: str, size: str) -> Recipe:
-    """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in all; GPT-2's layers.
+    """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in
+    all; GPT-2's layers.
 
-    deepspeed --num_gpus 8 --module priorzoo.train text.cable_<method>_<size>       cable, alibi, kerple, …; sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.cable_<method>_<size>       cable, alibi,
+    kerple, …; sums too
 
-    Sizes 44m (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M). Hardware: 8 × 40 GB GPUs.
-    Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable 20.63/20.02/19.24/19.31/19.28, alibi
-    20.99/20.67/21.23/22.42/22.89. As released: documents packed, weights of deviation 0.02 (outputs ÷ √(2·layers)),
-    cable's content not divided by √d. cable's bias is as the paper prints it; as its code has it:
-    --set model.options.position_options.gate=softplus --set model.options.position_options.weighted=false.
+    Sizes 44m (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M).
+    Hardware: 8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable
+    20.63/20.02/19.24/19.31/19.28, alibi
+    20.99/20.67/21.23/22.42/22.89. As released: documents packed, weights of deviation 0.02 (outputs
+    ÷ √(2·layers)), cable's content not divided by √d. cable's bias is as the paper prints it; as
+    its code has it:
+    --set model.options.position_options.gate=softplus --set
+    model.options.position_options.weighted=false.
 
     Differences: cable's matrix W_c has weight decay there and none here; no prior's parameter has.
     """

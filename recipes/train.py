@@ -3,15 +3,17 @@
     deepspeed --num_gpus N --module priorzoo.train text.ggd_ssmax_tiny [--set train.steps=200 ...]
     torchrun --nproc-per-node N --module priorzoo.train text.ggd_ssmax_tiny
     priorzoo train text.ggd_ssmax_tiny
-    priorzoo train my_recipe.py[:function]         a recipe of your own, in a file that may register priors
+    priorzoo train my_recipe.py[:function]         a recipe of your own, in a file that may register
+    priors
 
-The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final weights. Exit codes:
-0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be run as written, 128 + n stopped by
-signal n after saving a checkpoint.
+The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final
+weights. Exit codes: 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be
+run as written, 128 + n stopped by signal n after saving a checkpoint.
 
-SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` continues from there. SIGTERM to the outer
-`deepspeed` command does not reach its ranks: send it to the process group (`kill -TERM -- -PGID`), to the process
-`deepspeed.launcher.launch` below it, or to `torchrun`.
+SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` continues from
+there. SIGTERM to the outer `deepspeed` command does not reach its ranks: send it to the process
+group (`kill -TERM -- -PGID`), to the process `deepspeed.launcher.launch` below it, or to
+`torchrun`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ if (
     __name__ == "__main__"
 ):  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    # Spinning threads slow each other where cores are shared. The variable is read when torch is loaded.
+    # Spinning threads slow each other where cores are shared. The variable is read when torch is
+    # loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -69,7 +72,8 @@ class TrainingFailure(RuntimeError):
 
 
 class QueuedStep(NamedTuple):
-    """A step on the device: its number, its first parameter group's rate, and where loss, norm, targets and signals arrive."""
+    """A step on the device: its number, its first parameter group's rate, and where loss, norm,
+    targets and signals arrive."""
 
     number: int
     lr: float
@@ -77,14 +81,16 @@ class QueuedStep(NamedTuple):
 
 
 def with_worker(data: Any, device: str, cores: int) -> Any:
-    """A data section whose `num_workers` is 0, with 1 on CUDA if the rank has a second core, so that the next batch is made
-    while the device computes; any other as it is. One process makes the same batches as none."""
+    """A data section whose `num_workers` is 0, with 1 on CUDA if the rank has a second core, so
+    that the next batch is made while the device computes; any other as it is. One process makes the
+    same batches as none."""
     free = device == "cuda" and cores >= 2 and getattr(data, "num_workers", None) == 0
     return replace(data, num_workers=1) if free else data
 
 
 class Trainer:
-    """A run of a recipe: `setup`, then `fit`, which repeats `step` and `save`. Every rank calls every method."""
+    """A run of a recipe: `setup`, then `fit`, which repeats `step` and `save`. Every rank calls
+    every method."""
 
     def __init__(self, plan: Plan, ranks: Ranks, run: RunFolder, signals: Sequence[int] = ()):
         self.plan, self.ranks, self.run, self.signals = plan, ranks, run, signals
@@ -177,16 +183,19 @@ class Trainer:
         return 0
 
     def is_due(self, every: int) -> bool:
-        """Whether what happens every so many steps (0: never), and after the last one, happens now."""
+        """Whether what happens every so many steps (0: never), and after the last one, happens
+        now."""
         return self.steps_done == self.settings.steps or (
             every > 0 and self.steps_done % every == 0
         )
 
     def step(self) -> bool:
-        """Take one step of the optimiser, and record the step before it, whose numbers have come; whether to stop.
+        """Take one step of the optimiser, and record the step before it, whose numbers have come;
+        whether to stop.
 
-        Where the model is about to be evaluated or saved the step itself is recorded too: no state is saved whose loss or
-        gradient is not finite. Else the device always has the next step queued.
+        Where the model is about to be evaluated or saved the step itself is recorded too: no state
+        is saved whose loss or gradient is not finite. Else the device always has the next step
+        queued.
         """
         before, self.unread = self.unread, self.launch()
         stops = self.finish(before) if before else False
@@ -209,8 +218,9 @@ class Trainer:
         accumulation = settings.accumulation or 1
         readout = Readout(ranks.device)
         micro = [next(self.batches) for _ in range(accumulation)]
-        # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
-        # the gradient, the mean over the whole batch's targets, however the batch is cut.
+        # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes
+        # the loss, and so the gradient, the mean over the whole batch's targets, however the batch
+        # is cut.
         weights, counts = zip(*(self.modality.weight(batch) for batch in micro), strict=True)
         micro = [to_device(batch, ranks.device) for batch in micro]
         total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
@@ -251,7 +261,8 @@ class Trainer:
         return bool(stop)
 
     def read(self, step: QueuedStep) -> tuple[list[float], float]:
-        """(Loss, norm, targets and signals of a step; seconds). TrainingFailure for one that is not finite."""
+        """(Loss, norm, targets and signals of a step; seconds). TrainingFailure for one that is not
+        finite."""
         numbers, seconds = step.readout.read()
         for name, value in zip(("loss", "gradient norm"), numbers[:2], strict=True):
             if not math.isfinite(value):
@@ -285,7 +296,8 @@ class Trainer:
         return {f"heldout_{name}": mean for name, mean in zip(names, means, strict=True)}
 
     def run_evaluators(self) -> dict[str, float]:
-        """Scores of the evaluators in `evaluate.during` that are due, by rank 0, of what would be exported now."""
+        """Scores of the evaluators in `evaluate.during` that are due, by rank 0, of what would be
+        exported now."""
         due = [evaluator for every, evaluator in self.evaluators if self.is_due(every)]
         figures: dict[str, float] = {}
         if due:
@@ -306,7 +318,8 @@ class Trainer:
         if self.ranks.lead:
             self.run.prune(self.settings.keep)
 
-    # ---- what is written and printed, by the lead rank --------------------------------------------------------
+    # ---- what is written and printed, by the lead rank
+    # --------------------------------------------------------
 
     def record(self, values: dict[str, float], step: int) -> None:
         """Write numbers of a step to metrics.jsonl, and to the monitors of a DeepSpeed file."""
@@ -375,7 +388,8 @@ def rank_state(states: Sequence[State], ranks: Ranks) -> State:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """A list that the signals of `STOPS` append to. After a step the ranks agree to stop, and the loop saves."""
+    """A list that the signals of `STOPS` append to. After a step the ranks agree to stop, and the
+    loop saves."""
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
@@ -500,7 +514,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> 
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:
-    """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
+    """`main` as a whole process: leaves the process group, and ends without Python's finalisation
+    (see `engine.leave`)."""
     code = main(argv, **named)
     if code in (0, 129, 130, 143):  # finished, or stopped by SIGHUP, SIGINT, SIGTERM
         stop()  # only where every rank comes here: after a failure it could wait for one that does not

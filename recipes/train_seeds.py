@@ -1,11 +1,14 @@
-"""Train recipes with several seeds each, side by side, one thread each; then measure all runs together.
+"""Train recipes with several seeds each, side by side, one thread each; then measure all runs
+together.
 
     priorzoo train-seeds text.ggd_tiny text.rope_tiny --seeds 0,1,2 --jobs 2 --out runs/compared
-    priorzoo train-seeds text.ggd_tiny text.rope_tiny --out runs/compared --evaluate 'passkey --lengths 256,1024'
+    priorzoo train-seeds text.ggd_tiny text.rope_tiny --out runs/compared --evaluate 'passkey
+    --lengths 256,1024'
 
-Each run has a folder OUT/RECIPE-sSEED and a log next to it. The same command again keeps finished runs and goes on with
-others. Tables and figures of --evaluate, which is what `priorzoo evaluate` takes after the models, show the mean and the
-deviation over seeds; they go to OUT/results. Exit codes: 0 done, 1 a run failed, 2 the request cannot be served as written.
+Each run has a folder OUT/RECIPE-sSEED and a log next to it. The same command again keeps finished
+runs and goes on with others. Tables and figures of --evaluate, which is what `priorzoo evaluate`
+takes after the models, show the mean and the deviation over seeds; they go to OUT/results. Exit
+codes: 0 done, 1 a run failed, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ def train_seeds_command(
     with ThreadPoolExecutor(jobs) as pool, handled_signals(partial(_stop, processes, stops)):
         results = [pool.submit(_train, processes, stops, *run) for run in runs.items()]
         for folder, result in zip(runs, results, strict=True):
-            # A signal that arrives between two instructions of a wait does not end it; its handler runs after the wait.
+            # A signal that arrives between two instructions of a wait does not end it; its handler
+            # runs after the wait.
             while not wait([result], timeout=1).done:
                 pass
             if result.exception():
@@ -104,7 +108,8 @@ def train_seeds_command(
 def _stop(
     processes: Sequence[subprocess.Popen[str]], stops: list[int], number: int, _: object
 ) -> None:
-    """Starts no further run, and passes the signal on: runs save a checkpoint. They get a terminal's Ctrl-C by themselves."""
+    """Starts no further run, and passes the signal on: runs save a checkpoint. They get a
+    terminal's Ctrl-C by themselves."""
     stops.append(number)
     if number != signal.SIGINT or not sys.stdin.isatty():
         for process in processes:
@@ -114,7 +119,8 @@ def _stop(
 def _train(
     processes: list[subprocess.Popen[str]], stops: Sequence[int], folder: Path, words: list[str]
 ) -> int:
-    """Train in one thread, with a log next to the folder; returns the exit code. A signal may precede `processes.append`."""
+    """Train in one thread, with a log next to the folder; returns the exit code. A signal may
+    precede `processes.append`."""
     if stops:
         return 128 + stops[0]
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]

@@ -1,9 +1,11 @@
-"""Verify a run: every file of its checkpoints and of its final weights, by size and SHA-256, and its metrics.
+"""Verify a run: every file of its checkpoints and of its final weights, by size and SHA-256, and
+its metrics.
 
     priorzoo verify RUN_DIR…
     priorzoo verify FOLDER                 a checkpoint, or a saved model
 
-Exit codes: 0 all is as it was written, 1 something is not, 2 the request cannot be served as written.
+Exit codes: 0 all is as it was written, 1 something is not, 2 the request cannot be served as
+written.
 """
 
 from __future__ import annotations

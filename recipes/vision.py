@@ -1,11 +1,12 @@
 """Vision recipes by name.
 
-`vision.<method>_tiny`, `_photos`, `_scenes`, `_scenes_shapes` and `_links` exist for every method in the registry
-(`priorzoo train --list`); the other functions are the papers' set-ups.
+`vision.<method>_tiny`, `_photos`, `_scenes`, `_scenes_shapes` and `_links` exist for every method
+in the registry (`priorzoo train --list`); the other functions are the papers' set-ups.
 
-tiny reads the letters of 23 fonts that ship; the weights `*.glyphs` are of 791 fonts (`--set data.source=glyphs`, data that
-version 0.5.0 draws). ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset
-shards (`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from the hub.
+tiny reads the letters of 23 fonts that ship; the weights `*.glyphs` are of 791 fonts
+(`--set data.source=glyphs`, data that version 0.5.0 draws). ImageNet is read from a folder of class
+folders (data/imagenet/train, …/val), from WebDataset shards
+(`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from the hub.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def tiny(method: str) -> Recipe:
     )
 
 
-# Shapes of training batches where they are not all 96 × 96; these have 150 patches in the mean, 96 × 96 has 144.
+# Shapes of training batches where they are not all 96 × 96; these have 150 patches in the mean, 96
+# × 96 has 144.
 SCENE_SHAPES = {
     "scenes": (),
     "scenes_shapes": ("64x64", "96x96", "128x128", "64x144", "144x64"),
@@ -56,10 +58,12 @@ def scene(task: str, method: str) -> Recipe:
 
     priorzoo evaluate RUN_DIR find,map --sizes 96,144,192,288,384
 
-    scenes: the class token says which letter is ringed, every patch which letter it is on. Without the map's loss 10,000
-    pictures taught nothing. scenes_shapes: each batch has one of several sizes and aspects. links: the class token says which
-    letter a line joins to the ringed one; in up to a quarter of the windows one of the two is missing, and the answer is 0.
-    Needs `priorzoo fetch-data vision scenes links --offline`. Hardware: one CPU core.
+    scenes: the class token says which letter is ringed, every patch which letter it is on. Without
+    the map's loss 10,000
+    pictures taught nothing. scenes_shapes: each batch has one of several sizes and aspects. links:
+    the class token says which letter a line joins to the ringed one; in up to a quarter of the
+    windows one of the two is missing, and the answer is 0. Needs
+    `priorzoo fetch-data vision scenes links --offline`. Hardware: one CPU core.
     """
     source, unmarked = task.partition("_")[0], 0.25 if task == "links" else 0.0
     options: Options = {"target": "marked+map", "augment": "window", "shapes": SCENE_SHAPES[task]}
@@ -79,8 +83,8 @@ def photographs(method: str) -> Recipe:
 
     priorzoo evaluate RUN_DIR resolution --sizes 96,144,192,288
 
-    Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
-    `priorzoo fetch-data vision photos`. Hardware: one CPU core.
+    Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N.
+    The pictures are those of `priorzoo fetch-data vision photos`. Hardware: one CPU core.
     """
     augmentation: Options = {
         "crop_scale": (0.35, 1.0),
@@ -102,7 +106,8 @@ def photographs(method: str) -> Recipe:
 def imagenet(
     name: str, model: Model, *, batch: int, warmup: int, lr: float, train: Options, **data: Any
 ) -> Recipe:
-    """An ImageNet-1k run of 150 epochs by AdamW, `warmup` in epochs, with a common crop and flip."""
+    """An ImageNet-1k run of 150 epochs by AdamW, `warmup` in epochs, with a common crop and
+    flip."""
     settings: Options = {
         "precision": "bf16",
         "zero_stage": 1,
@@ -135,7 +140,8 @@ def imagenet(
     )
 
 
-# GOAT's name for a method, and its options: priors start at 0 in the paper, M is its script's. "ape" is absolute embeddings.
+# GOAT's name for a method, and its options: priors start at 0 in the paper, M is its script's.
+# "ape" is absolute embeddings.
 GOAT_IMAGENET: dict[str, tuple[str, Options]] = {
     "goat": ("goat", {"position_options": {"init": "uniform", "sink_rank": 2}}),
     "ape": ("learned", {}),
@@ -144,18 +150,23 @@ GOAT_IMAGENET: dict[str, tuple[str, Options]] = {
 
 
 def goat_imagenet(method: str) -> Recipe:
-    """GOAT's ImageNet set-up (arXiv 2601.15380): ViT-S/16, SwiGLU, 16 pairs in two dimensions, key bias; 224 pixels.
+    """GOAT's ImageNet set-up (arXiv 2601.15380): ViT-S/16, SwiGLU, 16 pairs in two dimensions, key
+    bias; 224 pixels.
 
-    deepspeed --num_gpus 8 --module priorzoo.train vision.goat_imagenet_<method>_vits16         goat, ape (learned) or rope2d
+    deepspeed --num_gpus 8 --module priorzoo.train vision.goat_imagenet_<method>_vits16
+    goat, ape (learned) or rope2d
 
-    150 epochs of AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 20 epochs of warm-up, batch 1024, RandAugment 2/9, mixup 0.8,
-    CutMix 1.0, smoothing 0.1, erasing 0.25, drop-path 0.1; float16 with a dynamic loss scale; no clipping. RandAugment is
-    timm's, which applies each of its two operations with probability 0.5. Hardware: 8 × 24 GB GPUs. As released: biases in
-    attention, weights of deviation 0.02, M = 2.
+    150 epochs of AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 20 epochs of warm-up, batch 1024,
+    RandAugment 2/9, mixup 0.8, CutMix 1.0, smoothing 0.1, erasing 0.25, drop-path 0.1; float16 with
+    a dynamic loss scale; no clipping. RandAugment is timm's, which applies each of its two
+    operations with probability 0.5. Hardware: 8 × 24 GB GPUs. As released: biases in attention,
+    weights of deviation 0.02, M = 2.
 
-    Differences: there GOAT's attention starts by Xavier's rule and the patches' layer by fan-out. Its preset with SwiGLU has
-    a norm after the patches and layer scale (--set model.options.init_values=1e-5); the paper names neither. Of 16 frequencies
-    from 1 to 1e-4 radians rows have the faster half there; here rows and columns have the same eight (`Spectral2d`).
+    Differences: there GOAT's attention starts by Xavier's rule and the patches' layer by fan-out.
+    Its preset with SwiGLU has a norm after the patches and layer scale (--set
+    model.options.init_values=1e-5); the paper names neither. Of 16 frequencies from 1 to 1e-4
+    radians rows have the faster half there; here rows and columns have the same eight
+    (`Spectral2d`).
     """
     position, options = GOAT_IMAGENET[method]
     released = {"drop_path_rate": 0.1, "attention_bias": True, "weight_init": "normal"}
@@ -173,13 +184,15 @@ def goat_imagenet(method: str) -> Recipe:
 
 @RECIPES.add
 def ggd2d_imagenet_vitb16() -> Recipe:
-    """A ViT-B/16 with GGD distances in two dimensions, for resolution extrapolation: 224 pixels, 150 epochs, EMA.
+    """A ViT-B/16 with GGD distances in two dimensions, for resolution extrapolation: 224 pixels,
+    150 epochs, EMA.
 
     deepspeed --num_gpus 8 --module priorzoo.train vision.ggd2d_imagenet_vitb16
 
-    `--set model.name=vision_alibi_base_patch16` and so on trains other methods. For comparison, ViT-B/16 of the LookHere paper
-    (arXiv 2405.13985; trained at 224, measured to 1024): 2-D ALiBi 79.5 → 63.6, 2-D RoPE 80.4 → 51.4. Batch 2048, AdamW,
-    RandAugment, mixup, CutMix, layer scale and drop-path are common values, not that paper's. Hardware: 8 × 80 GB GPUs.
+    `--set model.name=vision_alibi_base_patch16` and so on trains other methods. For comparison,
+    ViT-B/16 of the LookHere paper (arXiv 2405.13985; trained at 224, measured to 1024): 2-D ALiBi
+    79.5 → 63.6, 2-D RoPE 80.4 → 51.4. Batch 2048, AdamW, RandAugment, mixup, CutMix, layer scale
+    and drop-path are common values, not that paper's. Hardware: 8 × 80 GB GPUs.
     """
     model = Model("vision_ggd2d_base_patch16", options={"drop_path_rate": 0.1, "init_values": 1e-4})
     augmentation = {"rand_augment": "rand-m15-n2-mstd0.5", "mixup": 0.8, "cutmix": 1.0}

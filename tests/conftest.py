@@ -1,7 +1,8 @@
-"""The suite runs on the CPU wherever it runs: a CUDA machine would change precisions, losses and process groups.
+"""The suite runs on the CPU wherever it runs: a CUDA machine would change precisions, losses and
+process groups.
 
-Triton's kernels run in its interpreter then. PRIORZOO_TEST_DEVICE=cuda leaves the GPU visible and compiles them, for the
-tests that place their tensors on `tests.device.DEVICE`.
+Triton's kernels run in its interpreter then. PRIORZOO_TEST_DEVICE=cuda leaves the GPU visible and
+compiles them, for the tests that place their tensors on `tests.device.DEVICE`.
 """
 
 import os
@@ -31,7 +32,8 @@ if _DEVICE == "cuda" and not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True)
 def no_rank_is_left_behind():
-    """Training in this process says in its environment which rank it is; another test's processes are not of that group."""
+    """Training in this process says in its environment which rank it is; another test's processes
+    are not of that group."""
     yield
     for name in RANKS:
         os.environ.pop(name, None)

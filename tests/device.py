@@ -1,4 +1,5 @@
-"""Where tests of kernels place their tensors: the CPU, with Triton interpreted, or CUDA (see tests/conftest.py)."""
+"""Where tests of kernels place their tensors: the CPU, with Triton interpreted, or CUDA (see
+tests/conftest.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ T = TypeVar("T")
 
 
 def some(cases: Iterable[T], count: int) -> list[T]:
-    """All cases on a GPU; interpreted on the CPU, where each takes a second, `count` of them, evenly spread."""
+    """All cases on a GPU; interpreted on the CPU, where each takes a second, `count` of them,
+    evenly spread."""
     every = list(cases)
     if DEVICE.type != "cpu" or len(every) <= count:
         return every

@@ -41,7 +41,8 @@ def call(main: Callable[[list[str]], int], *words: object) -> Done:
 
 
 def free_port() -> str:
-    """A port without a listener, below those that the system gives to connections, so that tests hardly ever draw the same."""
+    """A port without a listener, below those that the system gives to connections, so that tests
+    hardly ever draw the same."""
     draw = random.SystemRandom()
     while True:
         port = draw.randrange(20_000, 32_000)
@@ -59,7 +60,8 @@ def environment(**more: str) -> dict[str, str]:
 def command(
     words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **more: str
 ) -> str:
-    """Run a command, which must succeed, in `folder`; returns its standard output. `more`: environment variables."""
+    """Run a command, which must succeed, in `folder`; returns its standard output. `more`:
+    environment variables."""
     done = subprocess.run(
         words, env=environment(**more), cwd=folder, capture_output=True, text=True, timeout=timeout
     )

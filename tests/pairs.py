@@ -1,4 +1,5 @@
-"""Pairwise tables of test cases: every value of an axis meets every value of every other axis once or more."""
+"""Pairwise tables of test cases: every value of an axis meets every value of every other axis once
+or more."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 def pairs(*axes: Sequence[T]) -> list[tuple[T, ...]]:
-    """Cases with a value of each axis that together hold each pair of values of two axes; greedy and deterministic.
+    """Cases with a value of each axis that together hold each pair of values of two axes; greedy
+    and deterministic.
 
     Three axes of 8, 4 and 2 values take 32 cases where their product has 64.
     """

@@ -1,4 +1,5 @@
-"""Processes for tests, forked from a server that imported what they need: calls, and several CPU ranks that stay."""
+"""Processes for tests, forked from a server that imported what they need: calls, and several CPU
+ranks that stay."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ SERVER = multiprocessing.get_context("forkserver")
 def forked(
     function: Callable[..., object], *arguments: Any, folder: Path, timeout: int = 240
 ) -> str:
-    """Call a function of a module in a new process in `folder`, offline; returns what it printed if it failed."""
+    """Call a function of a module in a new process in `folder`, offline; returns what it printed if
+    it failed."""
     SERVER.set_forkserver_preload(PRELOAD)
     log = folder.with_name(folder.name + ".log")
     process = SERVER.Process(target=_call, args=(function, arguments, folder, log))
@@ -66,7 +68,8 @@ def _call(
 
 
 class Ranks:
-    """`ranks(function, *arguments)` calls a function of a module in every rank; returns their results."""
+    """`ranks(function, *arguments)` calls a function of a module in every rank; returns their
+    results."""
 
     def __init__(self, world: int) -> None:
         SERVER.set_forkserver_preload(PRELOAD)

@@ -15,7 +15,8 @@ def refuses(
     error: type[Exception] | tuple[type[Exception], ...] = ValueError,
     **options: object,
 ) -> str:
-    """The message of the error that a call raises: one line, in which the regular expression `words`, if any, is found."""
+    """The message of the error that a call raises: one line, in which the regular expression
+    `words`, if any, is found."""
     __tracebackhide__ = True
     with pytest.raises(error, match=words) as raised:
         call(*arguments, **options)

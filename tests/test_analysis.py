@@ -1,4 +1,5 @@
-"""A window into attention: each measure against its definition on dense matrices, for every form of prior and modality."""
+"""A window into attention: each measure against its definition on dense matrices, for every form of
+prior and modality."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def built(
     window: int | None = None,
     **of: bool,
 ) -> tuple[AttentionCall, Tensor, Tensor]:
-    """A call, and its content and log-prior logits (2, 3, T, S), −∞ where hidden, by the definitions."""
+    """A call, and its content and log-prior logits (2, 3, T, S), −∞ where hidden, by the
+    definitions."""
     prior, generator, causal = make(name), torch.Generator().manual_seed(5), name not in GRID
     segments = SEGMENTS if of else None
     keys = positions_for(name) if segments is None else Positions.documents(segments)

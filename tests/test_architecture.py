@@ -41,7 +41,8 @@ STRANGERS += [
     if one != other
 ]
 STRANGERS += [(one, other) for one in KERNELS for other in KERNELS if one != other]
-# What files of the core import when they are loaded: the fused kernels, adapters and the command line need more.
+# What files of the core import when they are loaded: the fused kernels, adapters and the command
+# line need more.
 CORE = {"torch", "numpy", "safetensors", "zoo", *sys.stdlib_module_names}
 MORE = {"zoo/cli.py": "typer rich"}
 MORE |= {f"zoo/adapters/{name}.py": "transformers" for name in ("hf", "released")} | {
@@ -52,7 +53,8 @@ HEAVY = {"triton", "rich", "typer", "modalities", "matplotlib", "transformers", 
 
 @cache
 def imports(file: str) -> list[tuple[int, str, bool]]:
-    """(line, module, whether when it is loaded) of what a file imports; never `if TYPE_CHECKING`."""
+    """(line, module, whether when it is loaded) of what a file imports; never
+    `if TYPE_CHECKING`."""
     return list(_imports(ast.parse(FILES[file].read_text()), True))
 
 

@@ -1,4 +1,5 @@
-"""`sinks` and `heads` of text: against attention formed densely, and what they show of shipped weights."""
+"""`sinks` and `heads` of text: against attention formed densely, and what they show of shipped
+weights."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def test_sinks() -> None:
 
 @pytest.mark.slow
 def test_heads() -> None:
-    """Rows are means of each head, with its parameters; BAM, fig. 5: a head of θβ < 0 looks at the key, local ones do not."""
+    """Rows are means of each head, with its parameters; BAM, fig. 5: a head of θβ < 0 looks at the
+    key, local ones do not."""
     evaluator, model = Heads(AttentionSettings(samples=4, length=1024)), weights()
     rows = evaluator.rows(dict(evaluator.run(model)))
     assert [row["head"] for row in rows] == [

@@ -1,4 +1,5 @@
-"""What pages show is true: code runs, commands and links name what exists. (Links inside docs/ are `make docs`'s.)"""
+"""What pages show is true: code runs, commands and links name what exists. (Links inside docs/ are
+`make docs`'s.)"""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def test_the_readme_s_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readme_begins_with_commands_that_need_nothing() -> None:
-    """`make demo` and `make test` stand before `pip install`; CI types the second as it is printed."""
+    """`make demo` and `make test` stand before `pip install`; CI types the second as it is
+    printed."""
     shell = re.search(r"```bash\n(.*?)```", README, flags=re.DOTALL)
     assert shell is not None
     typed = [line.partition("  #")[0] for line in shell[1].splitlines()]
@@ -231,7 +233,8 @@ def run_commands(lines: list[list[str]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
-    """Its blocks in order in one folder, but for `sh`: each in a process that imported only libraries and the commands.
+    """Its blocks in order in one folder, but for `sh`: each in a process that imported only
+    libraries and the commands.
 
     A block that begins with a file's name is that file too, from the start.
     """

@@ -162,7 +162,8 @@ def test_paired_differences():
 
 
 def test_pooled_units_weigh_as_much_as_they_hold():
-    """Stratum A: units of 1 and 9 bases; B: of 2 and 2. A's ratios are 0.3 (ours) and 0.5, B's 1 and 1."""
+    """Stratum A: units of 1 and 9 bases; B: of 2 and 2. A's ratios are 0.3 (ours) and 0.5, B's 1
+    and 1."""
 
     def side(*bits):
         weights, strata = (1.0, 9.0, 2.0, 2.0), "AABB"
@@ -179,7 +180,8 @@ def test_pooled_units_weigh_as_much_as_they_hold():
         pytest.approx(0.75),
     )
     assert row["difference"] == pytest.approx(-0.1)  # units weighed equally: +0.22
-    # Residuals over the mean weight, ours less theirs: A ((1.7 − 0.5) / 5, its negative), B ((−1 − 0) / 2, its negative).
+    # Residuals over the mean weight, ours less theirs: A ((1.7 − 0.5) / 5, its negative), B ((−1
+    # − 0) / 2, its negative).
     half = 4.3027 * math.sqrt(0.24**2 + 0.5**2) / 2
     assert (row["low"], row["high"]) == (
         pytest.approx(-0.1 - half, abs=1e-4),

@@ -1,4 +1,5 @@
-"""The two loaders on the smallest data there is: order, shares, resuming, held-out batches, reports."""
+"""The two loaders on the smallest data there is: order, shares, resuming, held-out batches,
+reports."""
 
 from __future__ import annotations
 
@@ -183,7 +184,8 @@ def test_streams_resume_exactly(seeks):
 
 
 def test_states_of_streams():
-    """Of streams that seek batches handed out and the set-up, as before 0.5; a state is not changed by later batches."""
+    """Of streams that seek batches handed out and the set-up, as before 0.5; a state is not changed
+    by later batches."""
     old = {"batches": 3, "kind": "shards", "seed": 0, "world": 1, "workers": 1, "micro_batch": 1}
     loader = streamed(seeks=True)
     loader.load_state_dict(old)

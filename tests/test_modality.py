@@ -1,4 +1,5 @@
-"""Modalities: one in a folder of its own trains, resumes and is measured; how they are found; what saved models name."""
+"""Modalities: one in a folder of its own trains, resumes and is measured; how they are found; what
+saved models name."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from zoo import catalog
 
 SMALL = dict(dim=16, num_layers=1, num_heads=2, hidden_dim=16)
 NAMES = ("text_ggd_tiny", "dna_ggd_tiny", "vision_alibi_tiny_patch8")
-# Two runs of 8 steps, one of them resumed after 4, with an evaluator on the way; then the command that evaluates.
+# Two runs of 8 steps, one of them resumed after 4, with an evaluator on the way; then the command
+# that evaluates.
 COMMANDS = """
 import json, sys
 from recipes import evaluate, train

@@ -1,4 +1,5 @@
-"""The wheel, built and tried from another folder in an environment of its own, beside another owner of `recipes`."""
+"""The wheel, built and tried from another folder in an environment of its own, beside another owner
+of `recipes`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
-"""Benchmarks: ratios to the fastest thing that a user would call instead, all measured in turns in one process.
+"""Benchmarks: ratios to the fastest thing that a user would call instead, all measured in turns in
+one process.
 
-    python tools/bench.py attention --lengths 2048,16384          compared with torch, flash-attn and FlexAttention
-    python tools/bench.py training --models text_rope_tiny,text_ggd_ssmax_tiny        compared with a transformers Llama
-    python tools/bench.py decoding --lengths 4096,65536           a token after many, compared with a transformers Llama
-    python tools/bench.py attention --device cuda --out benchmarks/gpu/attention.json
+    python tools/bench.py attention --lengths 2048,16384          compared with torch, flash-attn
+    and FlexAttention
+    python tools/bench.py training --models text_rope_tiny,text_ggd_ssmax_tiny        compared with
+    a transformers Llama
+    python tools/bench.py decoding --lengths 4096,65536           a token after many, compared with
+    a transformers Llama python tools/bench.py attention --device cuda --out
+    benchmarks/gpu/attention.json
 
---out is written after each shape, so that a run cut short keeps its rows. Needs torch, numpy and safetensors; what is not
-installed is left out, and the record says so.
+--out is written after each shape, so that a run cut short keeps its rows. Needs torch, numpy and
+safetensors; what is not installed is left out, and the record says so.
 """
 
 from __future__ import annotations

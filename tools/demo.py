@@ -1,9 +1,11 @@
-"""The first minutes: train the recommended method and RoPE by one recipe, and read beyond the training length.
+"""The first minutes: train the recommended method and RoPE by one recipe, and read beyond the
+training length.
 
     python tools/demo.py
 
-GGD with SSMax and RoPE learn speeches side by side, 256 tokens at a time, and then read held-out ones in windows of up to
-8,192 tokens. An interrupted demo continues where it stopped; `rm -r runs/demo` starts a new one.
+GGD with SSMax and RoPE learn speeches side by side, 256 tokens at a time, and then read held-out
+ones in windows of up to 8,192 tokens. An interrupted demo continues where it stopped;
+`rm -r runs/demo` starts a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from zoo.catalog import manifest
 
 METHODS = ("ggd_ssmax", "rope")
 SHIPPED = ("text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts", "text_alibi_tiny.facts")
-# Speeches alone: both methods learn these in the time. Facts to be found again take the whole recipe.
+# Speeches alone: both methods learn these in the time. Facts to be found again take the whole
+# recipe.
 SETTINGS = [
     "data.facts_fraction=0",
     "data.copies_fraction=0",
@@ -75,7 +78,8 @@ def main(
 
 
 def draw(results: list[ModelResult], path: Path) -> None:
-    """Bits per byte over the length of the window: the two models as thick lines, shipped ones as thin lines behind them."""
+    """Bits per byte over the length of the window: the two models as thick lines, shipped ones as
+    thin lines behind them."""
     from modalities.figures import curves, panels
     from zoo.files import save_figure
 

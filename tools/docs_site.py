@@ -1,7 +1,9 @@
-"""MkDocs hook: README, CONTRIBUTING and whatever pages link to outside docs/ become part of the site, and so does the gallery.
+"""MkDocs hook: README, CONTRIBUTING and whatever pages link to outside docs/ become part of the
+site, and so does the gallery.
 
-Links stay as they are in the sources, where a reader of the repository follows them; the site gets the same files at other
-places, so they are rewritten here. A link to a file that does not exist is left alone, and MkDocs, strict, refuses it.
+Links stay as they are in the sources, where a reader of the repository follows them; the site gets
+the same files at other places, so they are rewritten here. A link to a file that does not exist is
+left alone, and MkDocs, strict, refuses it.
 """
 
 from __future__ import annotations
@@ -112,7 +114,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 
 
 def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
-    """Figures open at full size; options such as --against and numbers with their deviation are not broken."""
+    """Figures open at full size; options such as --against and numbers with their deviation are not
+    broken."""
     html = CODE.sub(lambda code: OPTION.sub(r'<span class="whole">\g<0></span>', code[0]), html)
     html = html.replace(" ± ", "&nbsp;±&nbsp;")
     return re.sub(r'<img [^>]*?src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

@@ -1,4 +1,5 @@
-"""Draw the figures of the pages from the tables in benchmarks/, as `priorzoo evaluate` draws them."""
+"""Draw the figures of the pages from the tables in benchmarks/, as `priorzoo evaluate` draws
+them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""What has to be known of one GPU: are the kernels right, what does a training step launch, how fast is attention.
+"""What has to be known of one GPU: are the kernels right, what does a training step launch, how
+fast is attention.
 
-    python tools/gpu.py                              all steps, about half an hour, rows in benchmarks/gpu/
+    python tools/gpu.py                              all steps, about half an hour, rows in
+    benchmarks/gpu/
     python tools/gpu.py doctor tests                 these alone
     python tools/gpu.py --minutes 8 --out out        stop in time; what was measured is kept
     python tools/gpu.py --device cpu --out out       a rehearsal in small, kernels interpreted
 
-Steps run one after the other, each in a process with its own time limit; one that fails does not stop the next. Every step
-writes OUT/STEP.json: commit, card, versions, shapes, dtype, rows. Needs torch, triton, numpy, safetensors and pytest, for the
-doctor also typer and rich, and no installation of this project.
+Steps run one after the other, each in a process with its own time limit; one that fails does not
+stop the next. Every step
+writes OUT/STEP.json: commit, card, versions, shapes, dtype, rows. Needs torch, triton, numpy,
+safetensors and pytest, for the doctor also typer and rich, and no installation of this project.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ sys.path.insert(
 from tools.benches.timing import device_of, environment
 
 ROOT = Path(__file__).resolve().parent.parent
-# Step → minutes at most, words behind python on CUDA, and what is added or replaced in a rehearsal on the CPU.
+# Step → minutes at most, words behind python on CUDA, and what is added or replaced in a rehearsal
+# on the CPU.
 STEPS: dict[str, tuple[float, str, str]] = {
     "doctor": (4, "-m priorzoo doctor", ""),
     "tests": (12, "-m pytest -q -p no:cacheprovider -m gpu tests/zoo tests/gpu", "-x -k bare"),
@@ -48,7 +52,8 @@ STEPS: dict[str, tuple[float, str, str]] = {
 
 
 def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
-    """Run a step for at most so long; whether it succeeded. A step that wrote no rows gets a file with its output's end."""
+    """Run a step for at most so long; whether it succeeded. A step that wrote no rows gets a file
+    with its output's end."""
     _, words, rehearsal = STEPS[name]
     path = out / f"{name}.json"
     command = [sys.executable, *words.split(), *(rehearsal.split() if device == "cpu" else [])]
@@ -99,7 +104,8 @@ def card(device: str) -> str:
 
 
 def profile(args: argparse.Namespace) -> int:
-    """A training step of a text model by torch's profiler: kernels by the time they take, and the host's share."""
+    """A training step of a text model by torch's profiler: kernels by the time they take, and the
+    host's share."""
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record

@@ -1,12 +1,14 @@
 """Train the shipped weights again, measure them, and put them into the package.
 
     python tools/weights.py train text              every method and seed, finished runs are kept
-    python tools/weights.py measure text            tables and figures in benchmarks/, of published weights and further seeds
-    python tools/weights.py publish text            weights in bf16, their entries in the manifest, their cards
+    python tools/weights.py measure text            tables and figures in benchmarks/, of published
+    weights and further seeds
+    python tools/weights.py publish text            weights in bf16, their entries in the manifest,
+    their cards
     python tools/weights.py adapter NAME FOLDER     an adapter of a released model
 
-weights.toml is the table of what ships. Models of seed 0 are published; runs of further seeds stay in runs/weights/GROUP and
-are measured where they are.
+weights.toml is the table of what ships. Models of seed 0 are published; runs of further seeds stay
+in runs/weights/GROUP and are measured where they are.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Group:
-    """Models that are trained, published and measured together; its fields are explained in weights.toml."""
+    """Models that are trained, published and measured together; its fields are explained in
+    weights.toml."""
 
     recipe: str
     weights: str
@@ -95,7 +98,8 @@ Methods = Annotated[str, typer.Option(help="comma-separated; default all")]
 def train(
     name: Name, methods: Methods = "", jobs: Annotated[int, typer.Option(help="runs at a time")] = 2
 ) -> None:
-    """Train each method with each seed by its recipe; an interrupted run continues from its last checkpoint."""
+    """Train each method with each seed by its recipe; an interrupted run continues from its last
+    checkpoint."""
     group = find_group(name)
     names = [group.recipe.format(method) for method in chosen(group, methods)]
     seeds = ",".join(map(str, group.seeds))
@@ -115,7 +119,8 @@ def train(
 
 @app.command()
 def measure(name: Name, methods: Methods = "") -> None:
-    """Measure published weights and the runs of further seeds that are there; tables, figures, and scores of the cards."""
+    """Measure published weights and the runs of further seeds that are there; tables, figures, and
+    scores of the cards."""
     group = find_group(name)
     for table in group.tables:
         subset = [
@@ -154,7 +159,8 @@ def measure(name: Name, methods: Methods = "") -> None:
 
 @app.command()
 def publish(name: Name, methods: Methods = "") -> None:
-    """Write the trained weights of the first seed: bf16 safetensors, the manifest with their digests, and cards.
+    """Write the trained weights of the first seed: bf16 safetensors, the manifest with their
+    digests, and cards.
 
     Files above `BUNDLED` bytes go to release/, where a checkout finds them.
     """
@@ -180,7 +186,8 @@ def adapter(
         Path | None, typer.Option(help="recall/….json of `priorzoo evaluate hf:FOLDER recall`")
     ] = None,
 ) -> None:
-    """Put an adapter into the package, with its scores. Its base goes by the name of `priorzoo fetch-data`."""
+    """Put an adapter into the package, with its scores. Its base goes by the name of
+    `priorzoo fetch-data`."""
     from zoo.adapters import ADAPTER
     from zoo.adapters.released import write_record
 
@@ -208,7 +215,8 @@ def adapter(
 
 
 def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
-    """Write the weights of a run; returns their entry of the manifest. BadParameter: another model than is registered."""
+    """Write the weights of a run; returns their entry of the manifest. BadParameter: another model
+    than is registered."""
     import torch
     from safetensors.torch import save
 

@@ -1,4 +1,5 @@
-"""priorzoo's core: positions as priors on attention's logits, one attention call, and models by name."""
+"""priorzoo's core: positions as priors on attention's logits, one attention call, and models by
+name."""
 
 import importlib
 import importlib.util
@@ -54,10 +55,11 @@ def __getattr__(name: str) -> object:
 
 
 class _TorchvisionOperators(MetaPathFinder):
-    """Lets torchvision, and so timm and parts of transformers, be imported with a CPU build of torch.
+    """Lets torchvision, and so timm and parts of transformers, be imported with a CPU build of
+    torch.
 
-    Its compiled part needs CUDA's libraries. Where it does not load, operators that the import looks for are declared, which
-    nothing here calls.
+    Its compiled part needs CUDA's libraries. Where it does not load, operators that the import
+    looks for are declared, which nothing here calls.
     """
 
     library: ClassVar[torch.library.Library]  # the declarations live as long as it

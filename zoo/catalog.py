@@ -1,8 +1,9 @@
-"""Models by name: `<modality>_<method>[_ssmax]_<size>`, with a set of weights `<modality>_<method>[_ssmax]_<size>.<tag>`.
+"""Models by name: `<modality>_<method>[_ssmax]_<size>`, with a set of weights
+`<modality>_<method>[_ssmax]_<size>.<tag>`.
 
-A name is read from its ends. Its modality is imported, which registers families; `ModelFamily.find` takes size and method;
-the tag is looked up in weights/manifest.json. Other packages have modalities through the entry-point group
-`priorzoo.modalities`, and priors of one's own through `import_named`.
+A name is read from its ends. Its modality is imported, which registers families; `ModelFamily.find`
+takes size and method; the tag is looked up in weights/manifest.json. Other packages have modalities
+through the entry-point group `priorzoo.modalities`, and priors of one's own through `import_named`.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """`<modality>_<method>_<size>` and `<modality>_<method>_ssmax_<size>` for every position method and size.
+    """`<modality>_<method>_<size>` and `<modality>_<method>_ssmax_<size>` for every position method
+    and size.
 
-    Entries are made when they are asked for, so methods registered later and sums of methods have theirs too.
+    Entries are made when they are asked for, so methods registered later and sums of methods have
+    theirs too.
 
     Attributes:
         build: `build(**config)` makes a model.
@@ -77,7 +80,8 @@ class ModelFamily:
         return [f"{self.modality}_{method}_{size}" for size in self.sizes for method in methods]
 
     def find(self, name: str) -> ModelEntry | None:
-        """The entry of a name; None where it is none of this family. ValueError for a sum with a part that is no method."""
+        """The entry of a name; None where it is none of this family. ValueError for a sum with a
+        part that is no method."""
         for size in self.sizes:
             method = name.removeprefix(f"{self.modality}_").removesuffix(f"_{size}")
             if name != f"{self.modality}_{method}_{size}":
@@ -132,7 +136,8 @@ def register_family(family: ModelFamily) -> None:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """The entry of an architecture, with or without a tag of weights behind it. ValueError for an unknown name."""
+    """The entry of an architecture, with or without a tag of weights behind it. ValueError for an
+    unknown name."""
     base = name.partition(".")[0]
     missing = _register_models({base.partition("_")[0]} & set(modality_names()) or modality_names())
     entry = _find(base)
@@ -147,10 +152,12 @@ def create_model(name: str, **overrides: object) -> ZooModel:
 
     Args:
         name: an architecture, or `<architecture>.<tag>`, which loads those weights.
-        overrides: entries of its config to replace, such as `position_options={"scaling": "yarn", "factor": 8.0}`.
+        overrides: entries of its config to replace, such as
+            `position_options={"scaling": "yarn", "factor": 8.0}`.
 
     Raises:
-        ValueError: for an unknown name, override, or tag, a damaged file of weights, or weights that an override does not fit.
+        ValueError: for an unknown name, override, or tag, a damaged file of weights, or weights
+        that an override does not fit.
     """
     entry = model_entry(name)
     unknown = [key for key in overrides if key not in entry.config]
@@ -173,7 +180,8 @@ def create_model(name: str, **overrides: object) -> ZooModel:
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
-    """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that have weights."""
+    """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that
+    have weights."""
     # What every match starts with tells which modalities need not be imported.
     start = re.split(r"[*?[]", pattern)[0]
     _register_models(
@@ -186,9 +194,11 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
 
 
 def load_model(folder: str | os.PathLike[str]) -> ZooModel:
-    """The model in a folder written by `save_pretrained`, of the modality that its config.json names.
+    """The model in a folder written by `save_pretrained`, of the modality that its config.json
+    names.
 
-    A folder that holds one as model/, such as a finished run or a checkpoint, stands for it, and so does a name with weights.
+    A folder that holds one as model/, such as a finished run or a checkpoint, stands for it, and so
+    does a name with weights.
 
     Raises:
         ValueError: where there is no config.json, or it is of no modality known here.
@@ -208,7 +218,8 @@ def load_model(folder: str | os.PathLike[str]) -> ZooModel:
 
 
 def saved_modality(folder: str | os.PathLike[str]) -> str | None:
-    """The modality that a folder's config.json names; None where neither is there. ValueError for a damaged one."""
+    """The modality that a folder's config.json names; None where neither is there. ValueError for a
+    damaged one."""
     try:
         modality = read_object(Path(folder) / "config.json").get("modality")
     except OSError:
@@ -248,12 +259,14 @@ def load_modality(name: str) -> HasModel:
 
 
 def modality_module(name: str) -> ModuleType:
-    """The module that a modality's entry point names; cheaper than `load_modality` where that makes its object lazily."""
+    """The module that a modality's entry point names; cheaper than `load_modality` where that makes
+    its object lazily."""
     return _load(_modalities()[name], lambda point: importlib.import_module(point.module))
 
 
 def _load(point: EntryPoint, load: Callable[[EntryPoint], Any]) -> Any:
-    """What `load` gives. ImportError with the pip command, where a package of another project is missing."""
+    """What `load` gives. ImportError with the pip command, where a package of another project is
+    missing."""
     try:
         return load(point)
     except ModuleNotFoundError as error:
@@ -269,7 +282,8 @@ def _load(point: EntryPoint, load: Callable[[EntryPoint], Any]) -> Any:
 
 
 def _register_models(names: Iterable[str]) -> list[str]:
-    """Import the modules of modalities, which register their models; returns what those that cannot be imported lack."""
+    """Import the modules of modalities, which register their models; returns what those that cannot
+    be imported lack."""
     missing = []
     for name in names:
         try:
@@ -280,7 +294,8 @@ def _register_models(names: Iterable[str]) -> list[str]:
 
 
 def manifest() -> dict[str, dict[str, Any]]:
-    """Tagged name → {file, sha256, license, recipe, seed, commit, data, …} of the weights that ship."""
+    """Tagged name → {file, sha256, license, recipe, seed, commit, data, …} of the weights that
+    ship."""
     return _read_manifest(WEIGHTS)
 
 
@@ -295,7 +310,8 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def weights_entry(name: str) -> dict[str, Any]:
-    """What the manifest says of a tagged name. ValueError, with the nearest names, where it has no weights."""
+    """What the manifest says of a tagged name. ValueError, with the nearest names, where it has no
+    weights."""
     if name in manifest():
         return manifest()[name]
     tagged = [full for full in manifest() if full.partition(".")[0] == name.partition(".")[0]]
@@ -304,7 +320,8 @@ def weights_entry(name: str) -> dict[str, Any]:
 
 
 def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """(title, columns, rows) for the weights of each kind of data, with scores of the cards at the first and last place."""
+    """(title, columns, rows) for the weights of each kind of data, with scores of the cards at the
+    first and last place."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         groups.setdefault((name.partition("_")[0], name.rpartition(".")[2]), []).append(name)
@@ -335,7 +352,8 @@ def pretrained_tables(names: Sequence[str]) -> list[tuple[str, list[str], list[l
 def verified_file(name: str) -> Path:
     """The weights file of a tagged name; ValueError where its digest differs from the manifest.
 
-    It is in the package, or in the folder that $PRIORZOO_WEIGHTS names, by default `release` in a checkout.
+    It is in the package, or in the folder that $PRIORZOO_WEIGHTS names, by default `release` in a
+    checkout.
     """
     entry = weights_entry(name)
     path = WEIGHTS / entry["file"]
@@ -363,7 +381,8 @@ def import_named(names: list[str]) -> None:
 
 
 def import_file(path: str | Path) -> ModuleType:
-    """The module in a file. Named twice, it is imported once. ImportError with the cause where that fails."""
+    """The module in a file. Named twice, it is imported once. ImportError with the cause where that
+    fails."""
     file = Path(path).resolve()
     if not file.is_file():
         raise FileNotFoundError(f"no file {str(path)!r} to import")

@@ -42,7 +42,8 @@ from zoo.model import ZooModel
 
 
 class Console(rich.console.Console):
-    """A terminal that prints text as it is, but control characters as \\x1b and the like: no markup, emoji or highlighting."""
+    """A terminal that prints text as it is, but control characters as \\x1b and the like: no
+    markup, emoji or highlighting."""
 
     def __init__(self, **options: Any):
         super().__init__(markup=False, highlight=False, emoji=False, **options)
@@ -70,16 +71,19 @@ Import = Annotated[
     ),
 ]
 
-# click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
+# click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of
+# its own
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
 
 
 def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
-    """Run a typer app on `argv` (None: the process's) and return the exit code. Every command has the option --verbose.
+    """Run a typer app on `argv` (None: the process's) and return the exit code. Every command has
+    the option --verbose.
 
-    An error is one line on standard error, after its trace with --verbose. The code is 2 where the cause is outside (usage,
-    values, files, connections, devices, memory), 1 for a fault of this program, 130 for Ctrl-C, and 141 where the reader of the
-    output is gone. Of ranks that a launcher started, one per machine prints.
+    An error is one line on standard error, after its trace with --verbose. The code is 2 where the
+    cause is outside (usage, values, files, connections, devices, memory), 1 for a fault of this
+    program, 130 for Ctrl-C, and 141 where the reader of the output is gone. Of ranks that a
+    launcher started, one per machine prints.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(
         app.info.no_args_is_help
@@ -134,7 +138,8 @@ def list_command(
     ] = False,
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Names of models; with --pretrained a table of weights, with --adapters of adapters: size, training and scores."""
+    """Names of models; with --pretrained a table of weights, with --adapters of adapters: size,
+    training and scores."""
     import_named(import_)
     names = list_adapters(pattern) if adapters else list_models(pattern, pretrained=pretrained)
     if not names:
@@ -216,7 +221,8 @@ def _show_model(title: str, model: ZooModel) -> None:
 
 
 def title_of(name: str) -> str:
-    """Of a run's folder its recipe and name, "text.ggd_tiny (20261121-0800)"; of another the folder's name."""
+    """Of a run's folder its recipe and name, "text.ggd_tiny (20261121-0800)"; of another the
+    folder's name."""
     folder = Path(name).resolve()
     run = folder.parent if folder.name == "model" else folder
     try:
@@ -227,7 +233,8 @@ def title_of(name: str) -> str:
 
 @app.command()
 def doctor() -> int:
-    """Check every attention kernel on every device against float64, forward and backward; exit code 1 if one is off."""
+    """Check every attention kernel on every device against float64, forward and backward; exit code
+    1 if one is off."""
     from zoo.attention.selfcheck import BOUNDS, check_kernel, device_name
 
     facts = Table(show_header=False, box=None)

@@ -1,4 +1,5 @@
-"""The KV cache of causal decoding. Cached keys include their lanes; tables are sliced; memory grows in blocks."""
+"""The KV cache of causal decoding. Cached keys include their lanes; tables are sliced; memory grows
+in blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from zoo.errors import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, RelativeTable
 
-# From this many keys on, those that a prior hides from the next token are left out, in steps of so many.
+# From this many keys on, those that a prior hides from the next token are left out, in steps of so
+# many.
 LONG, STEP = 4096, 512
 
 
@@ -34,12 +36,14 @@ class Extent:
 
 @dataclass(frozen=True)
 class NextRow:
-    """K of the next token along a line as a sum (`Prior.next_row`), whatever tokens there are before it.
+    """K of the next token along a line as a sum (`Prior.next_row`), whatever tokens there are
+    before it.
 
-    by_distance, by_key: (H, length), the farthest and the first key first; None: zeros. highest: (H, length) float64, how far K
-    at so many tokens or more is below that of the own key at least. level: (H, 1) K of sinks less by_key of the own key.
-    lanes: (1, 1 or H, length, R) of keys, which a cache holds. sink: as in `PriorTerms`. serves: whether K is such a sum, and
-    finite.
+    by_distance, by_key: (H, length), the farthest and the first key first; None: zeros. highest:
+    (H, length) float64, how far K at so many tokens or more is below that of the own key at least.
+    level: (H, 1) K of sinks less by_key of the own key.
+    lanes: (1, 1 or H, length, R) of keys, which a cache holds. sink: as in `PriorTerms`. serves:
+    whether K is such a sum, and finite.
     """
 
     length: int
@@ -78,7 +82,8 @@ class NextRow:
     def bias(
         self, heads: slice, stop: int, reach: int, sinks: int, scale: Tensor | None
     ) -> Tensor | None:
-        """(1 or B, h, sinks + reach) for sinks and the last keys of `stop`, times the row scale (1 or B, H, 1)."""
+        """(1 or B, h, sinks + reach) for sinks and the last keys of `stop`, times the row scale (1
+        or B, H, 1)."""
         if self.by_distance is None and self.by_key is None:
             return None
         bias = (
@@ -116,7 +121,8 @@ class LayerCache:
 
     Attributes:
         keys, values: (B, Gk, capacity, R+d_c) and (B, G, capacity, D); None before the first token.
-        carries: (B, H, capacity, 1) the prior's state after each token, as in `PriorTerms.carry`; None without one.
+        carries: (B, H, capacity, 1) the prior's state after each token, as in `PriorTerms.carry`;
+            None without one.
     """
 
     def __init__(self, extent: Extent) -> None:
@@ -140,7 +146,8 @@ class LayerCache:
     def table(
         self, prior: Prior, q_pos: Positions, k_pos: Positions, x: Tensor | None = None
     ) -> RelativeTable | None:
-        """The prior's relative table for these positions; for one query a slice of a table computed once per capacity."""
+        """The prior's relative table for these positions; for one query a slice of a table computed
+        once per capacity."""
         if q_pos.length > 1:
             return prior.beside_lanes(q_pos, k_pos, causal=True, x=x).table
         if self._table is None or self._table.table.shape[1] < k_pos.length:
@@ -161,9 +168,11 @@ class LayerCache:
         segments: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
+        """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as
+        in `prior_attention`.
 
-        q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D) of the last Q of the T new tokens, whose input is x (B, T, C) at
+        q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D) of the last Q of the T new tokens,
+            whose input is x (B, T, C) at
         `positions`; segments: (B, S) document ids of all tokens.
         """
         if q.shape[2] == k.shape[2] == 1 and segments is None and positions.within is None:
@@ -210,7 +219,8 @@ class LayerCache:
         sinks: int = 0,
         kernel: object = "auto",
     ) -> Tensor | None:
-        """`attend` of one token of a line on the CPU, without gradients, by a slice of the row in the cache; None elsewhere."""
+        """`attend` of one token of a line on the CPU, without gradients, by a slice of the row in
+        the cache; None elsewhere."""
         plain = kernel == "auto" and type(q) is Tensor and q.device.type == "cpu"
         if (
             not plain
@@ -276,7 +286,8 @@ class LayerCache:
     def _reaches(
         self, row: NextRow, q: Tensor, keys: Tensor, query_scale: Tensor | None
     ) -> list[int]:
-        """Of each key head how many of the last keys may weigh something: all others together weigh less than 2^−24."""
+        """Of each key head how many of the last keys may weigh something: all others together weigh
+        less than 2^−24."""
         largest, counted = self._norms or (torch.zeros(keys.shape[1], dtype=torch.float64), 0)
         self._norms = (
             torch.maximum(largest, norms(keys[:, :, counted:]).amax((0, 2))),
@@ -304,7 +315,8 @@ class LayerCache:
         return reaches
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S tokens."""
+        """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S
+        tokens."""
         stop = self.extent.length + keys.shape[2]
         if (
             self._norms is not None and self._norms[1] > self.extent.length
@@ -320,7 +332,8 @@ class LayerCache:
 class KVCache:
     """Keys and values of all layers for batched causal decoding, a `LayerCache` each in `layers`.
 
-    capacity: tokens to reserve at once; 0 reserves blocks of `block` tokens on demand. A full cache grows by half. tokens,
+    capacity: tokens to reserve at once; 0 reserves blocks of `block` tokens on demand. A full cache
+    grows by half. tokens,
     segments: (B, length) ids and document ids of the tokens held, or None.
     """
 
@@ -373,7 +386,8 @@ class KVCache:
         self.crop(mark)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens. Raises ValueError for a negative length, or one beyond the tokens held."""
+        """Keep the first `length` tokens. Raises ValueError for a negative length, or one beyond
+        the tokens held."""
         if not isinstance(length, WHOLE) or not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be cropped to {length}")
         self.extent.length = length
@@ -388,7 +402,8 @@ class KVCache:
             )
 
     def select(self, rows: Tensor) -> None:
-        """Make the rows `rows` (B',) int64 of the batch, in this order and as often as they occur, the rows of the cache."""
+        """Make the rows `rows` (B',) int64 of the batch, in this order and as often as they occur,
+        the rows of the cache."""
         for layer in self.layers:
             layer.select(rows)
         if self.tokens is not None:
@@ -400,7 +415,8 @@ class KVCache:
             )
 
     def positions(self, tokens: int, segments: Tensor | None) -> tuple[Positions, Tensor | None]:
-        """Positions of `tokens` new tokens, and the document ids (B, S) of all tokens including them.
+        """Positions of `tokens` new tokens, and the document ids (B, S) of all tokens including
+        them.
 
         Raises:
             ValueError: if ids are given for some tokens and not for others.
@@ -425,7 +441,8 @@ class KVCache:
 
 
 def _store(buffer: Tensor | None, new: Tensor, extent: Extent) -> Tensor:
-    """Write `new` after the tokens held into the (B, G, capacity, D) buffer, allocated or enlarged if too small."""
+    """Write `new` after the tokens held into the (B, G, capacity, D) buffer, allocated or enlarged
+    if too small."""
     start = extent.length
     if buffer is None or buffer.shape[2] < extent.capacity:
         larger = new.new_empty(new.shape[0], new.shape[1], extent.capacity, new.shape[3])

@@ -1,4 +1,5 @@
-"""What users give, checked, and errors in one line that say what is valid and suggest the nearest name."""
+"""What users give, checked, and errors in one line that say what is valid and suggest the nearest
+name."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ REAL = (float, np.floating, SymFloat, *WHOLE)
 def did_you_mean(
     word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, form: str = "{}"
 ) -> str:
-    """ "did you mean 'x'? " for at most `most` close names, each written as `form`, those that differ in case first; or ""."""
+    """ "did you mean 'x'? " for at most `most` close names, each written as `form`, those that
+    differ in case first; or ""."""
     known = list(known)
     near = [name for name in known if name.casefold() == word.casefold()]
     near += [
@@ -55,9 +57,11 @@ def check_options(
     fixed: Collection[str] = (),
     defaults: Collection[str] = (),
 ) -> None:
-    """ValueError, in the name of `owner`, for an option that the signature of `make` does not have, or a missing one.
+    """ValueError, in the name of `owner`, for an option that the signature of `make` does not have,
+    or a missing one.
 
-    The caller sets the parameters `fixed`, which are no options, and `defaults` unless `options` does.
+    The caller sets the parameters `fixed`, which are no options, and `defaults` unless `options`
+    does.
     """
     parameters = inspect.signature(make).parameters
     valid = [name for name in parameters if name not in fixed]
@@ -85,7 +89,8 @@ def check_whole(what: str, value: object, least: int) -> None:
 def check_number(
     what: str, value: Any, *, above: float | None = None, least: float | None = None
 ) -> None:
-    """ValueError unless `value` is a finite number, more than `above` and at least `least`. True and False are none."""
+    """ValueError unless `value` is a finite number, more than `above` and at least `least`. True
+    and False are none."""
     good = isinstance(value, REAL) and not isinstance(value, bool) and -math.inf < value < math.inf
     if good and (above is None or value > above) and (least is None or value >= least):
         return
@@ -100,7 +105,8 @@ def check_number(
 
 
 def check_flags(**flags: object) -> None:
-    """ValueError for a switch that is neither True nor False, such as "false", which would be on."""
+    """ValueError for a switch that is neither True nor False, such as "false", which would be
+    on."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{name} must be True or False, got {value!r}")
@@ -126,7 +132,8 @@ _LIBRARIES = (
     "deepspeed",
     "PIL",
 )
-# How the allocators of torch and the C++ library name it, where they do not raise MemoryError or torch.OutOfMemoryError.
+# How the allocators of torch and the C++ library name it, where they do not raise MemoryError or
+# torch.OutOfMemoryError.
 _NO_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -136,13 +143,15 @@ _NO_MEMORY = (
 
 
 def require(package: str, purpose: str, extra: str) -> None:
-    """ImportError with the command that installs it, where a package is missing: said before the work that needs it."""
+    """ImportError with the command that installs it, where a package is missing: said before the
+    work that needs it."""
     if find_spec(package) is None:
         raise ImportError(f"{purpose} needs the package {package}: pip install 'priorzoo[{extra}]'")
 
 
 def from_outside(error: BaseException) -> bool:
-    """Whether the cause is what a command was given or where it runs. Of any other error this program is the cause."""
+    """Whether the cause is what a command was given or where it runs. Of any other error this
+    program is the cause."""
     return isinstance(error, _OUTSIDE) or type(error).__module__.partition(".")[0] in _LIBRARIES
 
 
@@ -171,7 +180,8 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: control characters, which may be commands to it, as \\x1b and the like."""
+    """Text for a terminal: control characters, which may be commands to it, as \\x1b and the
+    like."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -188,9 +198,11 @@ def bounded(default: Any, least: float, most: float) -> Any:
 
 
 def check_fields(config: Any, prefix: str = "") -> None:
-    """ValueError for the first field of a dataclass that does not fit its annotation and bounds; floats must be finite.
+    """ValueError for the first field of a dataclass that does not fit its annotation and bounds;
+    floats must be finite.
 
-    A whole number is a float too, lists and tuples are one kind (JSON knows lists alone), and a bool is no number.
+    A whole number is a float too, lists and tuples are one kind (JSON knows lists alone), and a
+    bool is no number.
     """
     hints = _hints(config.__class__)
     for each in fields(config):

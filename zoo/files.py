@@ -1,4 +1,5 @@
-"""Files written whole or not at all, and read safely: what is wrong with one is an error of one line."""
+"""Files written whole or not at all, and read safely: what is wrong with one is an error of one
+line."""
 
 from __future__ import annotations
 
@@ -38,9 +39,11 @@ ABANDONED = 3600.0  # seconds without a write, after which a temporary file is o
 
 
 def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | None = None) -> None:
-    """Remove temporary files and folders of `path` that nothing was written to for `seconds`: their processes were killed.
+    """Remove temporary files and folders of `path` that nothing was written to for `seconds`: their
+    processes were killed.
 
-    now: by the file system's clock, as the modification time of a new file; None: by this machine's.
+    now: by the file system's clock, as the modification time of a new file; None: by this
+    machine's.
     """
     oldest = (time.time() if now is None else now) - seconds
     before, after = map(glob.escape, _temporary_name(path))
@@ -51,12 +54,14 @@ def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | Non
 
 
 def _temporary_name(path: Path) -> tuple[str, str]:
-    """What is before and after the eight random letters of a temporary name; a long name is cut to fit in 255 bytes."""
+    """What is before and after the eight random letters of a temporary name; a long name is cut to
+    fit in 255 bytes."""
     return f".{os.fsdecode(os.fsencode(path.name)[:180])}-", path.suffix[:16]
 
 
 def make_temporary(path: Path, *, folder: bool = False) -> Path:
-    """An empty file or folder in the folder of `path`, which is made with its parents; readable as the umask allows."""
+    """An empty file or folder in the folder of `path`, which is made with its parents; readable as
+    the umask allows."""
     make_folder(path.parent)
     temporary = path.parent / secrets.token_hex(4).join(_temporary_name(path))
     if folder:
@@ -97,7 +102,8 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """A temporary file in the folder of `path` that is renamed to it when the block ends, and removed when it fails.
+    """A temporary file in the folder of `path` that is renamed to it when the block ends, and
+    removed when it fails.
 
     Readers see the old file or the new one, never a part. `mode` is "w" (UTF-8) or "wb".
     """
@@ -112,7 +118,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Indented JSON; NaN and infinities, which JSON does not have, are null, other unknown values strings."""
+    """Indented JSON; NaN and infinities, which JSON does not have, are null, other unknown values
+    strings."""
     write_text(path, json.dumps(without_nan(value), indent=2, default=str, allow_nan=False) + "\n")
 
 
@@ -126,7 +133,8 @@ def without_nan(value: object) -> object:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Flush a file, or the names in a folder, to the disk; a file system that cannot flush folders is told once."""
+    """Flush a file, or the names in a folder, to the disk; a file system that cannot flush folders
+    is told once."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -168,7 +176,8 @@ def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digest
 
 
 def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -> str | None:
-    """What differs between the files in `folder` and their digests when they were written; None where nothing does."""
+    """What differs between the files in `folder` and their digests when they were written; None
+    where nothing does."""
     for name, facts in written.items():
         path = Path(folder) / name
         if not path.is_file():
@@ -186,7 +195,8 @@ _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
 
 def data_folder() -> Path:
-    """Where fetched data is: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else the user's data folder."""
+    """Where fetched data is: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else
+    the user's data folder."""
     if folder := os.environ.get("PRIORZOO_DATA"):
         return Path(folder)
     here = Path("data")
@@ -200,7 +210,8 @@ def data_folder() -> Path:
 
 
 def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
-    """ "did you mean 'x'? " for the wanted file with the name closest to that of `place`, in its folder; or ""."""
+    """ "did you mean 'x'? " for the wanted file with the name closest to that of `place`, in its
+    folder; or ""."""
     folder = Path(place).parent
     try:
         names = [path.name for path in folder.iterdir() if wanted(path.name) and path.is_file()]
@@ -211,7 +222,8 @@ def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """The files that a glob matches, sorted, each once: links to a folder above make a file match many times."""
+    """The files that a glob matches, sorted, each once: links to a folder above make a file match
+    many times."""
     first = {
         os.path.realpath(path): Path(path)
         for path in sorted(glob.glob(pattern, recursive=True), reverse=True)
@@ -221,8 +233,8 @@ def matching_files(pattern: str) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, decompressed where they begin as gzip does. ValueError where the block meets the end of a gzip
-    stream that is cut short, or damage in it."""
+    """The bytes of a file, decompressed where they begin as gzip does. ValueError where the block
+    meets the end of a gzip stream that is cut short, or damage in it."""
     with open(path, "rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -235,8 +247,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def new_folder(folder: Path, mark: str) -> Iterator[Path]:
-    """A temporary folder to fill; it is renamed to `folder` when the block ends, and removed when it fails. Where another
-    process created `folder` first, and it contains the file `mark`, that one stays."""
+    """A temporary folder to fill; it is renamed to `folder` when the block ends, and removed when
+    it fails. Where another process created `folder` first, and it contains the file `mark`, that
+    one stays."""
     temporary = make_temporary(folder, folder=True)
     try:
         yield temporary
@@ -267,16 +280,19 @@ def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
 
 
 FIGURE_FORMATS = ("png", "pdf", "svg")
-# (formats, width in inches) of figures in a command; the default is what the path's suffix says, at its own width.
+# (formats, width in inches) of figures in a command; the default is what the path's suffix says, at
+# its own width.
 figure_output: ContextVar[tuple[Sequence[str], float | None]] = ContextVar(
     "figure_output", default=((), None)
 )
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a matplotlib figure in the formats and at the width of `figure_output`, whole or not at all, and close it.
+    """Write a matplotlib figure in the formats and at the width of `figure_output`, whole or not at
+    all, and close it.
 
-    Names with $ in them are not formulas, control characters are escaped, and words above 60 characters are shortened.
+    Names with $ in them are not formulas, control characters are escaped, and words above 60
+    characters are shortened.
 
     Raises:
         ValueError: for a suffix other than .png, .pdf and .svg.
@@ -311,7 +327,8 @@ LARGEST_JSON = 1 << 26  # bytes; in memory it takes about ten times as many
 
 
 def parse_json(data: str | bytes, where: str) -> Any:
-    """The value of JSON; `where` names it in the ValueError for what is no JSON or is nested too deep."""
+    """The value of JSON; `where` names it in the ValueError for what is no JSON or is nested too
+    deep."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -338,7 +355,8 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file. ValueError for another or damaged file, and for a NaN or an infinity."""
+    """The tensors of a .safetensors file. ValueError for another or damaged file, and for a NaN or
+    an infinity."""
     open(path, "rb").close()  # the library has errors of its own for what cannot be opened
     try:
         tensors = load_file(path)

@@ -1,4 +1,5 @@
-"""The layers every modality is built from: MLP, SSMax, attention with a prior, and the pre-norm block.
+"""The layers every modality is built from: MLP, SSMax, attention with a prior, and the pre-norm
+block.
 
 With them: weights that are loaded for a call.
 """
@@ -55,12 +56,14 @@ class GeluMLP(nn.Module):
 
 
 class SSMax(nn.Module):
-    """Scalable softmax (arXiv 2501.19399): logits of query i times s_h·ln n_i, n_i the keys visible to it in its document.
+    """Scalable softmax (arXiv 2501.19399): logits of query i times s_h·ln n_i, n_i the keys visible
+    to it in its document.
 
     Args:
         train_context: tokens (or patches) seen in training.
         causal: whether n counts i + 1 keys or all of them; a `window` bounds it.
-        start: s at the start, 1 in BAM's code; None: 1 / mean(ln n) over the training context: plain attention on average.
+        start: s at the start, 1 in BAM's code; None: 1 / mean(ln n) over the training context:
+            plain attention on average.
         positive: s is softplus of the parameter `s`, so that no head turns its prior round.
     """
 
@@ -83,7 +86,8 @@ class SSMax(nn.Module):
         if start is not None:
             check_number("start of SSMax", start, above=0)
         self.window, self.positive = window, positive
-        # By NumPy: on "meta", where models are counted, and in FakeTensorMode torch's tensors have no values.
+        # By NumPy: on "meta", where models are counted, and in FakeTensorMode torch's tensors have
+        # no values.
         seen = np.arange(1 if causal else train_context, train_context + 1)
         seen = seen if window is None else seen.clip(max=window if causal else 2 * window - 1)
         mean = float(np.log(seen.astype(np.float64)).mean())
@@ -98,7 +102,8 @@ class SSMax(nn.Module):
         return F.softplus(s) if self.positive else s
 
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
-        """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the window's keys; ValueError for packed documents."""
+        """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the window's keys; ValueError for
+        packed documents."""
         if causal and positions.within is None and positions.length == 1:  # a token after a cache's
             keys = (
                 positions.offset + 1
@@ -128,22 +133,26 @@ class SSMax(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
 
-    The R lanes of the prior are "inside" the head width D = dim/num_heads: queries and keys project to `content_dim`
-    d_c = D − R columns; or "beside" it: d_c = D, and attention runs with queries and keys of D + R columns. Values have D.
+    The R lanes of the prior are "inside" the head width D = dim/num_heads: queries and keys project
+    to `content_dim` d_c = D − R columns; or "beside" it: d_c = D, and attention runs with queries
+    and keys of D + R columns. Values have D.
 
     Args:
         dim, num_heads, num_kv_heads: C, H dividing C, and G dividing H (None: H).
         rotary: turns q and k.
         ssmax: row scale of the logits.
         window: keys a query sees, itself included; None for all.
-        sinks: tokens at the start of each document that are exempt from the prior and in every window.
+        sinks: tokens at the start of each document that are exempt from the prior and in every
+            window.
         bias: whether the four projections have biases.
         scale_prior: whether `ssmax` scales the prior too (BAM) or the content alone.
 
     Attributes:
         scale_content: False leaves the content's logits without 1/√d_c, as CABLE's code does.
-        q_norm, k_norm: RMSNorm over the columns of each head before it is turned, or None (`norm_heads`; Qwen 3, Gemma 3).
-        gate: W of out ⊙ sigmoid(W x), before the last projection, or None (`gate_output`; Qwen3-Next, arXiv 2505.06708).
+        q_norm, k_norm: RMSNorm over the columns of each head before it is turned, or None
+            (`norm_heads`; Qwen 3, Gemma 3).
+        gate: W of out ⊙ sigmoid(W x), before the last projection, or None (`gate_output`;
+            Qwen3-Next, arXiv 2505.06708).
     """
 
     def __init__(
@@ -213,10 +222,12 @@ class Attention(nn.Module):
         last: int | None = None,
         sequence: SequenceGroup | None = None,
     ) -> Tensor:
-        """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C), without work for the others.
+        """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C),
+        without work for the others.
 
-        With a cache the T tokens follow those it holds; segments cover all. With a sequence group x and the result are this
-        rank's part of the line, `positions` and `segments` of the whole line.
+        With a cache the T tokens follow those it holds; segments cover all. With a sequence group x
+        and the result are this rank's part of the line, `positions` and `segments` of the whole
+        line.
         """
         k_pos = positions if sequence is None else sequence.part_of(positions)
         x_q, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
@@ -254,7 +265,8 @@ class Attention(nn.Module):
 
 
 def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object]]) -> None:
-    """Make the first layer's prior that of all: one copy in state dicts. ValueError where `methods` (name, options) differ."""
+    """Make the first layer's prior that of all: one copy in state dicts. ValueError where `methods`
+    (name, options) differ."""
     if any(method != methods[0] for method in methods):
         raise ValueError(
             f"share_prior needs one position method for all layers, got {[name for name, _ in methods]}"
@@ -291,8 +303,9 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-# Weights that accelerate keeps on the CPU or on disk are loaded for the call of their module alone. A prior is used by other
-# methods than `forward` too (tables, biases, caches), and so is the embedding of a tied head.
+# Weights that accelerate keeps on the CPU or on disk are loaded for the call of their module alone.
+# A prior is used by other methods than `forward` too (tables, biases, caches), and so is the
+# embedding of a tied head.
 HOOK = "_hf_hook"  # accelerate's, an attribute of each module that it loads
 
 

@@ -1,9 +1,11 @@
-"""Position methods by the name they have in model names: a prior, an encoding with the uniform prior, or a sum of methods.
+"""Position methods by the name they have in model names: a prior, an encoding with the uniform
+prior, or a sum of methods.
 
-`create_position("ggd", ...)` returns the four parts a method may have. On a line of tokens every 1-D prior is a method under
-its own name; methods that are not priors are listed in `ENCODINGS`. On a grid of patches a prior NAME2d is the method NAME,
-apart from the exceptions in `GRID_NAMES`. Names joined by "+" are a sum, "ggd+spectral+key_bias": any priors, at most one
-rotation and at most one embedding; `SUMS` are sums with a name of their own.
+`create_position("ggd", ...)` returns the four parts a method may have. On a line of tokens every
+1-D prior is a method under its own name; methods that are not priors are listed in `ENCODINGS`. On
+a grid of patches a prior NAME2d is the method NAME, apart from the exceptions in `GRID_NAMES`.
+Names joined by "+" are a sum, "ggd+spectral+key_bias": any priors, at most one rotation and at most
+one embedding; `SUMS` are sums with a name of their own.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Position:
         rotary: rotates q and k, or None.
         embedding: adds to the token embedding, or None.
         window: sliding window in tokens, or None.
-        sinks: tokens at the start of each document that are exempt from the prior and in every window.
+        sinks: tokens at the start of each document that are exempt from the prior and in every
+            window.
         options: the method's options as a saved model keeps them, see `Prior.stored_options`.
     """
 
@@ -57,7 +60,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: the part that `make` returns, options its name fixes, and whether attention is cut to the training context.
+    """A method: the part that `make` returns, options its name fixes, and whether attention is cut
+    to the training context.
 
     of: `make`, or the name of a prior, whose file is imported when `make` is read.
     """
@@ -96,22 +100,24 @@ GRID_NAMES: dict[str, dict[str, Options]] = {
     "ggd2d": {"ggd2d": {"form": "isotropic"}, "ggd2d_separable": {"form": "separable"}},
 }
 
-# Lists of methods, one per layer and repeated, with their options. A window is a share of the training context here. RoPE with
-# every fourth layer without (SmolLM3), the same with windows in RoPE's layers (RNoPE-SWA, arXiv 2501.18795; Command A), and
-# windows by turns (gpt-oss, Gemma).
+# Lists of methods, one per layer and repeated, with their options. A window is a share of the
+# training context here. RoPE with every fourth layer without (SmolLM3), the same with windows in
+# RoPE's layers (RNoPE-SWA, arXiv 2501.18795; Command A), and windows by turns (gpt-oss, Gemma).
 HYBRIDS: dict[str, tuple[tuple[str, ...], dict[str, Options]]] = {
     "rnope": (("rope", "rope", "rope", "nope"), {}),
     "rnope_swa": (("local", "local", "local", "nope"), {"local": {"window": 0.25}}),
     "swa_rope": (("local", "rope"), {"local": {"window": 0.25}}),
 }
 SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
-# What these parts start with in a sum, where it differs from their defaults and they have the option: the key bias without a
-# slope of its own, since the other parts hold the recency, and a spectral prior small and seeded.
+# What these parts start with in a sum, where it differs from their defaults and they have the
+# option: the key bias without a slope of its own, since the other parts hold the recency, and a
+# spectral prior small and seeded.
 SUM_OPTIONS: dict[str, Options] = {
     "spectral": {"rank": 2, "init": "seeded"},
     "key_bias": {"init": "uniform"},
 }
-# In a sum on a grid these names of a line stand for the grid's methods, so that a sum has one name in every modality.
+# In a sum on a grid these names of a line stand for the grid's methods, so that a sum has one name
+# in every modality.
 GRID_PARTS = {
     "ggd": "ggd2d_separable",
     "spectral": "spectral2d",
@@ -119,7 +125,8 @@ GRID_PARTS = {
     "rope": "rope2d_axial",
 }
 
-# What a model supplies to its methods; a method whose `make` needs anything else is made with options only.
+# What a model supplies to its methods; a method whose `make` needs anything else is made with
+# options only.
 LINE_SUPPLIED = ("num_heads", "dim", "d_model", "head_dim", "train_context")
 GRID_SUPPLIED = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 
@@ -143,7 +150,8 @@ def grid_methods() -> dict[str, Method]:
 
 
 def list_positions() -> list[str]:
-    """Methods of a line of tokens that need no options: every 1-D prior, the encodings, and the sums with a name."""
+    """Methods of a line of tokens that need no options: every 1-D prior, the encodings, and the
+    sums with a name."""
     return _complete(line_methods(), LINE_SUPPLIED)
 
 
@@ -171,7 +179,8 @@ def _complete(methods: Mapping[str, Method], supplied: Sequence[str]) -> list[st
 
 
 def check_position(name: str) -> None:
-    """ValueError unless `name` is a method of a line, a sum of them or a hybrid; it names the nearest."""
+    """ValueError unless `name` is a method of a line, a sum of them or a hybrid; it names the
+    nearest."""
     if name not in HYBRIDS:
         _parts(name, line_methods(), {})
 
@@ -187,8 +196,8 @@ def layer_methods(
     """(method, its options) of each layer.
 
     Args:
-        position: a name; or a list with a name per layer, or a shorter one that is repeated; or one of `HYBRIDS`, whose last
-            repetition may be cut short.
+        position: a name; or a list with a name per layer, or a shorter one that is repeated; or one
+            of `HYBRIDS`, whose last repetition may be cut short.
         options: of the one name; for a list, options by name: {"ggd": {"init": "alibi"}}.
     """
     if isinstance(position, str) and position in HYBRIDS:
@@ -220,7 +229,8 @@ def layer_methods(
 def shared_embedding(
     methods: Sequence[tuple[str, object]], positions: Sequence[Position]
 ) -> nn.Module | None:
-    """The embedding that layers' positions have in common, which a model adds once; ValueError where they have several."""
+    """The embedding that layers' positions have in common, which a model adds once; ValueError
+    where they have several."""
     embeddings: dict[str, nn.Module] = {}
     for (name, _), position in zip(methods, positions, strict=True):
         if position.embedding is not None:
@@ -258,13 +268,16 @@ def create_position(
         dim: C, the model's width.
         num_heads: H.
         train_context: tokens seen in training; passed to methods that take it.
-        options: the method's options, as its class documents them; of a sum, each part's options under the part's name,
-            {"spectral": {"rank": 4}}. Parts of a sum start as they do alone, but for `SUM_OPTIONS`. Beside them every method
-            has the options `sinks` and `window`, see `Position`; a window below 1 is a share of the training context.
-        lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a rotation turns follows.
+        options: the method's options, as its class documents them; of a sum, each part's options
+            under the part's name, {"spectral": {"rank": 4}}. Parts of a sum start as they do alone,
+            but for `SUM_OPTIONS`. Beside them every method has the options `sinks` and `window`,
+            see `Position`; a window below 1 is a share of the training context.
+        lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a
+            rotation turns follows.
 
     Raises:
-        ValueError: for an unknown method, part or option, a part that occurs twice, or a second rotation or embedding.
+        ValueError: for an unknown method, part or option, a part that occurs twice, or a second
+        rotation or embedding.
     """
     check_whole("train_context", train_context, 1)
     supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}
@@ -299,12 +312,14 @@ def create_grid_position(
     lanes: str = "inside",
     depth: tuple[int, int] | None = None,
 ) -> Position:
-    """The parts of a position method for one layer of a model over patches; `train_grid` is (height, width) in patches,
-    `depth` (layer from 0, number of layers) for a method that differs by layer.
+    """The parts of a position method for one layer of a model over patches; `train_grid` is
+    (height, width) in patches, `depth` (layer from 0, number of layers) for a method that differs
+    by layer.
 
-    The rest, and errors, as in `create_position`; names are those of `list_grid_positions()`. In a sum `ggd`, `spectral` and
-    `rope` are the separable ggd2d, spectral2d and rope2d_axial. A part's name in options and state dict is its method's
-    without "2d" and what follows it, so that options read alike in every modality.
+    The rest, and errors, as in `create_position`; names are those of `list_grid_positions()`. In a
+    sum `ggd`, `spectral` and `rope` are the separable ggd2d, spectral2d and rope2d_axial. A part's
+    name in options and state dict is its method's without "2d" and what follows it, so that options
+    read alike in every modality.
     """
     check_grid("train_grid", train_grid)
     if isinstance(options, Mapping) and "sinks" in options:
@@ -316,9 +331,11 @@ def create_grid_position(
 
 
 def pinned_context(name: str, train_context: int) -> Options:
-    """Options with which a method of a line is as it was trained at `train_context` in a model of a longer one.
+    """Options with which a method of a line is as it was trained at `train_context` in a model of a
+    longer one.
 
-    A key bias, for one, divides positions by it. ValueError for a method that ends at its context, or whose window that is.
+    A key bias, for one, divides positions by it. ValueError for a method that ends at its context,
+    or whose window that is.
     """
     if name in HYBRIDS:
         names, start = HYBRIDS[name]
@@ -338,7 +355,8 @@ def pinned_context(name: str, train_context: int) -> Options:
 
 
 def uniform_options(name: str, options: Options, *, grid: bool = False) -> Options:
-    """`options` of a method with which every part that has an option `init`, and has it not among them, starts uniform."""
+    """`options` of a method with which every part that has an option `init`, and has it not among
+    them, starts uniform."""
     parts = _parts(name, grid_methods() if grid else line_methods(), GRID_PARTS if grid else {})
     start = {part: {"init": "uniform"} for part, method in parts.items() if method.takes("init")}
     if not _is_sum(name):
@@ -355,7 +373,8 @@ def _is_sum(name: str) -> bool:
 def _parts(
     name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str]
 ) -> dict[str, Method]:
-    """The methods that a name consists of, by the names of its parts; one for a method that is no sum."""
+    """The methods that a name consists of, by the names of its parts; one for a method that is no
+    sum."""
     parts: dict[str, Method] = {}
     for word in "+".join(SUMS.get(word, word) for word in name.split("+")).split("+"):
         method = stand_for.get(word, word) if _is_sum(name) else word
@@ -385,7 +404,8 @@ def _parts(
 
 
 def _hint(word: str, methods: Mapping[str, Method], known: Iterable[str]) -> str:
-    """What may be meant by a word that is no method: those of the same name on a grid, one without SSMax, or the nearest."""
+    """What may be meant by a word that is no method: those of the same name on a grid, one without
+    SSMax, or the nearest."""
     if on_grids := [repr(method) for method in methods if method.startswith(f"{word}2d")]:
         return f"did you mean {', '.join(on_grids)}? "
     if word.endswith("_ssmax") and (plain := word.removesuffix("_ssmax")) in known:
@@ -405,7 +425,8 @@ def _create(
     *,
     pairs: int,
 ) -> Position:
-    """The position of a method, or of a sum. pairs: a rotation turns a multiple of so many columns."""
+    """The position of a method, or of a sum. pairs: a rotation turns a multiple of so many
+    columns."""
     for size in ("dim", "num_heads"):
         check_whole(size, supplied[size], 1)
     head_dim, is_sum = supplied["dim"] // supplied["num_heads"], _is_sum(name)
@@ -422,7 +443,8 @@ def _create(
             )
     priors: dict[str, Prior] = {}
     others: Options = {}
-    # Priors first: a rotation turns the columns that their lanes leave, but for an odd one at the end.
+    # Priors first: a rotation turns the columns that their lanes leave, but for an odd one at the
+    # end.
     for part, method in sorted(parts.items(), key=lambda item: item[1].part != "prior"):
         width = head_dim
         if is_sum and method.part == "rotary":

@@ -1,4 +1,5 @@
-"""What every model of the zoo offers besides its forward: what must not decay, and saving and loading whole models."""
+"""What every model of the zoo offers besides its forward: what must not decay, and saving and
+loading whole models."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ SAVED, MANIFEST = ("config.json", "model.safetensors"), "manifest.json"
 
 
 def saved_model_damage(folder: Path) -> str | None:
-    """What is wrong with the files of a saved model, by its manifest.json; None where nothing is, or it has none."""
+    """What is wrong with the files of a saved model, by its manifest.json; None where nothing is,
+    or it has none."""
     if not (folder / MANIFEST).is_file():
         return None
     try:
@@ -49,8 +51,9 @@ class ZooModel(nn.Module):
         config_class: its dataclass.
         modality: what it belongs to, the first part of its registered name; kept in config.json.
         class_names: of a classifier, by number; kept in config.json, and empty where unknown.
-        sequence: the ranks that share its lines, of a model that `refuses_sequence` does not refuse; None: it is alone. With it
-            the model takes whole lines, and gives features, logits and the loss's share of this rank's part of them.
+        sequence: the ranks that share its lines, of a model that `refuses_sequence` does not
+            refuse; None: it is alone. With it the model takes whole lines, and gives features,
+            logits and the loss's share of this rank's part of them.
     """
 
     config_class: ClassVar[type]
@@ -68,7 +71,8 @@ class ZooModel(nn.Module):
         return "a model that does not read lines of tokens cannot share them"
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, rotations, positions, all of priors."""
+        """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, rotations,
+        positions, all of priors."""
         owners = [
             name for name, module in self.named_modules() if isinstance(module, Prior | Rotary2d)
         ]
@@ -81,7 +85,8 @@ class ZooModel(nn.Module):
         }
 
     def prior_parameters(self) -> set[str]:
-        """Names of the parameters of priors, rotations, and SSMax's s: per head or frequency, no linear layers."""
+        """Names of the parameters of priors, rotations, and SSMax's s: per head or frequency, no
+        linear layers."""
         layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
         return {
             name
@@ -91,15 +96,18 @@ class ZooModel(nn.Module):
         }
 
     def replaceable_parameters(self) -> set[str]:
-        """Names of parameters that stay as initialised where loaded weights have another shape, such as a classifier's."""
+        """Names of parameters that stay as initialised where loaded weights have another shape,
+        such as a classifier's."""
         return set()
 
     def storable_state(
         self, dtype: torch.dtype | None = None, *, state: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions stay as they are.
+        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions
+        stay as they are.
 
-        Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies of bf16 weights.
+        Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies
+        of bf16 weights.
         """
         keep, tensors = self.no_weight_decay(), self.state_dict()
         if unknown := sorted(set(state or {}) - set(tensors)):
@@ -118,8 +126,9 @@ class ZooModel(nn.Module):
         dtype: torch.dtype | None = None,
         state: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write model.safetensors (`storable_state(dtype, state=state)`), config.json (with the modality, and names of classes
-        where there are any), and manifest.json, the sizes and SHA-256 of both."""
+        """Write model.safetensors (`storable_state(dtype, state=state)`), config.json (with the
+        modality, and names of classes where there are any), and manifest.json, the sizes and
+        SHA-256 of both."""
         folder = Path(folder)
         (folder / MANIFEST).unlink(
             missing_ok=True
@@ -143,8 +152,10 @@ class ZooModel(nn.Module):
 
         Raises:
             FileNotFoundError: when the folder lacks one of its two files.
-            ValueError: for files that are not as they were written, a config with entries this version does not know or values
-                it cannot have, damaged weights, weights that are not finite, or weights that do not fit it.
+            ValueError: for files that are not as they were written, a config with entries this
+            version does not know or values
+                it cannot have, damaged weights, weights that are not finite, or weights that do not
+                fit it.
         """
         folder = Path(folder)
         missing = [name for name in SAVED if not (folder / name).is_file()]
@@ -172,8 +183,8 @@ class ZooModel(nn.Module):
             )
         values, tensors = cls.config_class(**config), read_tensors(folder / "model.safetensors")
         try:
-            # Shapes first, which take no memory: a configuration may ask for any amount of it. Priors from elsewhere may
-            # read their numbers, and have none here.
+            # Shapes first, which take no memory: a configuration may ask for any amount of it.
+            # Priors from elsewhere may read their numbers, and have none here.
             with suppress(NotImplementedError), torch.device("meta"):
                 _check_shapes(cls(values).state_dict(), tensors)
             model = cls(values)

@@ -1,4 +1,5 @@
-"""`torch.nn.MultiheadAttention` with a position method: for models that are built from torch's own modules."""
+"""`torch.nn.MultiheadAttention` with a position method: for models that are built from torch's own
+modules."""
 
 from __future__ import annotations
 
@@ -22,23 +23,29 @@ from zoo.priors.base import PriorTerms
 class PriorMultiheadAttention(nn.MultiheadAttention):
     """Torch's multi-head attention with a log-prior K on its logits.
 
-        head_h[i] = Σ_j softmax_j( (⟨q_i, k_j⟩/√D + K[h,i,j] + mask[i,j]) · s_h[i] ) v_j,     output = W_o [heads] + b_o
+        head_h[i] = Σ_j softmax_j( (⟨q_i, k_j⟩/√D + K[h,i,j] + mask[i,j]) · s_h[i] ) v_j,     output
+        = W_o [heads] + b_o
 
-    s_h[i] = 1 without SSMax. With a prior that starts uniform (`nope`; `ggd`, `spectral` and `key_bias` with init "uniform")
-    it is torch's module, except that a row that sees no key has heads of 0 where torch has NaN.
+    s_h[i] = 1 without SSMax. With a prior that starts uniform (`nope`; `ggd`, `spectral` and
+    `key_bias` with init "uniform") it is torch's module, except that a row that sees no key has
+    heads of 0 where torch has NaN.
 
-    Parameters are torch's, and those of the method under `prior`, `rotary` and `ssmax`: torch's state dicts load
-    (`strict=False`, unless the method has no parameters). Grouped key heads and KV caches are in `zoo.layers.Attention`.
+    Parameters are torch's, and those of the method under `prior`, `rotary` and `ssmax`: torch's
+    state dicts load (`strict=False`, unless the method has no parameters). Grouped key heads and KV
+    caches are in `zoo.layers.Attention`.
 
     Args:
         embed_dim, num_heads, args, kwargs: as in torch, without `add_bias_kv` and `add_zero_attn`.
-        position: a method of a line, or a sum, as in `zoo.methods.create_position`, with `position_options`.
-        train_context: tokens seen in training, for methods and an SSMax that are relative to it, and the window of `local`.
-        ssmax: whether there is a row scale s_h·ln n, n the number of keys that the row sees; 1 at the start for rows that
-            see `train_context` keys.
+        position: a method of a line, or a sum, as in `zoo.methods.create_position`, with
+            `position_options`.
+        train_context: tokens seen in training, for methods and an SSMax that are relative to it,
+            and the window of `local`.
+        ssmax: whether there is a row scale s_h·ln n, n the number of keys that the row sees; 1 at
+            the start for rows that see `train_context` keys.
 
     Raises:
-        ValueError: for an unknown method, one that is added to the embedding (`sinusoidal`, `learned`), `add_bias_kv` and
+        ValueError: for an unknown method, one that is added to the embedding (`sinusoidal`,
+        `learned`), `add_bias_kv` and
             `add_zero_attn`.
     """
 
@@ -68,7 +75,8 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
-        # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without the prior.
+        # Or torch.nn.TransformerEncoderLayer computes this module by itself in evaluation, without
+        # the prior.
         self._qkv_same_embed_dim = False
         sizes: Options = dict(dim=embed_dim, num_heads=num_heads, train_context=train_context)
         parts = create_position(
@@ -102,12 +110,14 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         *,
         kernel: str | Kernel = "auto",
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, and the weights or None; arguments, shapes and results as in torch, with a batch.
+        """The output, and the weights or None; arguments, shapes and results as in torch, with a
+        batch.
 
-        Key j is at position j and query i at position i; causal attention is aligned to the end. `is_causal` needs no
-        `attn_mask`, where torch's wants one. Float masks are added to the logits before SSMax's scale; a −∞ in them hides its
-        key. Weights take T × S memory, do not use `kernel`, and are those before dropout. A method that reads the layer's input
-        (`cable`) needs query and key to be the same tensor.
+        Key j is at position j and query i at position i; causal attention is aligned to the end.
+        `is_causal` needs no `attn_mask`, where torch's wants one. Float masks are added to the
+        logits before SSMax's scale; a −∞ in them hides its key. Weights take T × S memory, do not
+        use `kernel`, and are those before dropout. A method that reads the layer's input (`cable`)
+        needs query and key to be the same tensor.
         """
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         if query.is_nested or not query.ndim == key.ndim == value.ndim == 3:

@@ -1,7 +1,9 @@
-"""Positions of tokens: a line of tokens, or a grid of patches with prefix tokens; and methods that are not priors.
+"""Positions of tokens: a line of tokens, or a grid of patches with prefix tokens; and methods that
+are not priors.
 
-Positions are data, passed on every call. No module stores a length, so a longer text or a larger image needs no resizing.
-These methods act on queries and keys (RoPE) or on the embedding (sinusoidal, learned).
+Positions are data, passed on every call. No module stores a length, so a longer text or a larger
+image needs no resizing. These methods act on queries and keys (RoPE) or on the embedding
+(sinusoidal, learned).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def document_starts(segments: Tensor) -> Tensor:
 
 
 def check_runs(rows: Tensor) -> None:
-    """Raise ValueError where not all `rows`, bool, show one run of tokens: places of tokens behind a gap would count it.
+    """Raise ValueError where not all `rows`, bool, show one run of tokens: places of tokens behind
+    a gap would count it.
 
     A compiled graph asserts it, as a RuntimeError.
     """
@@ -66,10 +69,11 @@ class Positions:
 
     @staticmethod
     def documents(segments: Tensor, *, offset: int = 0) -> Positions:
-        """Positions that restart at 0 wherever the document id in `segments` (B, T) changes along a row.
+        """Positions that restart at 0 wherever the document id in `segments` (B, T) changes along a
+        row.
 
-        Documents are runs: an id does not recur after another one. `offset` is the row index of the first column; it does not
-        shift the restarted positions.
+        Documents are runs: an id does not recur after another one. `offset` is the row index of the
+        first column; it does not shift the restarted positions.
         """
         if not isinstance(segments, Tensor) or segments.ndim != 2:
             got = (
@@ -114,7 +118,8 @@ class Positions:
         return torch.arange(self.offset, self.offset + self.length, device=device)
 
     def index(self, device: torch.device | str | None = None) -> Tensor:
-        """(1 or B, T) int64 position of each token inside its document, as used by absolute terms."""
+        """(1 or B, T) int64 position of each token inside its document, as used by absolute
+        terms."""
         if self.within is not None:
             return self.within.to(device) if device is not None else self.within
         return self.row_index(device)[None]
@@ -155,7 +160,8 @@ SCALINGS = ("none", "linear", "ntk", "yarn", "proportional")
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """Turn column pairs (n, n + D/2) of x (B, H, T, D) by angle (1 or B, 1 or H, T, D/2), float64; result in x's dtype.
+    """Turn column pairs (n, n + D/2) of x (B, H, T, D) by angle (1 or B, 1 or H, T, D/2), float64;
+    result in x's dtype.
 
     Columns beyond the first D of a wider x stay as they are.
     """
@@ -173,13 +179,14 @@ class Rotation(nn.Module):
     def both(
         self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions
     ) -> tuple[Tensor, Tensor]:
-        """q and k of one attention call, turned alike: their products depend on where they are and on nothing that is drawn for
-        one of them."""
+        """q and k of one attention call, turned alike: their products depend on where they are and
+        on nothing that is drawn for one of them."""
         return self(q, q_positions), self(k, k_positions)
 
 
 class Rotary(Rotation):
-    """RoPE (arXiv 2104.09864): column pair n of q and k turns by position·ω_n, ω_n = theta^(−2n/D), angles formed in float64.
+    """RoPE (arXiv 2104.09864): column pair n of q and k turns by position·ω_n, ω_n = theta^(−2n/D),
+    angles formed in float64.
 
     Args:
         head_dim: D, even.
@@ -188,13 +195,16 @@ class Rotary(Rotation):
         scaling: how positions beyond L are read; an evaluation-time option.
             "linear": ω/factor (arXiv 2306.15595).
             "ntk": theta·factor^(D/(D−2)) for theta.
-            "yarn" (arXiv 2309.00071): ω/factor for pairs that turn less than once within L, ω for those that turn more than 32
-            times, between them a ramp over the pairs' numbers, as all released code has it; q and k times 0.1·ln factor + 1.
-            "proportional": a `partial` rotation keeps the frequencies of the whole head, of which the slow pairs do not turn.
+            "yarn" (arXiv 2309.00071): ω/factor for pairs that turn less than once within L, ω for
+            those that turn more than 32 times, between them a ramp over the pairs' numbers, as all
+            released code has it; q and k times 0.1·ln factor + 1. "proportional": a `partial`
+            rotation keeps the frequencies of the whole head, of which the slow pairs do not turn.
         factor: target length / training length, at least 1.
-        partial: the share of columns that turn, the first of each head; D is their number in all that is said here.
-        attention_factor, mscale, mscale_all_dim, truncate: of "yarn", as in transformers: q and k times attention_factor; or
-            times (0.1·mscale·ln factor + 1) / (0.1·mscale_all_dim·ln factor + 1); False leaves the ramp's ends unrounded.
+        partial: the share of columns that turn, the first of each head; D is their number in all
+            that is said here.
+        attention_factor, mscale, mscale_all_dim, truncate: of "yarn", as in transformers: q and k
+            times attention_factor; or times (0.1·mscale·ln factor + 1) / (0.1·mscale_all_dim·ln
+            factor + 1); False leaves the ramp's ends unrounded.
     """
 
     def __init__(
@@ -315,14 +325,15 @@ class Rotary(Rotation):
 class Rotary2d(Rotation):
     """RoPE on a grid of patches; prefix tokens are not turned.
 
-    Both forms (arXiv 2403.13298) have D/4 sizes of frequency, theta^(−4n/D). "axial": each turns one pair with y and one with
-    x. "mixed": the frequencies are learned per head, angle = y·omega_y + x·omega_x; they start as the axial ones, both axes
-    turned together by a random angle per head.
+    Both forms (arXiv 2403.13298) have D/4 sizes of frequency, theta^(−4n/D). "axial": each turns
+    one pair with y and one with x. "mixed": the frequencies are learned per head, angle = y·omega_y
+    + x·omega_x; they start as the axial ones, both axes turned together by a random angle per head.
 
     Args:
         head_dim: D, a multiple of 4.
         form: "axial" or "mixed".
-        theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as published.
+        theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as
+            published.
     """
 
     def __init__(
@@ -355,11 +366,12 @@ class Rotary2d(Rotation):
 
 
 class NormalisedRotary2d(Rotation):
-    """RoPE of DINOv3 (arXiv 2508.10104): coordinates in −1…1 whatever the grid, scaled at random in training.
+    """RoPE of DINOv3 (arXiv 2508.10104): coordinates in −1…1 whatever the grid, scaled at random in
+    training.
 
-    angle = 2π·c·theta^(−4n/D), n = 0 … D/4 − 1, a pair with y and one with x each; c = 2·(p + 1/2)/side − 1, p from 0. In
-    training mode every attention call draws c ← c·r, the same for q and k, ln r uniform in ±ln rescale. Prefix tokens are not
-    turned.
+    angle = 2π·c·theta^(−4n/D), n = 0 … D/4 − 1, a pair with y and one with x each; c = 2·(p
+    + 1/2)/side − 1, p from 0. In training mode every attention call draws c ← c·r, the same for q
+    and k, ln r uniform in ±ln rescale. Prefix tokens are not turned.
 
     Args:
         head_dim: D, a multiple of 4.
@@ -411,9 +423,10 @@ class Sinusoidal(nn.Module):
     Args:
         dim: C, even.
         theta: the slowest frequency is about 1/theta.
-        columns: "halves": columns n and n + C/2 hold sin and cos of position·theta^(−2n/C). "alternating": column c holds the
-            sine (c even) or the cosine (c odd) of position·theta^(−c/C), as BAM's released code has it: a cosine's frequency
-            is between those of two sines.
+        columns: "halves": columns n and n + C/2 hold sin and cos of position·theta^(−2n/C).
+            "alternating": column c holds the sine (c even) or the cosine (c odd) of
+            position·theta^(−c/C), as BAM's released code has it: a cosine's frequency is between
+            those of two sines.
     """
 
     def __init__(self, dim: int, *, theta: float = 10000.0, columns: str = "halves") -> None:
@@ -444,8 +457,9 @@ class Sinusoidal(nn.Module):
 
 
 class Sinusoidal2d(nn.Module):
-    """Fixed sines and cosines of row and column added to the patches, nothing on prefix tokens: the quarters of the columns
-    hold sin y, cos y, sin x, cos x at the angles coordinate·10000^(−4n/C)."""
+    """Fixed sines and cosines of row and column added to the patches, nothing on prefix tokens: the
+    quarters of the columns hold sin y, cos y, sin x, cos x at the angles
+    coordinate·10000^(−4n/C)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -461,7 +475,8 @@ class Sinusoidal2d(nn.Module):
 
 
 class Learned(nn.Module):
-    """One learned vector per position, added to the embedding; a position beyond the training context is a ValueError."""
+    """One learned vector per position, added to the embedding; a position beyond the training
+    context is a ValueError."""
 
     def __init__(self, dim: int, *, train_context: int) -> None:
         super().__init__()
@@ -477,8 +492,10 @@ class Learned(nn.Module):
 
 
 class Learned2d(nn.Module):
-    """One learned vector per patch of the training grid, resized to the present grid as timm's `resample_abs_pos_embed`
-    does: bicubic with antialiasing, which takes another cubic than without (a = −1/2). None on prefix tokens."""
+    """One learned vector per patch of the training grid, resized to the present grid as timm's
+    `resample_abs_pos_embed`
+    does: bicubic with antialiasing, which takes another cubic than without (a = −1/2). None on
+    prefix tokens."""
 
     def __init__(self, dim: int, *, train_grid: tuple[int, int]) -> None:
         super().__init__()

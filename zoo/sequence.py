@@ -1,7 +1,8 @@
-"""Sequence parallelism by DeepSpeed-Ulysses (arXiv 2309.14509): ranks that hold a line of tokens together.
+"""Sequence parallelism by DeepSpeed-Ulysses (arXiv 2309.14509): ranks that hold a line of tokens
+together.
 
-Outside attention each rank has a part of the line and all heads; inside it some heads and the whole line. Tokens and heads
-change places in an all-to-all exchange before attention and after it.
+Outside attention each rank has a part of the line and all heads; inside it some heads and the whole
+line. Tokens and heads change places in an all-to-all exchange before attention and after it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ REFRESHED = 256  # calls after which the order of a prior's heads is computed an
 
 
 def visible_pairs(prior: Prior, length: int) -> Tensor:
-    """(H,) causal (query, key) pairs of a line whose log-prior is within `NEGLIGIBLE` of the head's largest; parts of a prior
-    that are no function of distance count as 0 everywhere."""
+    """(H,) causal (query, key) pairs of a line whose log-prior is within `NEGLIGIBLE` of the head's
+    largest; parts of a prior that are no function of distance count as 0 everywhere."""
     distance = (
         torch.logspace(0, math.log2(length), 129, base=2, dtype=torch.float64).round().unique()
     )
@@ -42,7 +43,8 @@ def visible_pairs(prior: Prior, length: int) -> Tensor:
 
 
 def balanced_groups(pairs: Tensor, groups: int, ranks: int) -> list[int]:
-    """An order of groups of heads, equally many for each rank in turn, in which ranks have about as many visible pairs.
+    """An order of groups of heads, equally many for each rank in turn, in which ranks have about as
+    many visible pairs.
 
     Args:
         pairs: (H,) of each head; the H/groups heads of a group follow each other.
@@ -65,10 +67,11 @@ def balanced_groups(pairs: Tensor, groups: int, ranks: int) -> list[int]:
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """Rank r of N: it has tokens [r·T/N, (r+1)·T/N) of lines of T, and H/N of the heads inside attention.
+    """Rank r of N: it has tokens [r·T/N, (r+1)·T/N) of lines of T, and H/N of the heads inside
+    attention.
 
-    `exchange(x, cut, joined)` is a differentiable all-to-all of x (B, L, H, D): axis `cut` becomes this rank's N-th of it, and
-    axis `joined` N times as long, in the order of ranks.
+    `exchange(x, cut, joined)` is a differentiable all-to-all of x (B, L, H, D): axis `cut` becomes
+    this rank's N-th of it, and axis `joined` N times as long, in the order of ranks.
     """
 
     rank: int
@@ -87,8 +90,9 @@ class SequenceGroup:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def order(self, prior: Prior, groups: int, length: int) -> list[int]:
-        """The `balanced_groups` of a prior's heads, the same on all ranks. It reads the prior's parameters, which on a GPU
-        waits for them, so it is computed at every `REFRESHED`-th call for this prior alone."""
+        """The `balanced_groups` of a prior's heads, the same on all ranks. It reads the prior's
+        parameters, which on a GPU waits for them, so it is computed at every `REFRESHED`-th call
+        for this prior alone."""
         calls, order = self._orders.get(prior, (0, []))
         if calls % REFRESHED == 0 or len(order) != groups:
             order = balanced_groups(visible_pairs(prior, length), groups, self.size)
@@ -121,7 +125,8 @@ class SequenceGroup:
         query_scale: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """(B, H, T/N, D): this rank attends by its heads over the whole line, and the ranks exchange heads for tokens.
+        """(B, H, T/N, D): this rank attends by its heads over the whole line, and the ranks
+        exchange heads for tokens.
 
         Args:
             prior: of all heads.
@@ -130,7 +135,8 @@ class SequenceGroup:
             positions: of the whole line.
             query_scale, options: as in `prior_attention`.
         """
-        # Heads with a key head in common stay together. Where ranks do not divide the key heads, these are repeated as
+        # Heads with a key head in common stay together. Where ranks do not divide the key heads,
+        # these are repeated as
         # little as makes groups that ranks divide: H is a multiple of both.
         groups = math.lcm(k.shape[1], self.size)
         self._range(q.shape[1], "heads")

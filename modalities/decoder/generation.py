@@ -29,8 +29,9 @@ BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or n
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: 0 takes the likeliest, else divide logits by `temperature`; among the `top_k` likeliest,
-    or those that together reach the probability `top_p`. ValueError for values out of range."""
+    """How the next token is drawn: 0 takes the likeliest, else divide logits by `temperature`;
+    among the `top_k` likeliest, or those that together reach the probability `top_p`. ValueError
+    for values out of range."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -71,7 +72,8 @@ def generate(
     seed: int | torch.Generator | None = None,
     **sampling: float | None,
 ) -> list[list[int]]:
-    """New tokens of each prompt, at most `max_new_tokens`, without the prompt or the token `eos_id` that ends it.
+    """New tokens of each prompt, at most `max_new_tokens`, without the prompt or the token `eos_id`
+    that ends it.
 
     All rows are read together. ValueError for empty prompts or settings out of range.
     """
@@ -129,7 +131,8 @@ def _stream(
 def prefill(
     model: Decoder, tokens: Tensor, cache: KVCache, segments: Tensor | None = None
 ) -> Tensor:
-    """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read in parts."""
+    """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read
+    in parts."""
     for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
         ids = None if segments is None else segments[:, part]
         features = model.forward_features(tokens[:, part], segments=ids, cache=cache, last=1)
@@ -146,8 +149,8 @@ def stream_text(
     seed: int | torch.Generator | None = None,
     **sampling: float | None,
 ) -> Iterator[str]:
-    """The continuation of one prompt of token ids as text, in pieces of whole characters that joined are `decode` of all new
-    tokens. Other arguments as in `generate`."""
+    """The continuation of one prompt of token ids as text, in pieces of whole characters that
+    joined are `decode` of all new tokens. Other arguments as in `generate`."""
     tokens = stream(model, [prompt], max_new_tokens=max_new_tokens, seed=seed, **sampling)
     return _whole_characters(map(int, tokens), decode, eos_id)
 
@@ -166,7 +169,8 @@ def _whole_characters(
 
 
 def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Tokens (B, T) and document ids (B, T), −1 on padding and 0 on prompts, or None where all are equally long.
+    """Tokens (B, T) and document ids (B, T), −1 on padding and 0 on prompts, or None where all are
+    equally long.
 
     Raises ValueError for no prompts, or an empty one.
     """

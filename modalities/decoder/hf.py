@@ -1,6 +1,8 @@
-"""Causal decoders as `transformers` models: Trainer, `generate`, pipelines, PEFT, Auto classes, folders for the hub.
+"""Causal decoders as `transformers` models: Trainer, `generate`, pipelines, PEFT, Auto classes,
+folders for the hub.
 
-`wrap` of `modalities.text.hf` and `modalities.dna.hf` makes one of a model of the zoo. Needs the extra `hf`.
+`wrap` of `modalities.text.hf` and `modalities.dna.hf` makes one of a model of the zoo. Needs the
+extra `hf`.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
 
 
 class PriorzooConfig(PreTrainedConfig):
-    """The configuration of a decoder: `architecture` has the entries of its own config, a `DecoderConfig`; for other readers
-    vocab_size, hidden_size, num_hidden_layers and num_attention_heads repeat it, and a ValueError says where they disagree."""
+    """The configuration of a decoder: `architecture` has the entries of its own config, a
+    `DecoderConfig`; for other readers vocab_size, hidden_size, num_hidden_layers and
+    num_attention_heads repeat it, and a ValueError says where they disagree."""
 
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
     decoder_class: ClassVar[type[Decoder]]
@@ -92,7 +95,8 @@ class PriorzooConfig(PreTrainedConfig):
 
 
 class PriorzooCache(TransformersCache):
-    """`held`, a cache of `Decoder.new_cache`, as one of `transformers`; without `layers`, since lanes and sums are in it."""
+    """`held`, a cache of `Decoder.new_cache`, as one of `transformers`; without `layers`, since
+    lanes and sums are in it."""
 
     def __init__(self, held: KVCache) -> None:
         super().__init__(layers=[])
@@ -163,7 +167,8 @@ class PriorzooModel(PreTrainedModel):
     def _set_gradient_checkpointing(
         self, enable: bool = True, *_: object, **options: object
     ) -> None:
-        """Recompute each block in the backward pass, in the decoder's own way whatever the options."""
+        """Recompute each block in the backward pass, in the decoder's own way whatever the
+        options."""
         self.model.gradient_checkpointing = enable
 
     def new_cache(self, capacity: int = 0) -> PriorzooCache:
@@ -182,9 +187,11 @@ class PriorzooModel(PreTrainedModel):
         output_hidden_states: bool | None = None,
         last: int | None = None,
     ) -> BaseModelOutputWithPast:
-        """Features (B, T, C) of tokens (B, T), or of inputs_embeds (B, T, C). ValueError for arguments that are not served.
+        """Features (B, T, C) of tokens (B, T), or of inputs_embeds (B, T, C). ValueError for
+        arguments that are not served.
 
-        attention_mask: (B, past + T), 0 on padding, which is before or behind a row's tokens and never between them.
+        attention_mask: (B, past + T), 0 on padding, which is before or behind a row's tokens and
+            never between them.
         past_key_values: a cache of `new_cache`; the tokens follow those it holds.
         use_cache: None: as the config says where no gradient is recorded, else not.
         last: features of so many tokens at the end suffice; all are given with states.
@@ -249,7 +256,8 @@ class PriorzooModel(PreTrainedModel):
 
 
 class TiedHead(nn.Module):
-    """The embedding's matrix as the head of a model that has no other, for libraries that read a head's weight and bias."""
+    """The embedding's matrix as the head of a model that has no other, for libraries that read a
+    head's weight and bias."""
 
     bias = None
 
@@ -278,7 +286,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
 
     @classmethod
     def of(cls, model: Decoder) -> Self:
-        """The `transformers` model around `model`, sharing its weights; its special tokens are those of its tokenizer."""
+        """The `transformers` model around `model`, sharing its weights; its special tokens are
+        those of its tokenizer."""
         kind = cls.config_class
         try:
             tokenizer = kind.fast_tokenizer(model.config.tokenizer)
@@ -329,7 +338,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) float32 of the next token, and with labels (B, T), the tokens themselves, the loss in nats.
+        """Logits (B, T, V) float32 of the next token, and with labels (B, T), the tokens
+        themselves, the loss in nats.
 
         logits_to_keep: of so many tokens at the end alone, 0 for all; or indices (n,).
         num_items_in_batch: what the sum of losses is divided by; None for their number here.
@@ -344,7 +354,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         )
         logits, loss = self.model.forward_head(features), None
         if labels is not None:
-            # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
+            # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch
+            # stays 0.
             targets, size = self.targets(labels), logits.shape[-1]
             loss = self.loss_function(
                 logits, targets, size, num_items_in_batch, ignore_index=IGNORED
@@ -358,7 +369,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
 
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
     def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:
-        """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers` hands on to `forward`."""
+        """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers`
+        hands on to `forward`."""
         served = {
             name: value
             for name, value in kwargs.items()
@@ -387,7 +399,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
 
 
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:
-    """Document ids (B, T) of new tokens: −1 on padding, 0 else; None where no token so far is padding."""
+    """Document ids (B, T) of new tokens: −1 on padding, 0 else; None where no token so far is
+    padding."""
     past, count = (0 if cache is None else cache.get_seq_length()), tokens.shape[1]
     known = past > 0 and cache is not None and cache.held.segments is not None
     if mask is None:
@@ -401,7 +414,8 @@ def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) 
             f"attention_mask has shape {tuple(mask.shape)}; expected {(tokens.shape[0], past + count)}, one entry for each of "
             f"{past} cached and {count} new tokens"
         )
-    # Rows without padding take the kernels that need no mask. A compiled graph is of one kind, whatever the mask holds.
+    # Rows without padding take the kernels that need no mask. A compiled graph is of one kind,
+    # whatever the mask holds.
     if not known and not torch.compiler.is_compiling() and bool(mask.all()):
         return None
     shown = mask > 0
@@ -426,7 +440,8 @@ _decay_parameter_names = Trainer.get_decay_parameter_names
 
 @wraps(_decay_parameter_names)
 def _decay_no_prior(self: Trainer, model: nn.Module) -> list[str]:
-    """Leave out what `ZooModel.no_weight_decay` names; Trainer knows layers by their types alone."""
+    """Leave out what `ZooModel.no_weight_decay` names; Trainer knows layers by their types
+    alone."""
     ours = (
         (prefix, module) for prefix, module in model.named_modules() if isinstance(module, ZooModel)
     )
@@ -442,7 +457,8 @@ Trainer.get_decay_parameter_names = _decay_no_prior
 
 
 def complete_folder(folder: Path, config: PriorzooConfig) -> None:
-    """Write what the folder lacks: the tokenizer's files (with a warning where there are none), and auto_map's file."""
+    """Write what the folder lacks: the tokenizer's files (with a warning where there are none), and
+    auto_map's file."""
     kind, spec = type(config), (config.architecture or {})["tokenizer"]
     if not (folder / "tokenizer_config.json").exists():
         try:

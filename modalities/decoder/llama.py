@@ -1,4 +1,5 @@
-"""A decoder with RoPE as the Llama of `transformers`, which other tools read without this package."""
+"""A decoder with RoPE as the Llama of `transformers`, which other tools read without this
+package."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ NAMES = {
 
 
 def as_llama(model: Decoder) -> LlamaForCausalLM:
-    """A `LlamaForCausalLM` with copies of the weights, and equal logits to rounding. ValueError for what is no Llama."""
+    """A `LlamaForCausalLM` with copies of the weights, and equal logits to rounding. ValueError for
+    what is no Llama."""
     config = model.config
     rotary = cast(Block, model.layers[0]).attention.rotary
     differs = {

@@ -1,4 +1,5 @@
-"""One causal decoder for every position method: pre-norm; RMSNorm, SwiGLU and no biases, or GPT-2's layers."""
+"""One causal decoder for every position method: pre-norm; RMSNorm, SwiGLU and no biases, or GPT-2's
+layers."""
 
 from __future__ import annotations
 
@@ -57,19 +58,30 @@ STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Everything that makes a decoder; JSON. ValueError for a field of another type or out of bounds.
+    """Everything that makes a decoder; JSON. ValueError for a field of another type or out of
+    bounds.
 
-    vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the MLP.
-    style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).  tied: one matrix at both ends.
-    position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of names,
-        one per layer or repeated, or a hybrid, with options by name. An embedding enters once, before the layers.
-    ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start; ssmax_positive: s > 0, see
-        `SSMax`.  qk_norm, output_gate: norms of queries and keys, and a gate of the output, see `Attention`.
-    scale_content: divide the content's logits by √d_c.  weight_init: how weights start, of `modalities.starts.STARTS`.
-    share_prior: one prior for all layers instead of one each.  train_context: tokens per training row.
+    vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of
+    the MLP.
+    style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).  tied: one
+    matrix at both ends.
+    position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for
+    it; or a list of names,
+        one per layer or repeated, or a hybrid, with options by name. An embedding enters once,
+        before the layers.
+    ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start;
+    ssmax_positive: s > 0, see
+        `SSMax`.  qk_norm, output_gate: norms of queries and keys, and a gate of the output, see
+        `Attention`.
+    scale_content: divide the content's logits by √d_c.  weight_init: how weights start, of
+    `modalities.starts.STARTS`.
+    share_prior: one prior for all layers instead of one each.  train_context: tokens per training
+    row.
     tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
-    activation_checkpointing: recompute each block in the backward pass.  logit_options: of version 0.5; empty.
-    lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
+    activation_checkpointing: recompute each block in the backward pass.  logit_options: of version
+    0.5; empty.
+    lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it
+    (see `Attention`).
     """
 
     vocab_size: int = bounded(264, 1, 2**24)
@@ -111,14 +123,16 @@ class DecoderConfig:
 
 
 class Decoder(ZooModel):
-    """A decoder-only language model, whose logits see their position and what precedes it in its document."""
+    """A decoder-only language model, whose logits see their position and what precedes it in its
+    document."""
 
     config_class = DecoderConfig
     config: DecoderConfig
     position_embedding: nn.Module | None
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        """As `ZooModel.save_pretrained`, with a copy of the tokenizer's files where they are the user's."""
+        """As `ZooModel.save_pretrained`, with a copy of the tokenizer's files where they are the
+        user's."""
         super().save_pretrained(folder, **options)
         if copies := save_copy(self.config.tokenizer, Path(folder)):
             write_json(Path(folder) / MANIFEST, file_digests(folder, [*SAVED, *copies]))
@@ -203,10 +217,13 @@ class Decoder(ZooModel):
         last: int | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, T, C) after the last norm; (B, T/N, C) of this rank's tokens where N ranks share the rows.
+        """(B, T, C) after the last norm; (B, T/N, C) of this rank's tokens where N ranks share the
+        rows.
 
-        tokens: ids (B, T), or embeddings (B, T, C).  segments: document ids (B, T) of rows that are packed or padded.
-        last: of so many last tokens alone.  states: a list that gets the input (B, T, C) of every layer.
+        tokens: ids (B, T), or embeddings (B, T, C).  segments: document ids (B, T) of rows that are
+            packed or padded.
+        last: of so many last tokens alone.  states: a list that gets the input (B, T, C) of every
+            layer.
         """
         if cache is None:
             positions = (
@@ -260,17 +277,19 @@ class Decoder(ZooModel):
         kernel: str | Kernel = "auto",
         targets: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, V) float32 logits, or `token_losses` (B, T) of targets. With a cache, `tokens` and `segments` are the new ones
-        only."""
+        """(B, T, V) float32 logits, or `token_losses` (B, T) of targets. With a cache, `tokens` and
+        `segments` are the new ones only."""
         features = self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel)
         return (
             self.forward_head(features) if targets is None else self.token_losses(features, targets)
         )
 
     def token_losses(self, features: Tensor, targets: Tensor) -> Tensor:
-        """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0 where a target is −100.
+        """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0
+        where a target is −100.
 
-        Logits of more than `LOGIT_BYTES` are made in chunks of tokens, and again in the backward pass.
+        Logits of more than `LOGIT_BYTES` are made in chunks of tokens, and again in the backward
+        pass.
         """
         if 4 * targets.numel() * self.config.vocab_size <= LOGIT_BYTES:
             return self._losses(features, targets)
@@ -303,24 +322,26 @@ class Decoder(ZooModel):
 
 
 def target_weights(batch: Mapping[str, Any]) -> Tensor:
-    """(B, L) float32, what each target of a packed batch counts: 0 where it is padding (segment −1) or in another document than
-    its input; else its entry of "weights", or 1 without."""
+    """(B, L) float32, what each target of a packed batch counts: 0 where it is padding (segment −1)
+    or in another document than its input; else its entry of "weights", or 1 without."""
     segments = batch["segments"]
     counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
     return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
 
 
 def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
-    """(Σ of the weights of a batch's targets, by which its mean loss is weighted; number of targets that count)."""
+    """(Σ of the weights of a batch's targets, by which its mean loss is weighted; number of targets
+    that count)."""
     weights = target_weights(batch)
     return float(weights.sum()), int((weights > 0).sum())
 
 
 def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weighted mean of the next-token cross-entropy of a packed batch, in nats, and {"tokens": how many targets counted}; where
-    ranks share the rows, this rank's shares of both.
+    """Weighted mean of the next-token cross-entropy of a packed batch, in nats, and {"tokens": how
+    many targets counted}; where ranks share the rows, this rank's shares of both.
 
-    batch: tokens, segments int64 (B, L+1), perhaps weights (`target_weights`) and packed (`modalities.loading.to_device`).
+    batch: tokens, segments int64 (B, L+1), perhaps weights (`target_weights`) and packed
+    (`modalities.loading.to_device`).
     """
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     packed = batch.get("packed")
@@ -342,7 +363,8 @@ class RowData(Protocol):
 
 
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
-    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer."""
+    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key)
+    pair and layer."""
     config, length = model.config, data.context
     matrices = sum(
         p.numel()

@@ -1,7 +1,9 @@
-"""Causal decoders of `transformers` behind the interface of `Decoder`, so that evaluators measure them as the zoo's.
+"""Causal decoders of `transformers` behind the interface of `Decoder`, so that evaluators measure
+them as the zoo's.
 
-Features are those of the base model, logits those of its own head; that the two are the whole model is checked when it is
-opened. Caches are the model's own. Attention is seen where the model takes its function from `AttentionInterface`.
+Features are those of the base model, logits those of its own head; that the two are the whole model
+is checked when it is opened. Caches are the model's own. Attention is seen where the model takes
+its function from `AttentionInterface`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class OutsideConfig:
 
 
 class OutsideCache:
-    """The cache that a model makes when it reads its first tokens, with the marks of `zoo.decoding.KVCache`."""
+    """The cache that a model makes when it reads its first tokens, with the marks of
+    `zoo.decoding.KVCache`."""
 
     def __init__(self) -> None:
         self.held: Any = None
@@ -79,9 +82,11 @@ class OutsideCache:
 
 
 class OutsideDecoder(nn.Module):
-    """A causal decoder of `transformers`; `forward_features`, `forward_head` and `new_cache` as those of `Decoder`.
+    """A causal decoder of `transformers`; `forward_features`, `forward_head` and `new_cache` as
+    those of `Decoder`.
 
-    Raises ValueError for logits that are not the head's on the base model's features, or an unknown training context.
+    Raises ValueError for logits that are not the head's on the base model's features, or an unknown
+    training context.
     """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
@@ -107,7 +112,8 @@ class OutsideDecoder(nn.Module):
 
     @torch.inference_mode()
     def _find_base(self) -> list[Any]:
-        """The module (in a list, so that it is registered once) on whose features the head gives the model's logits."""
+        """The module (in a list, so that it is registered once) on whose features the head gives
+        the model's logits."""
         tokens = (
             torch.arange(4, device=self.model.device)[None]
             % self.model.config.get_text_config().vocab_size
@@ -142,7 +148,8 @@ class OutsideDecoder(nn.Module):
     def to(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:  # type: ignore[override]
-        """Parameters on a device and in a dtype; buffers keep theirs, as angles in bfloat16 are wrong far along."""
+        """Parameters on a device and in a dtype; buffers keep theirs, as angles in bfloat16 are
+        wrong far along."""
         self.model.to(device=device)
         for parameter in self.model.parameters():
             parameter.data = parameter.data.to(dtype)
@@ -169,8 +176,8 @@ class OutsideDecoder(nn.Module):
     ) -> Tensor:
         """As `Decoder.forward_features`.
 
-        Raises ValueError beyond the model's table of positions, for rows of several documents, for a cache of a model with
-        recurrent states, or where attention cannot be seen.
+        Raises ValueError beyond the model's table of positions, for rows of several documents, for
+        a cache of a model with recurrent states, or where attention cannot be seen.
         """
         name, most = self.config.name, self.config.max_context
         reach = tokens.shape[1] + (cache.length if cache else 0)
@@ -198,7 +205,8 @@ class OutsideDecoder(nn.Module):
         return features if last is None else features[:, -last:]
 
     def _padding(self, segments: Tensor | None, cache: OutsideCache | None) -> dict[str, Any]:
-        """attention_mask and position_ids of rows that are padded on the left; nothing where none is."""
+        """attention_mask and position_ids of rows that are padded on the left; nothing where none
+        is."""
         if segments is None:
             return {}
         if int(segments.max()) > 0:
@@ -214,7 +222,8 @@ class OutsideDecoder(nn.Module):
 
     @cached_property
     def separates(self) -> bool:
-        """Whether documents of a packed row do not see one another; it is tried on two, whose position_ids begin again."""
+        """Whether documents of a packed row do not see one another; it is tried on two, whose
+        position_ids begin again."""
         if "position_ids" not in self._takes:
             return False
         tokens = torch.arange(12, device=self.model.device).view(2, 6) % self.config.vocab_size
@@ -228,7 +237,8 @@ class OutsideDecoder(nn.Module):
         return torch.allclose(first, second, rtol=0, atol=1e-3 * float(first.abs().max()))
 
     def packed_features(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """(B, T, C) features of packed rows; a document at a time where the model would let them see one another."""
+        """(B, T, C) features of packed rows; a document at a time where the model would let them
+        see one another."""
         if self.separates:
             return self._read(tokens, position_ids=position_ids).last_hidden_state
         rows = []
@@ -242,7 +252,8 @@ class OutsideDecoder(nn.Module):
         return torch.stack(rows)
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives them."""
+        """(…, V) float32 logits from (…, C) features, by the model itself around a base model that
+        gives them."""
         base, flat = self._base[0], features.reshape(1, -1, features.shape[-1])
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
         base.forward = lambda *_, **__: self._kind(last_hidden_state=flat)
@@ -296,10 +307,11 @@ class OutsideDecoder(nn.Module):
 
 
 def open_causal_lm(name: str) -> PreTrainedModel:
-    """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`.
+    """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some.
+    Errors as in `opened`.
 
-    Settings behind the name, FOLDER@KEY=VALUE,…, change it as in `open_released`; `adapter` puts an adapter folder on it. An
-    adapter folder by itself is opened on the base that it names.
+    Settings behind the name, FOLDER@KEY=VALUE,…, change it as in `open_released`; `adapter` puts an
+    adapter folder on it. An adapter folder by itself is opened on the base that it names.
     """
     open_tokenizer(name)  # looked for first
     folder, settings = split_arm(name)
@@ -307,7 +319,8 @@ def open_causal_lm(name: str) -> PreTrainedModel:
 
 
 def load_arm(folder: str, settings: dict[str, str], *, merge: bool) -> PreTrainedModel:
-    """A folder's model under settings, one of which may be an `adapter` for it. merge: add its LoRA to the weights."""
+    """A folder's model under settings, one of which may be an `adapter` for it. merge: add its LoRA
+    to the weights."""
     from zoo.adapters.released import open_released
 
     if is_adapted(folder):
@@ -338,7 +351,8 @@ def _train_context(config: PreTrainedConfig, name: str) -> int:
 
 
 def _max_context(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
-    """`max_position_embeddings` where a table of positions ends there: an embedding, or a buffer of that size."""
+    """`max_position_embeddings` where a table of positions ends there: an embedding, or a buffer of
+    that size."""
     most = getattr(config, "max_position_embeddings", None)
     if most is None:
         return None
@@ -358,7 +372,8 @@ def _observed(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of `transformers` that shows its call. Rotations are in q and k, so all is content."""
+    """An attention function of `transformers` that shows its call. Rotations are in q and k, so all
+    is content."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     for name in ("softcap", "s_aux", "position_bias"):

@@ -1,7 +1,7 @@
 """What evaluators read off causal decoders: log-likelihoods, answers, and a vector for a text.
 
-Memory grows with the length, never with its square or with length × vocabulary: logits are made for a slice of
-positions at a time and dropped once reduced.
+Memory grows with the length, never with its square or with length × vocabulary: logits are made for
+a slice of positions at a time and dropped once reduced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def logits_by_slice(model: Decoder, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the T positions of ``features`` (B, T, C), each with its float64 logits (B, ·, V), at most LOGIT_BUDGET."""
+    """Slices of the T positions of ``features`` (B, T, C), each with its float64 logits (B, ·, V),
+    at most LOGIT_BUDGET."""
     for part in slices(
         features.shape[1], max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))
     ):
@@ -47,8 +48,9 @@ def nll_of_features(model: Decoder, features: Tensor, targets: Tensor) -> Tensor
 
 
 def windows_of(length: int, window: int) -> Iterator[tuple[slice, slice]]:
-    """Of `length` targets, those that each window of at most `window` reads and those that it scores: all of the first
-    window, and what the one before left of the others, which are half a window apart."""
+    """Of `length` targets, those that each window of at most `window` reads and those that it
+    scores: all of the first window, and what the one before left of the others, which are half a
+    window apart."""
     stop = min(window, length)
     yield slice(0, stop), slice(0, stop)
     while stop < length:
@@ -57,7 +59,8 @@ def windows_of(length: int, window: int) -> Iterator[tuple[slice, slice]]:
 
 
 def position_buckets(length: int) -> np.ndarray:
-    """(length,) octave of each target by the tokens n its prediction sees: k holds 2^(k−1) < n ≤ 2^k, 0 holds n = 1."""
+    """(length,) octave of each target by the tokens n its prediction sees: k holds 2^(k−1) < n ≤
+    2^k, 0 holds n = 1."""
     return np.frexp(np.arange(length))[1].astype(
         np.int64
     )  # of n − 1; exact, where log2 in floating point is not
@@ -88,7 +91,8 @@ def token_nll(
     *,
     advance: Callable[[int], object] | None = None,
 ) -> Tensor:
-    """−ln p, in nats, of `targets` (B, T) after `inputs` (B, T), as (B, T) float64; the softmax is taken in float64.
+    """−ln p, in nats, of `targets` (B, T) after `inputs` (B, T), as (B, T) float64; the softmax is
+    taken in float64.
 
     advance: called with the tokens read since the last call, B·T in all.
     """
@@ -99,9 +103,10 @@ def token_nll(
 
 @torch.inference_mode()
 def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> dict[str, Tensor]:
-    """Scores of answers (B, A) to equally long prompts (B, P), (B,) float64 each: teacher_forced, every answer token is the
-    likeliest given the true tokens before it; free_generation, greedy decoding gives the answer, which it does in the same
-    cases; tokens_right, the share of answer tokens that are the likeliest; nll, mean nats per token."""
+    """Scores of answers (B, A) to equally long prompts (B, P), (B,) float64 each: teacher_forced,
+    every answer token is the likeliest given the true tokens before it; free_generation, greedy
+    decoding gives the answer, which it does in the same cases; tokens_right, the share of answer
+    tokens that are the likeliest; nll, mean nats per token."""
     prompt_ids, answer_ids = (
         torch.as_tensor(x, device=device_of(model)) for x in (prompts, answers)
     )

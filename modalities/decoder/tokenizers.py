@@ -1,7 +1,8 @@
 """Tokenizers of the libraries `tokenizers` and `transformers`, as text and DNA read and write them.
 
-Files are checked before the library `tokenizers` sees them: it ends the process where memory for an id is not there, and its
-panics are no `Exception`. Both libraries are imported when they are needed.
+Files are checked before the library `tokenizers` sees them: it ends the process where memory for an
+id is not there, and its panics are no `Exception`. Both libraries are imported when they are
+needed.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ _T = TypeVar("_T")
 
 
 def tokenizer_file(spec: str) -> Path | None:
-    """The file of a spec "FILE.json[?…]": the copy beside the model that was loaded, else FILE.json; None of other specs."""
+    """The file of a spec "FILE.json[?…]": the copy beside the model that was loaded, else
+    FILE.json; None of other specs."""
     name = spec.partition("?")[0]
     return _copies.get(name, Path(name)) if name.endswith(".json") else None
 
 
 def tokenizer_folder(name: str) -> str:
-    """The folder or repository of a spec "hf:NAME": the one of the model that was loaded, where it holds a copy, else NAME."""
+    """The folder or repository of a spec "hf:NAME": the one of the model that was loaded, where it
+    holds a copy, else NAME."""
     return str(_copies.get(f"hf:{name}", name))
 
 
 def save_copy(spec: str, folder: Path) -> list[str]:
-    """Copy a spec's file, or its folder of transformers, into a saved model's folder; names of the files written."""
+    """Copy a spec's file, or its folder of transformers, into a saved model's folder; names of the
+    files written."""
     if spec.startswith("hf:"):
         place = tokenizer_folder(spec.removeprefix("hf:"))
         if not Path(place).is_dir():  # of the hub
@@ -66,8 +70,8 @@ def save_copy(spec: str, folder: Path) -> list[str]:
 
 
 def use_copy(spec: str, folder: Path) -> None:
-    """Read the spec's tokenizer from a saved model's folder from now on, where it has one. ValueError where another model that
-    was loaded brought another one of this name."""
+    """Read the spec's tokenizer from a saved model's folder from now on, where it has one.
+    ValueError where another model that was loaded brought another one of this name."""
     of_transformers = spec.startswith("hf:")
     name = spec if of_transformers else spec.partition("?")[0]
     if not (folder / ("tokenizer_config.json" if of_transformers else COPY)).is_file():
@@ -91,7 +95,8 @@ def _content(place: Path) -> bytes | str:
 
 
 def check_tokenizer_file(path: Path) -> dict[str, object]:
-    """The content of a tokenizer.json. ValueError for what is none, or has an id outside 0 to `MOST_IDS`."""
+    """The content of a tokenizer.json. ValueError for what is none, or has an id outside 0 to
+    `MOST_IDS`."""
     content = read_json(path, most=_LARGEST)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError(f"{path} is not a `tokenizers` JSON file: it has no object 'model'")
@@ -109,7 +114,8 @@ def check_tokenizer_file(path: Path) -> dict[str, object]:
 
 
 def read_backend(spec: str, path: Path, tokenizers: ModuleType) -> Tokenizer:
-    """The tokenizer of a file, of the class of the library `tokenizers`. Raises ValueError for what is none."""
+    """The tokenizer of a file, of the class of the library `tokenizers`. Raises ValueError for what
+    is none."""
     content = check_tokenizer_file(path)
     try:
         with no_panic(
@@ -139,7 +145,8 @@ def no_panic(name: str) -> Iterator[None]:
 
 
 def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
-    """`load(transformers)`. ImportError without that library; ValueError for a name that cannot be opened, in one line."""
+    """`load(transformers)`. ImportError without that library; ValueError for a name that cannot be
+    opened, in one line."""
     check_place(name)
     import transformers
 
@@ -166,8 +173,8 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
 
 
 def check_place(name: str) -> None:
-    """Before transformers is imported: ValueError for a name that is no folder, GGUF file or name of the hub, by one
-    request; ImportError without a package that reading it needs."""
+    """Before transformers is imported: ValueError for a name that is no folder, GGUF file or name
+    of the hub, by one request; ImportError without a package that reading it needs."""
     require("transformers", f"hf:{name}", "hf")
     if name.endswith(".gguf") and Path(name).is_file():
         return require("gguf", f"hf:{name}", "hf")
@@ -191,8 +198,8 @@ def check_place(name: str) -> None:
 
 
 def split_arm(name: str) -> tuple[str, dict[str, str]]:
-    """("FOLDER", {"yarn": "2"}) of FOLDER@yarn=2[,KEY=VALUE…]; a name without settings has none. Names that
-    `zoo.adapters.find_folder` knows are folders."""
+    """("FOLDER", {"yarn": "2"}) of FOLDER@yarn=2[,KEY=VALUE…]; a name without settings has none.
+    Names that `zoo.adapters.find_folder` knows are folders."""
     match = None if Path(name).exists() else re.fullmatch(r"(.+?)@([\w.]+=.*)", name)
     if match is None:
         return find_folder(name), {}
@@ -201,7 +208,8 @@ def split_arm(name: str) -> tuple[str, dict[str, str]]:
 
 @lru_cache(maxsize=8)
 def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or repository; the same object for the same name. Errors as in `opened`."""
+    """The tokenizer of a folder or repository; the same object for the same name. Errors as in
+    `opened`."""
     name = split_arm(name)[0]
     if (adapter := Path(name) / ADAPTER).is_file():
         name = find_folder(read_object(adapter)["base"]["name"])
@@ -216,7 +224,8 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
-    """The token that begins a text: BOS, else EOS, else [CLS]. ValueError for a tokenizer with none of them."""
+    """The token that begins a text: BOS, else EOS, else [CLS]. ValueError for a tokenizer with none
+    of them."""
     for role in ("bos", "eos", "cls"):
         number = getattr(tokenizer, f"{role}_token_id", None)
         if number is not None:
@@ -250,7 +259,8 @@ def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 def make_fast(
     backend: Tokenizer, *, bos: int, pad: int, eos: int | None = None
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of `transformers` that puts the id `bos` before a text and pads on the left with `pad`."""
+    """A tokenizer of `transformers` that puts the id `bos` before a text and pads on the left with
+    `pad`."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 

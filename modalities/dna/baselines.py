@@ -1,10 +1,12 @@
-"""Baselines that the evaluators of DNA measure like models: Markov chains `markov-0` to `markov-12`.
+"""Baselines that the evaluators of DNA measure like models: Markov chains `markov-0` to
+`markov-12`.
 
-p_k(x | c) = (n(c x) + τ_k p_{k−1}(x | c')) / (n(c) + τ_k), where c' is c without its first base and p_{−1} = 1/4: a Dirichlet
-prior around the chain of the order below, worth τ_k observations. n counts stretches of ORDER+1 known bases of the training
-regions and of their reverse complements; lower orders are summed out of one table. Each τ_k, in turn from order 0, is the
-likeliest of a grid on a fixed pseudo-random fiftieth of the training regions, with counts of the rest; in the end all training
-regions are counted. Held-out bases are never read.
+p_k(x | c) = (n(c x) + τ_k p_{k−1}(x | c')) / (n(c) + τ_k), where c' is c without its first base and
+p_{−1} = 1/4: a Dirichlet prior around the chain of the order below, worth τ_k observations. n
+counts stretches of ORDER+1 known bases of the training regions and of their reverse complements;
+lower orders are summed out of one table. Each τ_k, in turn from order 0, is the likeliest of a grid
+on a fixed pseudo-random fiftieth of the training regions, with counts of the rest; in the end all
+training regions are counted. Held-out bases are never read.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SCORED = 1 << 18  # bases scored at a time
 
 
 class MarkovChain(WindowScorer):
-    """The chain of one order; one table serves all orders. Raises RuntimeError where it scores before `fit`."""
+    """The chain of one order; one table serves all orders. Raises RuntimeError where it scores
+    before `fit`."""
 
     def __init__(self, order: int, train_context: int = 256) -> None:
         super().__init__()
@@ -75,15 +78,16 @@ BASELINES: dict[str, Callable[[int], MarkovChain]] = {
 
 @dataclass(frozen=True)
 class Markov:
-    """Of one training split: for k = 0 .. order, (4^k, 4) counts of each base after each context of k bases, the first base
-    the most significant digit; and (order + 1,) pseudo-counts."""
+    """Of one training split: for k = 0 .. order, (4^k, 4) counts of each base after each context of
+    k bases, the first base the most significant digit; and (order + 1,) pseudo-counts."""
 
     tables: tuple[np.ndarray, ...]
     taus: tuple[float, ...]
 
     def probabilities(self, windows: np.ndarray, order: int) -> np.ndarray:
-        """(B, T, 4) float64: p_k of each base at each place of windows (B, T) of codes, given what precedes it there. k is
-        `order`, or the number of known bases since the window's start or the last unknown base, where that is less."""
+        """(B, T, 4) float64: p_k of each base at each place of windows (B, T) of codes, given what
+        precedes it there. k is `order`, or the number of known bases since the window's start or
+        the last unknown base, where that is less."""
         codes, known = contexts(windows, order)
         p = np.full((codes.size, 4), 0.25)
         for k in range(order + 1):
@@ -104,7 +108,8 @@ def _fitted(data: Heldout[GenomeSplit]) -> Markov:
 
 
 def fit(genome: Genome, regions: Sequence[Region], order: int) -> Markov:
-    """The chain of the training regions among `regions`; the pieces that choose the τ are counted last."""
+    """The chain of the training regions among `regions`; the pieces that choose the τ are counted
+    last."""
     train = joined(select(regions, "train"))
     counted, aside = _pieces(train)
     table = np.zeros(
@@ -127,8 +132,9 @@ def fit(genome: Genome, regions: Sequence[Region], order: int) -> Markov:
 
 
 def contexts(windows: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of every base of windows (B, T), both (B·T,) int64: the number whose last 2k bits are the k bases before it, k up to
-    `order`, the nearest in the least significant digit; and how many known bases directly precede it."""
+    """Of every base of windows (B, T), both (B·T,) int64: the number whose last 2k bits are the k
+    bases before it, k up to `order`, the nearest in the least significant digit; and how many known
+    bases directly precede it."""
     unknown = windows >= UNKNOWN
     digits = np.where(unknown, 0, windows).astype(np.int64)
     codes = np.zeros_like(digits)
@@ -147,7 +153,8 @@ def _posterior(counts: np.ndarray, tau: float, prior: np.ndarray) -> np.ndarray:
 
 
 def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float, ...]:
-    """For each order in turn the τ of TAUS, the least of equals, under which `codes` (N,) are likeliest."""
+    """For each order in turn the τ of TAUS, the least of equals, under which `codes` (N,) are
+    likeliest."""
     context, known = contexts(codes[None], len(tables) - 1)
     scored = np.flatnonzero(codes < UNKNOWN)
     context, known, true = context[scored], known[scored], codes[scored]
@@ -164,7 +171,8 @@ def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float
 
 
 def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
-    """Training regions cut into what is counted and what is set aside, neighbours of one kind in one piece."""
+    """Training regions cut into what is counted and what is set aside, neighbours of one kind in
+    one piece."""
     block = min(BLOCK, max(1, round(ASIDE * sum(map(len, regions)))))
     blocks = [
         (region, start, min(start + block, region.stop))
@@ -187,21 +195,24 @@ def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
 def _count(
     genome: Genome, contig: str, start: int, stop: int, table: np.ndarray, size: int
 ) -> None:
-    """Add the stretches of `size` known bases inside [start, stop), as written, to `table` (4^size,)."""
+    """Add the stretches of `size` known bases inside [start, stop), as written, to `table`
+    (4^size,)."""
     for part in slices(max(0, stop - start - size + 1), CHUNK):
         words = kmers(genome.codes(contig, start + part.start, start + part.stop + size - 1), size)
         np.add.at(table, words, np.uint32(1))
 
 
 def kmers(codes: np.ndarray, size: int) -> np.ndarray:
-    """Numbers, uint32, of the stretches of `size` ≤ 16 known bases in codes (N,), in order; first base most significant."""
+    """Numbers, uint32, of the stretches of `size` ≤ 16 known bases in codes (N,), in order; first
+    base most significant."""
     context, known = contexts(codes[None], size - 1)
     whole = (known >= size - 1) & (codes < UNKNOWN)
     return (context[whole] << 2 | codes[whole]).astype(np.uint32)
 
 
 def _both_strands(table: np.ndarray, size: int) -> np.ndarray:
-    """Counts (4^size,) of k-mers and of their reverse complements: each digit d becomes 3 − d, and their order reverses."""
+    """Counts (4^size,) of k-mers and of their reverse complements: each digit d becomes 3 − d, and
+    their order reverses."""
     digits = table.reshape((4,) * size)
     return (digits + digits[(slice(None, None, -1),) * size].transpose()).reshape(-1)
 

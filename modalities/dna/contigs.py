@@ -1,4 +1,5 @@
-"""(name, letters) of each contig of FASTA, of a zip with GenBank files, and of a multiple alignment, by Biopython."""
+"""(name, letters) of each contig of FASTA, of a zip with GenBank files, and of a multiple
+alignment, by Biopython."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
-    """Contigs of a zip's GenBank files, named as the files are. Nothing else in it is opened: it has pickles."""
+    """Contigs of a zip's GenBank files, named as the files are. Nothing else in it is opened: it
+    has pickles."""
     with zipfile.ZipFile(path) as archive:
         for member in sorted(name for name in archive.namelist() if name.endswith(".gb")):
             yield (
@@ -34,8 +36,9 @@ def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_maf(path: Path) -> Iterator[tuple[str, str]]:
-    """Contigs of the reference (the first row of each block) of a multiple alignment, by name; bases in no block are N.
-    Gaps are taken out; a row on the minus strand counts from the end of the contig and is turned round."""
+    """Contigs of the reference (the first row of each block) of a multiple alignment, by name;
+    bases in no block are N. Gaps are taken out; a row on the minus strand counts from the end of
+    the contig and is turned round."""
     contigs: dict[str, np.ndarray] = {}
     with opened(path) as stream:
         for block in AlignIO.parse(io.TextIOWrapper(stream, encoding="ascii"), "maf"):

@@ -1,15 +1,19 @@
-"""A copy expert: what followed the same bases before, here or in training, as a prior on the logits of the next base.
+"""A copy expert: what followed the same bases before, here or in training, as a prior on the logits
+of the next base.
 
     logits(x) = W h + Σ_e g_e log p_e(x),    p_e(x) = (n_e(x) + a_e) / (Σ_y n_e(y) + 4 a_e)
-    n_k(x) = #{j ≤ i : w_j = c x} + #{j ≤ i : rc(w_j) = c x},    c the k bases that end at i, w_j the k + 1 bases that end at j
+    n_k(x) = #{j ≤ i : w_j = c x} + #{j ≤ i : rc(w_j) = c x},    c the k bases that end at i, w_j
+    the k + 1 bases that end at j
 
-n_e is n_k of an order k, once in all that was read, the memory of training bases and the row so far, and once in the recent
-bases of the row alone, as many as a row of training has: among these a match is rarely by chance. rc is the reverse complement,
-so the second sum finds inverted repeats. Nothing after i is counted. The gates g_e depend on the decoder's features h, on how
-often and how clearly each expert has seen its context, and on how well it predicted the bases just read. Bases are codes 0 to
-3; any other number is unknown, and no word holds it.
+n_e is n_k of an order k, once in all that was read, the memory of training bases and the row so
+far, and once in the recent bases of the row alone, as many as a row of training has: among these a
+match is rarely by chance. rc is the reverse complement, so the second sum finds inverted repeats.
+Nothing after i is counted. The gates g_e depend on the decoder's features h, on how often and how
+clearly each expert has seen its context, and on how well it predicted the bases just read. Bases
+are codes 0 to 3; any other number is unknown, and no word holds it.
 
-After PAQ (Mahoney 2005), GeCo (Pratas et al. 2016), XM (Cao et al. 2007) and kNN-LM (arXiv 1911.00172).
+After PAQ (Mahoney 2005), GeCo (Pratas et al. 2016), XM (Cao et al. 2007) and kNN-LM (arXiv
+1911.00172).
 """
 
 from __future__ import annotations
@@ -38,9 +42,11 @@ REFRESHED = 8  # times that the index is made anew while the memory doubles
 class CopyExpert(nn.Module):
     """Adds to the logits of the next base what followed its context before.
 
-    `memory` bases of training rows are kept while training reads (`remember`), as part of the weights. Training sees them in
-    steps: the first m of n bases held, m the largest multiple of an eighth of the last power of 2. That depends on n alone, so
-    a run that is resumed sees what it would have. `recent`: bases of the row that experts of the row alone look at.
+    `memory` bases of training rows are kept while training reads (`remember`), as part of the
+    weights. Training sees them in
+    steps: the first m of n bases held, m the largest multiple of an eighth of the last power of 2.
+    That depends on n alone, so a run that is resumed sees what it would have. `recent`: bases of
+    the row that experts of the row alone look at.
     """
 
     memory: Tensor  # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 none
@@ -59,8 +65,9 @@ class CopyExpert(nn.Module):
         self._index: tuple[tuple[int, torch.device], Index] | None = None
 
     def remember(self, tokens: Tensor, segments: Tensor) -> None:
-        """Keep the bases of rows (B, L+1), if there is room for all. Ids above 3, as a row's start, and padding part them.
-        ValueError in a run of several processes, whose memories would differ."""
+        """Keep the bases of rows (B, L+1), if there is room for all. Ids above 3, as a row's start,
+        and padding part them. ValueError in a run of several processes, whose memories would
+        differ."""
         if not len(self.memory):
             return
         if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
@@ -99,8 +106,9 @@ class CopyExpert(nn.Module):
         self._index = None
 
     def forward(self, tokens: Tensor, features: Tensor, segments: Tensor | None = None) -> Tensor:
-        """(B, S, 4), in float32 or wider, Σ_e g_e log p_e up to a constant, of the base after each of the last S of tokens
-        (B, T), whose features are (B, S, C). Nothing of another document, by segments (B, T), counts."""
+        """(B, S, 4), in float32 or wider, Σ_e g_e log p_e up to a constant, of the base after each
+        of the last S of tokens (B, T), whose features are (B, S, C). Nothing of another document,
+        by segments (B, T), counts."""
         wide = torch.promote_types(features.dtype, torch.float32)
         with torch.no_grad():
             log_p, statistics = self._evidence(tokens, features.shape[1], segments, wide)
@@ -112,7 +120,8 @@ class CopyExpert(nn.Module):
     def _evidence(
         self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Centred log p_e (B, S, E, 4), and what the gates are told of it (B, S, (2 + RECENT)·E), at the last S tokens."""
+        """Centred log p_e (B, S, E, 4), and what the gates are told of it (B, S, (2 + RECENT)·E),
+        at the last S tokens."""
         seen = min(tokens.shape[1], last + max(RECENT))  # success is averaged over places before
         total, row = (
             n[:, -seen:] for n in counts_so_far(tokens, self.orders, self.recent, segments)
@@ -136,7 +145,8 @@ class CopyExpert(nn.Module):
 
     @staticmethod
     def _success(log_p: Tensor, tokens: Tensor, segments: Tensor | None) -> list[Tensor]:
-        """For each width of RECENT (B, S, E): mean of log(4 p_e) of the bases up to a place, 0 for those of other documents."""
+        """For each width of RECENT (B, S, E): mean of log(4 p_e) of the bases up to a place, 0 for
+        those of other documents."""
         follows, known = tokens[:, 1:], known_run(tokens, segments)
         picked = log_p[:, :-1].gather(
             -1, follows.clamp(0, 3)[:, :, None, None].expand(*log_p[:, :-1].shape[:3], 1)
@@ -179,11 +189,13 @@ def _shifted(codes: Tensor, back: int) -> Tensor:
 def counts_so_far(
     codes: Tensor, orders: Sequence[int], recent: int, segments: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """n_k(x) in the row itself, and of the words alone that end in the last `recent` bases, i − recent < j ≤ i.
+    """n_k(x) in the row itself, and of the words alone that end in the last `recent` bases, i
+    − recent < j ≤ i.
 
-    Both (B, T, K, 4) int32, for every order k of `orders`, the same tensor where all of the row is recent; 0 where no k known
-    bases end at a place. A stable sort by context keeps the words of a context in the order of reading; running sums over it
-    are the counts. codes and segments are (B, T) int64; there are fewer than 2¹⁴ documents in a row.
+    Both (B, T, K, 4) int32, for every order k of `orders`, the same tensor where all of the row is
+    recent; 0 where no k known bases end at a place. A stable sort by context keeps the words of a
+    context in the order of reading; running sums over it are the counts. codes and segments are (B,
+    T) int64; there are fewer than 2¹⁴ documents in a row.
     """
     known, length = known_run(codes, segments), codes.shape[1]
     base = codes.clamp(0, 3)
@@ -197,7 +209,8 @@ def counts_so_far(
         forth, back = forth + (oldest << 2 * (k - 1)), 4 * back + (3 - oldest)
         if k not in orders:
             continue
-        # Entries in the order in which a reader knows them: the other strand's word that ends here, then the context here.
+        # Entries in the order in which a reader knows them: the other strand's word that ends here,
+        # then the context here.
         before = torch.where(known > k, 3 - _shifted(base, k), -1)
         keys = torch.stack([back, forth], 2) | (document << 48)[..., None]
         words = torch.stack([before, torch.where(known >= k, followers, -1)], 2).flatten(1)
@@ -226,9 +239,9 @@ def counts_so_far(
 class Index:
     """The words of sequences, sorted, for counts of any order up to LONGEST.
 
-    A word is the LONGEST + 1 bases from a place on, as digits 1 to 4 in base 5, the first most significant; after the end of
-    a sequence, or at an unknown base, come zeros. All words that begin with some bases are neighbours. codes: (N,) of all
-    sequences; what is no base ends one.
+    A word is the LONGEST + 1 bases from a place on, as digits 1 to 4 in base 5, the first most
+    significant; after the end of a sequence, or at an unknown base, come zeros. All words that
+    begin with some bases are neighbours. codes: (N,) of all sequences; what is no base ends one.
     """
 
     def __init__(self, codes: Tensor) -> None:
@@ -251,7 +264,8 @@ class Index:
 
     @staticmethod
     def _block(digits: Tensor) -> Tensor:
-        """The word at each digit; words of twice the length, and of one more, by the binary digits of LONGEST + 1."""
+        """The word at each digit; words of twice the length, and of one more, by the binary digits
+        of LONGEST + 1."""
 
         def followed(by: Tensor, unbroken: Tensor, length: int) -> tuple[Tensor, Tensor]:
             after = F.pad(by[size:], (0, size)) * whole  # a word that ended stays ended

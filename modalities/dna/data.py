@@ -1,11 +1,12 @@
 """DNA data: a config to a resumable loader of batches, whose rows are windows of a genome.
 
-A sample is a row of L+1 tokens, the start first: inputs are tokens[:-1], targets tokens[1:], so the first base is predicted
-too. A batch also has segments (0, padding −1), the weight of each target, and its sample numbers, whose origin is
-`loader.source.rows.samples(batch["sample"])`.
+A sample is a row of L+1 tokens, the start first: inputs are tokens[:-1], targets tokens[1:], so the
+first base is predicted too. A batch also has segments (0, padding −1), the weight of each target,
+and its sample numbers, whose origin is `loader.source.rows.samples(batch["sample"])`.
 
-A region is cut at its long runs of unknown bases into stretches, and a stretch into windows, which never cross its end. A
-window follows from its sample number by arithmetic on the table of stretches; no list of windows is made.
+A region is cut at its long runs of unknown bases into stretches, and a stretch into windows, which
+never cross its end. A window follows from its sample number by arithmetic on the table of
+stretches; no list of windows is made.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ class DnaDataConfig:
     """What to train on.
 
     source, tokenizer: spec strings (sources.py, tokenizers.py).
-    split: a BED file whose fourth column is "train" or "heldout"; None: the source's own, or whole contigs by rule.
+    split: a BED file whose fourth column is "train" or "heldout"; None: the source's own, or whole
+    contigs by rule.
     context: L, tokens a model sees at once.
     reverse_complement: probability that a training window is read on the other strand.
-    soft_mask_weight: weight in the loss of a soft-masked target (lower-case: repeats, by convention); 0 leaves them out.
+    soft_mask_weight: weight in the loss of a soft-masked target (lower-case: repeats, by
+    convention); 0 leaves them out.
     max_unknown: training windows with a larger share of unknown bases are skipped.
     cache_dir: of version 0.5; without effect.
     """
@@ -64,10 +67,11 @@ class DnaDataConfig:
 def build_loader(
     config: DnaDataConfig, *, split: str = "train", rank: int = 0, world: int = 1, micro_batch: int
 ) -> IndexedLoader:
-    """The loader of one split for one rank: iterable of {"tokens", "segments", "weights", "sample"}, (B, L+1) and (B,).
+    """The loader of one split for one rank: iterable of {"tokens", "segments", "weights",
+    "sample"}, (B, L+1) and (B,).
 
-    "train" is endless and shuffled; "heldout" one pass on the + strand, shuffled by one seed, so that the first batches
-    represent all regions and runs compare.
+    "train" is endless and shuffled; "heldout" one pass on the + strand, shuffled by one seed, so
+    that the first batches represent all regions and runs compare.
     """
     source = find_source(config.source, config.split)
     genome = open_genome(source)
@@ -80,7 +84,8 @@ def build_loader(
 
 
 class Sample(NamedTuple):
-    """Origin of a row: bases [start, stop) of the + strand, read forwards ("+") or as their reverse complement ("-")."""
+    """Origin of a row: bases [start, stop) of the + strand, read forwards ("+") or as their reverse
+    complement ("-")."""
 
     contig: str
     start: int
@@ -92,15 +97,17 @@ class Sample(NamedTuple):
 class WindowDataset(Dataset):
     """Rows of [start] + `context` tokens, which depend on (genome, regions, settings, n) alone.
 
-    A window has w = context · bases_per_token bases. Training is endless. An epoch has ⌊n / w⌋ windows of a stretch of n bases,
-    1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at o, o + w, …; where the
-    last would cross the end, it is taken from the end, or from the start if more is uncovered there. A window with more than
-    `max_unknown` unknown bases is skipped, and another takes its place; ValueError where all are. Sample n is window
-    π(n mod W) of epoch n div W, with a permutation π for each epoch. one_pass: one epoch of seed 0 on the + strand, without
-    offsets, the last window of a stretch padded.
+    A window has w = context · bases_per_token bases. Training is endless. An epoch has ⌊n / w⌋
+    windows of a stretch of n bases, 1 of a shorter one, which is padded. With an offset o drawn
+    from (seed, epoch, stretch) they start at o, o + w, …; where the last would cross the end, it is
+    taken from the end, or from the start if more is uncovered there. A window with more than
+    `max_unknown` unknown bases is skipped, and another takes its place; ValueError where all are.
+    Sample n is window π(n mod W) of epoch n div W, with a permutation π for each epoch. one_pass:
+    one epoch of seed 0 on the + strand, without offsets, the last window of a stretch padded.
 
-    A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
-    soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, or −1.
+    A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for
+    unknown bases and padding, soft_mask_weight for tokens more than half of whose bases are
+    soft-masked, else 1; sample int64 (), n itself, or −1.
     """
 
     def __init__(
@@ -215,11 +222,13 @@ class WindowDataset(Dataset):
         }
 
     def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(stretch, start, stop on its contig) of samples, each (N,) int64, bad windows replaced."""
+        """(stretch, start, stop on its contig) of samples, each (N,) int64, bad windows
+        replaced."""
         places = self._grid(numbers)
         if self.one_pass or not len(self.genome.unknown):
             return places
-        # A step coprime to W reaches every window; a long one replaces a bad window by a distant one.
+        # A step coprime to W reaches every window; a long one replaces a bad window by a distant
+        # one.
         step = max(1, round(0.618 * self.epoch_windows))
         while math.gcd(step, self.epoch_windows) > 1:
             step += 1
@@ -300,7 +309,8 @@ class WindowDataset(Dataset):
 
 
 def _stretches(region: Region, unknown: np.ndarray, limit: int) -> np.ndarray:
-    """(n, 2) bounds of a region cut at runs of `limit` or more unknown bases, and trimmed of those at its ends."""
+    """(n, 2) bounds of a region cut at runs of `limit` or more unknown bases, and trimmed of those
+    at its ends."""
     runs = unknown[
         np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(
             unknown[:, 0], region.stop

@@ -1,4 +1,5 @@
-"""What DNA evaluators share: settings, held-out data, tokens as windows of bases; and those of the entries of a file."""
+"""What DNA evaluators share: settings, held-out data, tokens as windows of bases; and those of the
+entries of a file."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ D = TypeVar("D", bound=DnaSettings, default=DnaLengthSettings)
 
 
 class DnaEvaluator(Evaluator[D, ZooModel]):
-    """An evaluator whose held-out data is that of the model's training, unless settings name a source."""
+    """An evaluator whose held-out data is that of the model's training, unless settings name a
+    source."""
 
     settings_class: ClassVar[type[Settings]] = DnaLengthSettings
     unit = "bases"
@@ -132,7 +134,8 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
         return None if most is None else window_of(model, most)
 
     def with_room(self, lengths: tuple[int, ...], extra: int = 0) -> tuple[int, ...]:
-        """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `extra` more."""
+        """Those of `lengths`, at least the first, that contigs with most held-out bases have room
+        for, and `extra` more."""
         most = self.heldout.items.reaching(ENOUGH) - extra
         return tuple(length for length in lengths if length <= most) or lengths[:1]
 
@@ -194,7 +197,8 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
         return open_genome(find_source(self.settings.fasta))
 
     def window(self, model: ZooModel) -> int:
-        """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError where that is 0."""
+        """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError
+        where that is 0."""
         tokenizer = load_tokenizer(model.config.tokenizer)
         step = tokenizer.step * self.window_step
         window = self.settings.window

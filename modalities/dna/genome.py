@@ -20,7 +20,8 @@ _PIECE = 1 << 24  # bases in which unknown ones are looked for at once
 
 @dataclass(frozen=True)
 class Contig:
-    """One sequence. unknown: (n, 2) int64, the runs [start, stop) of UNKNOWN codes, sorted and disjoint."""
+    """One sequence. unknown: (n, 2) int64, the runs [start, stop) of UNKNOWN codes, sorted and
+    disjoint."""
 
     name: str
     length: int
@@ -36,9 +37,10 @@ class Contig:
 class Genome:
     """Contigs in the order of their files; `open_genome` makes one. Immutable.
 
-    fingerprint: 16 hex digits; equal ones mean equal names, lengths, bases and soft masks, in whatever format.
-    files: absolute paths. starts: where each contig begins, and unknown: (n, 2) runs of UNKNOWN codes, with contigs laid one
-    after the other.
+    fingerprint: 16 hex digits; equal ones mean equal names, lengths, bases and soft masks, in
+    whatever format.
+    files: absolute paths. starts: where each contig begins, and unknown: (n, 2) runs of UNKNOWN
+    codes, with contigs laid one after the other.
     """
 
     def __init__(
@@ -48,7 +50,8 @@ class Genome:
         files: tuple[str, ...],
         bases: bytearray,
     ) -> None:
-        """contigs: name, length and number of the file of each. bases: of all of them, code | SOFT."""
+        """contigs: name, length and number of the file of each. bases: of all of them, code |
+        SOFT."""
         self.files, self.fingerprint, self._store = (
             files,
             fingerprint,
@@ -81,11 +84,13 @@ class Genome:
         return name in self._by_name
 
     def codes(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Codes 0..4 of the bases [start, stop) of a contig, uint8, a fresh array. ValueError beyond its ends."""
+        """Codes 0..4 of the bases [start, stop) of a contig, uint8, a fresh array. ValueError
+        beyond its ends."""
         return self._read(name, start, stop) & CODE
 
     def soft_masked(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Which bases of [start, stop) are lower-case in the file (repeats, by convention): bool."""
+        """Which bases of [start, stop) are lower-case in the file (repeats, by convention):
+        bool."""
         return self._read(name, start, stop) & SOFT != 0
 
     def _read(self, name: str, start: int, stop: int | None) -> np.ndarray:
@@ -100,7 +105,8 @@ class Genome:
 
 
 def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(n, 2) int64 runs of UNKNOWN of contigs that begin at `starts`, laid one after the other; looked for in pieces."""
+    """(n, 2) int64 runs of UNKNOWN of contigs that begin at `starts`, laid one after the other;
+    looked for in pieces."""
     edges, before = [], np.zeros(1, bool)
     for at in range(0, len(codes), _PIECE):
         unknown = codes[at : at + _PIECE] & CODE == UNKNOWN
@@ -133,7 +139,8 @@ class RunCounter:
 
 
 def open_genome(source: DnaSource) -> Genome:
-    """The genome of a source; opened again, it costs nothing. ValueError with file, place and reason for malformed files."""
+    """The genome of a source; opened again, it costs nothing. ValueError with file, place and
+    reason for malformed files."""
     return _open(tuple((str(path.absolute()), _version(path)) for path in source.files))
 
 

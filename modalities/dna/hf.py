@@ -1,8 +1,9 @@
-"""DNA models as `transformers` models (`modalities.decoder.hf` says what they serve); and causal LMs of `transformers` over
-bases, k-mers or BPE of DNA as models of DNA, `hf:NAME`.
+"""DNA models as `transformers` models (`modalities.decoder.hf` says what they serve); and causal
+LMs of `transformers` over bases, k-mers or BPE of DNA as models of DNA, `hf:NAME`.
 
     from modalities.dna.hf import wrap
-    wrap(zoo.create_model("dna_goat_tiny")).save_pretrained("folder");  pipeline("text-generation", "folder")("ACGT")
+    wrap(zoo.create_model("dna_goat_tiny")).save_pretrained("folder");  pipeline("text-generation",
+    "folder")("ACGT")
 
 One strand is read, as in `DnaDecoder.stream_text`. Needs the extra `hf`.
 """
@@ -28,8 +29,10 @@ from modalities.dna.tokenizers import KmerTokenizer, OutsideTokenizer, decode, l
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of bases or k-mers for `transformers`: letters in, the same ids out, behind the start token. It cannot
-    refuse a letter: one that is no nucleotide code, an error of `modalities.dna.tokenizers`, is an unknown base here."""
+    """The tokenizer of bases or k-mers for `transformers`: letters in, the same ids out, behind the
+    start token. It cannot
+    refuse a letter: one that is no nucleotide code, an error of `modalities.dna.tokenizers`, is an
+    unknown base here."""
     tokenizer = load_tokenizer(spec)
     if not isinstance(tokenizer, KmerTokenizer):
         raise ValueError(
@@ -64,7 +67,8 @@ class PriorzooDnaModel(PriorzooModel):
 
 
 class PriorzooDnaForCausalLM(PriorzooForCausalLM):
-    """`PriorzooForCausalLM` of DNA. Logits of ids that are no targets are −∞, and as labels they are ignored."""
+    """`PriorzooForCausalLM` of DNA. Logits of ids that are no targets are −∞, and as labels they
+    are ignored."""
 
     config_class = PriorzooDnaConfig
 
@@ -85,7 +89,8 @@ def wrap(model: DnaDecoder) -> PriorzooDnaForCausalLM:
 
 @dataclass(frozen=True)
 class OutsideDnaConfig(OutsideConfig):
-    """`OutsideConfig` with what DNA's evaluators ask; `vocab_size` is that of `OutsideTokenizer`."""
+    """`OutsideConfig` with what DNA's evaluators ask; `vocab_size` is that of
+    `OutsideTokenizer`."""
 
     num_targets: int = 4
     strands: str = "one"
@@ -94,8 +99,9 @@ class OutsideDnaConfig(OutsideConfig):
 class OutsideDnaDecoder(OutsideDecoder):
     """An `OutsideDecoder` in the ids of `modalities.dna.tokenizers`.
 
-    Logits of targets are the model's own; that of UNKNOWN is ln Σ exp over everything else in the vocabulary, so that a
-    likelihood is the model's, and what it gives to no base costs it. Start and padding have −inf.
+    Logits of targets are the model's own; that of UNKNOWN is ln Σ exp over everything else in the
+    vocabulary, so that a likelihood is the model's, and what it gives to no base costs it. Start
+    and padding have −inf.
     """
 
     config: OutsideDnaConfig
@@ -136,8 +142,8 @@ class OutsideDnaDecoder(OutsideDecoder):
 
 
 def claim_outside(name: str) -> float:
-    """The share of the vocabulary, special tokens aside, that is strings of A, C, G, T and N; 0 below a half, as of proteins,
-    and where bases get lost."""
+    """The share of the vocabulary, special tokens aside, that is strings of A, C, G, T and N; 0
+    below a half, as of proteins, and where bases get lost."""
     tokenizer = open_tokenizer(name)
     if not spells(tokenizer, "ACGGTTCA" * 105):  # whole k-mers of every length up to 8
         return 0.0
@@ -148,7 +154,8 @@ def claim_outside(name: str) -> float:
 
 
 def open_outside(name: str) -> tuple[nn.Module, bool]:
-    """A folder of our own format is the zoo's model again, behind the folder's tokenizer, which has the same ids."""
+    """A folder of our own format is the zoo's model again, behind the folder's tokenizer, which has
+    the same ids."""
     model, tokenizer = open_causal_lm(name), load_tokenizer(f"hf:{name}")
     if isinstance(decoder := getattr(model, "model", None), DnaDecoder):
         assert isinstance(tokenizer, OutsideTokenizer)

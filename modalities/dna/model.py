@@ -35,12 +35,15 @@ class DnaConfig(DecoderConfig):
     """`DecoderConfig` with DNA's vocabulary.
 
     Attributes:
-        num_targets: ids below it can be predicted; those of unknown bases, start and padding are above.
-        strands: what evaluators score by default: "one", or "both", the mean over a sequence and its reverse complement.
-        copy_orders: of the copy expert, bases of the contexts that it looks for, ascending; none: no expert (`CopyExpert`).
-            Its experts of the row alone see the last `train_context` bases.
-        copy_memory: most bases of training rows that it keeps. It is meant for training that reads no base twice: rows that
-            are in the memory already teach it to trust that too far.
+        num_targets: ids below it can be predicted; those of unknown bases, start and padding are
+            above.
+        strands: what evaluators score by default: "one", or "both", the mean over a sequence and
+            its reverse complement.
+        copy_orders: of the copy expert, bases of the contexts that it looks for, ascending; none:
+            no expert (`CopyExpert`). Its experts of the row alone see the last `train_context`
+            bases.
+        copy_memory: most bases of training rows that it keeps. It is meant for training that reads
+            no base twice: rows that are in the memory already teach it to trust that too far.
     """
 
     vocab_size: int = bounded(7, 1, 2**24)
@@ -85,8 +88,9 @@ class DnaConfig(DecoderConfig):
 
 
 TINY = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
-# Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone share; and a memory of 8.4
-# million bases, for the 8.2 million of tiny training and the starts of rows. At 3M it has room for 67 million.
+# Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone
+# share; and a memory of 8.4 million bases, for the 8.2 million of tiny training and the starts of
+# rows. At 3M it has room for 67 million.
 COPY: dict[str, object] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: Mapping[str, Mapping[str, object]] = {
     "copy_tiny": TINY
@@ -98,15 +102,16 @@ SIZES: Mapping[str, Mapping[str, object]] = {
     ),
     "tiny": TINY | dict(train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
-    # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers
+    # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper
+    # names the size and no layers
     "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),
     "125m": dict(dim=768, num_layers=18, num_heads=12, hidden_dim=2048, train_context=1024),
 }
 
 
 class DnaDecoder(Decoder):
-    """A decoder of DNA. Ids that are not targets (unknown bases, start, padding) have logits of −inf: on single bases an
-    untrained model costs about 2 bits per base, not log₂ 7."""
+    """A decoder of DNA. Ids that are not targets (unknown bases, start, padding) have logits of
+    −inf: on single bases an untrained model costs about 2 bits per base, not log₂ 7."""
 
     config_class = DnaConfig
     config: DnaConfig
@@ -132,8 +137,9 @@ class DnaDecoder(Decoder):
         cache: KVCache | None = None,
         **options: Any,
     ) -> Tensor:
-        """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
-        ValueError with a copy expert for embeddings instead of ids."""
+        """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the
+        features, in float32 or wider. ValueError with a copy expert for embeddings instead of
+        ids."""
         features = super().forward_features(tokens, segments=segments, cache=cache, **options)
         if self.copy_expert is None:
             return features
@@ -160,8 +166,10 @@ class DnaDecoder(Decoder):
     def stream_text(
         self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None
     ) -> Iterator[str]:
-        """Bases that follow those of the prompt, yielded as they are written. Where it is not a whole number of k-mers, its
-        first bases are left out. `sampling`: as in `modalities.decoder.generation.stream`. ValueError for other letters."""
+        """Bases that follow those of the prompt, yielded as they are written. Where it is not a
+        whole number of k-mers, its
+        first bases are left out. `sampling`: as in `modalities.decoder.generation.stream`.
+        ValueError for other letters."""
         tokenizer = load_tokenizer(self.config.tokenizer)
         ids = self.read(prompt[tokenizer.encode(encode(prompt)).left_over :])[0].tolist()
 
@@ -171,7 +179,8 @@ class DnaDecoder(Decoder):
         return stream_text(self, ids, letters, max_new_tokens=max_new_tokens, **sampling)  # type: ignore[arg-type]
 
     def read(self, bases: str) -> Tensor:
-        """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""
+        """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than
+        those of bases."""
         tokenizer = load_tokenizer(self.config.tokenizer)
         return torch.tensor(
             [[tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]], device=self.device
@@ -179,8 +188,8 @@ class DnaDecoder(Decoder):
 
 
 def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """`causal_lm_loss` of a batch, and its bits per base: the loss in bits over the mean number of bases of a target. A copy
-    expert in training then keeps the rows."""
+    """`causal_lm_loss` of a batch, and its bits per base: the loss in bits over the mean number of
+    bases of a target. A copy expert in training then keeps the rows."""
     loss, _ = causal_lm_loss(model, batch)
     if model.copy_expert is not None and model.copy_expert.training:
         model.copy_expert.remember(batch["tokens"], batch["segments"])
@@ -193,8 +202,9 @@ def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, 
 
 
 def build(name: str, options: Mapping[str, object], data: DnaDataConfig) -> ZooModel:
-    """A registered model with fresh weights at the data's context and tokenizer; `options` override its configuration.
-    ValueError where options name another tokenizer than the data, or a setting that the model does not have."""
+    """A registered model with fresh weights at the data's context and tokenizer; `options` override
+    its configuration. ValueError where options name another tokenizer than the data, or a setting
+    that the model does not have."""
     if options.get("strands") == "both":
         raise ValueError(
             "strands='both' cannot be trained: leave it out, and evaluate with --strands both"

@@ -1,7 +1,8 @@
 """The cost of DNA under a model: nats of each token of a window, and the bases it stands for.
 
-A window is T base codes, scored from its first base on, after BOS: in tokens of the model's tokenizer, or in single bases by
-a `WindowScorer`. Tokens with an unknown base are read, but not scored; nor are bases at the end that make no whole token.
+A window is T base codes, scored from its first base on, after BOS: in tokens of the model's
+tokenizer, or in single bases by a `WindowScorer`. Tokens with an unknown base are read, but not
+scored; nor are bases at the end that make no whole token.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ STRANDS = ("one", "both")
 
 @dataclass
 class Scores:
-    """The cost of windows, token by token, on the CPU; shorter rows end in tokens that do not count, which have 0s.
+    """The cost of windows, token by token, on the CPU; shorter rows end in tokens that do not
+    count, which have 0s.
 
-    nll: (B, N) float64 nats. bases: (B, N) int64. correct: (B, N) float64, 1 where the likeliest token is the true one, the
-    probability of a hit where several tie; the mean of both strands. left_over: bases that make no token.
+    nll: (B, N) float64 nats. bases: (B, N) int64. correct: (B, N) float64, 1 where the likeliest
+    token is the true one, the probability of a hit where several tie; the mean of both strands.
+    left_over: bases that make no token.
     """
 
     nll: Tensor
@@ -42,8 +45,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """The part of a model's configuration that tables, figures and evaluators read. `position` is the baseline's name, and
-    `train_context`, of which default lengths are multiples, that of the models beside it."""
+    """The part of a model's configuration that tables, figures and evaluators read. `position` is
+    the baseline's name, and `train_context`, of which default lengths are multiples, that of the
+    models beside it."""
 
     position: str
     train_context: int = 256
@@ -74,9 +78,10 @@ def score_windows(
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
-    strands="both" is the mean over a window and its reverse complement, nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2, by base: bases
-    share the cost of their token evenly and count where they do on both strands. by_base: also for one strand. at_once: bases
-    that are read in a pass where windows are longer, in `windows_of` them, each from BOS on; by base.
+    strands="both" is the mean over a window and its reverse complement, nll_i = (nll⁺_i
+    + nll⁻_{T−1−i}) / 2, by base: bases share the cost of their token evenly and count where they do
+    on both strands. by_base: also for one strand. at_once: bases that are read in a pass where
+    windows are longer, in `windows_of` them, each from BOS on; by base.
     """
     both, length = strands == "both", windows.shape[1]
     if at_once is not None and at_once < length:
@@ -127,8 +132,8 @@ def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
 
 @torch.inference_mode()
 def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
-    """Scores of one strand, per token or, sharing a token's cost evenly, per base. The softmax is taken in float64 over the
-    model's logits, for a slice of positions at a time."""
+    """Scores of one strand, per token or, sharing a token's cost evenly, per base. The softmax is
+    taken in float64 over the model's logits, for a slice of positions at a time."""
     tokenizer = load_tokenizer(model.config.tokenizer)
     rows = [tokenizer.encode(window) for window in windows]
     ids = np.full((len(rows), max(len(row.ids) for row in rows)), tokenizer.pad_id, np.int64)

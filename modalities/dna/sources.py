@@ -1,12 +1,15 @@
-"""DNA sources: a spec string, parsed once, to files and a split; and the sequences of a FASTA or GenBank file.
+"""DNA sources: a spec string, parsed once, to files and a split; and the sequences of a FASTA or
+GenBank file.
 
 "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
-"genomes"                 everything that `priorzoo fetch-data dna genomes` fetched into the data folder
-"genomes:yeast,ustilago"  those of them
-"PATH or GLOB"            .fa .fasta .fna or GenBank's .gb .gbk .gbff, also with .gz or .bgz; several with commas
+"genomes"                 everything that `priorzoo fetch-data dna genomes` fetched into the data
+folder "genomes:yeast,ustilago"  those of them
+"PATH or GLOB"            .fa .fasta .fna or GenBank's .gb .gbk .gbff, also with .gz or .bgz;
+several with commas
 
-Biopython reads GenBank. FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs lines of one length and
-bgzip, and readers of whole records (pysam's FastxFile, Biopython) lose line numbers, and text before the first header.
+Biopython reads GenBank. FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs
+lines of one length and bgzip, and readers of whole records (pysam's FastxFile, Biopython) lose line
+numbers, and text before the first header.
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ class DnaSource:
 def find_source(
     spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None = None
 ) -> DnaSource:
-    """The source of a spec string, split by a BED file `split` if it is not None. ValueError for a malformed spec, or a file of
-    another suffix; FileNotFoundError, which names the nearest file, or the command that fetches it."""
+    """The source of a spec string, split by a BED file `split` if it is not None. ValueError for a
+    malformed spec, or a file of another suffix; FileNotFoundError, which names the nearest file, or
+    the command that fetches it."""
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(
             f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}"
@@ -120,9 +124,9 @@ def _find_files(spec: str, place: str) -> list[Path]:
 
 
 def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
-    """The sequences of a file, plain or compressed, in its order: a name and its place ("line 12"), and after it pieces of the
-    sequence, a byte each letter as LETTERS translates it. ValueError with file, place and reason for a malformed file, or
-    one that is not DNA."""
+    """The sequences of a file, plain or compressed, in its order: a name and its place ("line 12"),
+    and after it pieces of the sequence, a byte each letter as LETTERS translates it. ValueError
+    with file, place and reason for a malformed file, or one that is not DNA."""
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
     with open(path, "rb") as file:
@@ -156,7 +160,8 @@ def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
 
 
 def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
-    """One record in memory at a time. Lower case, which GenBank writes throughout, is no soft mask."""
+    """One record in memory at a time. Lower case, which GenBank writes throughout, is no soft
+    mask."""
     from Bio import SeqIO
 
     with opened(path) as stream:

@@ -1,11 +1,12 @@
-"""Regions of a genome, from BED files; and which are for training and which are held out: by a BED file of four columns, or
-whole contigs by rule.
+"""Regions of a genome, from BED files; and which are for training and which are held out: by a BED
+file of four columns, or whole contigs by rule.
 
     chr1    0    248956422    train
     chr20   0    64444167     heldout
 
-Bounds are 0-based and half-open. "valid", "validation", "val" and "test" mean heldout. Bases that no row covers are not used.
-Rows of different splits may not share a base. BED is plain or gzipped, and read line by line.
+Bounds are 0-based and half-open. "valid", "validation", "val" and "test" mean heldout. Bases that
+no row covers are not used. Rows of different splits may not share a base. BED is plain or gzipped,
+and read line by line.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _MOST_ROWS = 1 << 22
 
 @dataclass(frozen=True)
 class Region:
-    """Bases [start, stop) of a contig, 0-based. label: the split it is in, "train" or "heldout"; of other BED files the fourth
+    """Bases [start, stop) of a contig, 0-based. label: the split it is in, "train" or "heldout"; of
+    other BED files the fourth
     column. strand: "-" where the sixth column says so: the row means the reverse complement."""
 
     contig: str
@@ -58,10 +60,12 @@ class Region:
 def read_bed(
     path: Path, genome: Genome, *, splits: bool = False, others: bool = False
 ) -> tuple[Region, ...]:
-    """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are ignored. ValueError with file,
-    line and reason for malformed rows, a contig that the genome lacks, or no row at all.
+    """The rows of a BED file, in its order; comments (#), `track`, `browser` and blank lines are
+    ignored. ValueError with file, line and reason for malformed rows, a contig that the genome
+    lacks, or no row at all.
 
-    Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces. splits: the fourth one
+    Columns are separated by tabs, where a line has them, so that names may have spaces, else by
+    spaces. splits: the fourth one
     is the split. others: ignore rows of contigs that the genome does not have.
     """
     if not path.is_file():
@@ -121,7 +125,8 @@ def _row(raw: bytes, genome: Genome, splits: bool, others: bool) -> Region | Non
 
 
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
-    """The regions of a source: of its BED file where it has one, all held out where it is `whole`, else of `split_contigs`."""
+    """The regions of a source: of its BED file where it has one, all held out where it is `whole`,
+    else of `split_contigs`."""
     if source.whole:
         return tuple(
             Region(contig.name, 0, contig.length, "heldout")
@@ -146,9 +151,10 @@ def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
 
 
 def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
-    """Every contig as a region; whole ones are held out, in the order of blake2b of their names, until they have
-    HELDOUT_FRACTION of the known bases, without those that would raise the share above three times that; if that leaves none,
-    the contig with the fewest known bases. Of a single contig the last tenth is held out."""
+    """Every contig as a region; whole ones are held out, in the order of blake2b of their names,
+    until they have HELDOUT_FRACTION of the known bases, without those that would raise the share
+    above three times that; if that leaves none, the contig with the fewest known bases. Of a single
+    contig the last tenth is held out."""
     usable = [contig for contig in contigs if contig.known]
     if not usable:
         raise ValueError("no contig has a known base")
@@ -207,8 +213,9 @@ def between(region: Region, runs: np.ndarray) -> np.ndarray:
 class GenomeSplit:
     """A genome and its regions, and the stretches of the held-out ones that evaluators read.
 
-    A stretch lies inside one region. Stretches of a contig do not overlap, are spread over all of it, and are at most a
-    tenth unknown bases; they depend on (source, length, count, seed) alone. `name` is the source's, for error messages.
+    A stretch lies inside one region. Stretches of a contig do not overlap, are spread over all of
+    it, and are at most a tenth unknown bases; they depend on (source, length, count, seed) alone.
+    `name` is the source's, for error messages.
     """
 
     name: str
@@ -229,7 +236,8 @@ class GenomeSplit:
         return max(len(region) for regions in self.contigs.values() for region in regions)
 
     def reaching(self, share: float) -> int:
-        """The greatest length such that contigs with this share of the held-out bases have a region that long."""
+        """The greatest length such that contigs with this share of the held-out bases have a region
+        that long."""
         longest_first = sorted(
             self.contigs.values(), key=lambda regions: max(map(len, regions)), reverse=True
         )
@@ -237,8 +245,9 @@ class GenomeSplit:
         return max(map(len, longest_first[int(np.searchsorted(totals, share * totals[-1]))]))
 
     def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
-        """At most `count` stretches of `length` bases by contig, in order of place; contigs without room are left out.
-        ValueError where no contig has room for one; it names the longest held-out region."""
+        """At most `count` stretches of `length` bases by contig, in order of place; contigs without
+        room are left out. ValueError where no contig has room for one; it names the longest
+        held-out region."""
         drawn = {
             name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()
         }
@@ -280,7 +289,8 @@ class GenomeSplit:
 
 @lru_cache(maxsize=2)
 def open_heldout(source: DnaSource) -> Heldout[GenomeSplit]:
-    """The split genome of a source, opened once per process. Raises as `open_genome` and `load_regions` do."""
+    """The split genome of a source, opened once per process. Raises as `open_genome` and
+    `load_regions` do."""
     genome = open_genome(source)
     regions = load_regions(source, genome)
     ordered = sorted(regions, key=lambda r: (r.contig, r.start))

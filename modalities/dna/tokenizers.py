@@ -1,16 +1,19 @@
-"""Letters of DNA as numbers, and tokenizers behind one small interface: codes of bases in, int64 ids out.
+"""Letters of DNA as numbers, and tokenizers behind one small interface: codes of bases in, int64
+ids out.
 
-A, C, G, T are 0, 1, 2, 3. `U` (RNA) is read as T; `N`, `X` (a hard mask, as RepeatMasker -x writes it) and the IUPAC ambiguity
-codes are UNKNOWN, 4. Lower case is soft-masked, and the same base.
+A, C, G, T are 0, 1, 2, 3. `U` (RNA) is read as T; `N`, `X` (a hard mask, as RepeatMasker -x writes
+it) and the IUPAC ambiguity codes are UNKNOWN, 4. Lower case is soft-masked, and the same base.
 
 `load_tokenizer(spec)` knows three kinds:
 
     "bases"      one token a base: A, C, G, T are 0, 1, 2, 3
-    "kmer:K"     K bases a token, 1 to 8, not overlapping: the number in base 4, first base most significant
-    "hf:NAME"    the tokenizer of a folder or repository of `transformers`, over bases, k-mers or BPE
+    "kmer:K"     K bases a token, 1 to 8, not overlapping: the number in base 4, first base most
+    significant
+    "hf:NAME"    the tokenizer of a folder or repository of `transformers`, over bases, k-mers or
+    BPE
 
-Targets come first: ids below `num_targets` can be predicted. Then come UNKNOWN, start and padding, which cannot. A k-mer with
-an unknown base is UNKNOWN as a whole.
+Targets come first: ids below `num_targets` can be predicted. Then come UNKNOWN, start and padding,
+which cannot. A k-mer with an unknown base is UNKNOWN as a whole.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 
 
 def encode(text: str | bytes) -> np.ndarray:
-    """Codes (N,) uint8 of letters. ValueError names the first invalid letter, and its place from 0."""
+    """Codes (N,) uint8 of letters. ValueError names the first invalid letter, and its place from
+    0."""
     data = (
         text.encode("ascii", "replace") if isinstance(text, str) else text
     )  # one "?" per foreign letter: places stay
@@ -75,7 +79,8 @@ def decode(codes: np.ndarray) -> str:
 
 
 def reverse_complement(codes: np.ndarray) -> np.ndarray:
-    """The other strand, read in its own direction: codes (…, N) uint8 → (…, N). UNKNOWN stays unknown."""
+    """The other strand, read in its own direction: codes (…, N) uint8 → (…, N). UNKNOWN stays
+    unknown."""
     return _COMPLEMENT[np.asarray(codes)[..., ::-1]]
 
 
@@ -88,7 +93,8 @@ def invalid_letter(letter: str) -> str:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokens of a sequence: ids and spans (N,) int64, the bases of each; left_over: bases at the end that make no token."""
+    """Tokens of a sequence: ids and spans (N,) int64, the bases of each; left_over: bases at the
+    end that make no token."""
 
     ids: np.ndarray
     spans: np.ndarray
@@ -99,7 +105,8 @@ class DnaTokenizer(ABC):
     """A tokenizer of base codes; equal fingerprints (hex) give equal ids for every sequence.
 
     num_targets, unknown_id, bos_id, pad_id, vocab_size: T, T, T + 1, T + 2 and T + 3.
-    widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.  bases_per_token: their mean.
+    widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.
+    bases_per_token: their mean.
     step: K where every target has K bases, else 1, as for BPE: windows are multiples of it.
     """
 
@@ -121,7 +128,8 @@ class DnaTokenizer(ABC):
         """Tokens of codes (T,) uint8, 0..4. No start or padding is added."""
 
     def decode(self, ids: Iterable[int]) -> np.ndarray:
-        """Codes (T,) uint8 of ids; start and padding are left out. ValueError for an id outside the vocabulary."""
+        """Codes (T,) uint8 of ids; start and padding are left out. ValueError for an id outside the
+        vocabulary."""
         ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ValueError(
@@ -134,7 +142,8 @@ class DnaTokenizer(ABC):
 
 
 class KmerTokenizer(DnaTokenizer):
-    """K bases a token; K = 1 is "bases". `left_over` is what is left of a sequence after its last whole k-mer."""
+    """K bases a token; K = 1 is "bases". `left_over` is what is left of a sequence after its last
+    whole k-mer."""
 
     def __init__(self, k: int, name: str) -> None:
         super().__init__(name, np.full(4**k, k), f"kmer-{k}")
@@ -155,10 +164,12 @@ class KmerTokenizer(DnaTokenizer):
 
 
 class OutsideTokenizer(DnaTokenizer):
-    """A fast tokenizer of `transformers`, `inner`. Its targets are entries of A, C, G and T alone, in the order of their ids;
-    every other token (N, a k-mer with N, unknown) is UNKNOWN. Bases at the end that make no token are left over.
+    """A fast tokenizer of `transformers`, `inner`. Its targets are entries of A, C, G and T alone,
+    in the order of their ids; every other token (N, a k-mer with N, unknown) is UNKNOWN. Bases at
+    the end that make no token are left over.
 
-    library_ids: (vocab_size,) int64, the library's id of each; of UNKNOWN that of N or of the unknown token.
+    library_ids: (vocab_size,) int64, the library's id of each; of UNKNOWN that of N or of the
+    unknown token.
     """
 
     def __init__(self, inner: PreTrainedTokenizerBase, name: str) -> None:
@@ -229,8 +240,8 @@ _outside = lru_cache(maxsize=8)(lambda name, place: OutsideTokenizer(open_tokeni
 
 
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
-    """The tokenizer of a spec string; the same object for the same spec. ValueError for an unknown one, naming the nearest, and
-    for a tokenizer that is none of DNA."""
+    """The tokenizer of a spec string; the same object for the same spec. ValueError for an unknown
+    one, naming the nearest, and for a tokenizer that is none of DNA."""
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bases', got {spec!r}")
     if spec == "bases":

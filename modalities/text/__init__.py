@@ -43,7 +43,8 @@ class CausalLM(Decoder):
     def stream_text(
         self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None
     ) -> Iterator[str]:
-        """What follows the prompt, yielded as it is written; `sampling` as in `modalities.decoder.generation.stream`."""
+        """What follows the prompt, yielded as it is written; `sampling` as in
+        `modalities.decoder.generation.stream`."""
         from modalities.decoder.generation import stream_text
 
         tokenizer = load_tokenizer(self.config.tokenizer)
@@ -62,7 +63,8 @@ class CausalLM(Decoder):
 
 
 GPT2: dict[str, object] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
-# Of the models that ship. Columns of a prior are added to those of the heads, so that all methods have equal room for content.
+# Of the models that ship. Columns of a prior are added to those of the heads, so that all methods
+# have equal room for content.
 WORDS: dict[str, object] = dict(vocab_size=1024, tokenizer="bpe-1k", lanes="beside")
 
 # The sizes of the papers keep their names; small reads bytes.
@@ -81,7 +83,8 @@ SIZES: dict[str, dict[str, object]] = {
     ),
     # GOAT, C4: "a pre-norm GPT"
     "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),
-    # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them 44M, 124M and 334M
+    # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them
+    # 44M, 124M and 334M
     "44m": GPT2
     | dict(
         dim=512, num_layers=6, num_heads=8, hidden_dim=2048, train_context=1024, vocab_size=50304
@@ -113,7 +116,8 @@ register_decoders("text", SIZES, TextConfig, build_model)
 
 
 def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> ZooModel:
-    """A registered model at the data's context and tokenizer, whose files are read for an unknown vocabulary alone."""
+    """A registered model at the data's context and tokenizer, whose files are read for an unknown
+    vocabulary alone."""
     spec, entry = data.tokenizer, model_entry(name).config
     check_tokenizer(options, spec)
     fields: dict[str, object] = {"train_context": data.context, "tokenizer": spec}
@@ -127,7 +131,8 @@ def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> Zoo
 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:
-    """A causal LM of transformers; a folder of our own format is the zoo's model again, behind the folder's tokenizer."""
+    """A causal LM of transformers; a folder of our own format is the zoo's model again, behind the
+    folder's tokenizer."""
     import modalities.text.hf  # noqa: F401  the Auto classes know the format then
     from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 
@@ -139,7 +144,8 @@ def _open_outside(name: str) -> tuple[nn.Module, bool]:
 
 
 def _claim_outside(name: str) -> float:
-    """A half where the tokenizer spells a sentence: one whose vocabulary is mostly another modality's claims more."""
+    """A half where the tokenizer spells a sentence: one whose vocabulary is mostly another
+    modality's claims more."""
     return 0.5 if spells(open_tokenizer(name), "The pass key is 48213. Remember it.") else 0.0
 
 

@@ -1,4 +1,5 @@
-"""Training on models that `zoo.adapt` gave a prior, by transformers' Trainer; the command is `priorzoo adapt`."""
+"""Training on models that `zoo.adapt` gave a prior, by transformers' Trainer; the command is
+`priorzoo adapt`."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ AGAIN = {"use_reentrant": False}
 def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     """A causal language model, its tokenizer, and the spec by which `load_tokenizer` knows that.
 
-    name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError where there is none.
+    name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError
+    where there is none.
     """
     tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
     return (
@@ -55,7 +57,8 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
 
 
 class AdaptationRows(Dataset):
-    """Rows of packed documents as Trainer takes them: input_ids, labels and position_ids, (context,) int64 each.
+    """Rows of packed documents as Trainer takes them: input_ids, labels and position_ids,
+    (context,) int64 each.
 
     Positions restart with each document; a document's first token, and padding, are no targets.
     """
@@ -88,7 +91,8 @@ def adaptation_rows(
     seed: int = 0,
     facts_fraction: float = 0.0,
 ) -> AdaptationRows:
-    """`count` shuffled rows to train on, some of which state facts; without a count the first of the held-out split, plain."""
+    """`count` shuffled rows to train on, some of which state facts; without a count the first of
+    the held-out split, plain."""
     config = TextDataConfig(source, tokenizer, context - 1, facts_fraction=facts_fraction)
     corpus, read = (
         load_corpus(config, "heldout" if count is None else "train"),
@@ -121,7 +125,8 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
 
 
 def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-    """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again in the backward pass."""
+    """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again
+    in the backward pass."""
     tokens, places = inputs["input_ids"], inputs.get("position_ids")
     features = (
         decoder._read(tokens).last_hidden_state
@@ -141,8 +146,8 @@ def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[
 
 
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
-    """(Seconds, bytes of activations) of `rows` rows, forward and backward: time extrapolated from two short rows, bytes by
-    shapes, without a T × S bias."""
+    """(Seconds, bytes of activations) of `rows` rows, forward and backward: time extrapolated from
+    two short rows, bytes by shapes, without a T × S bias."""
     decoder, config, tokens = (
         OutsideDecoder(model, "model"),
         model.config.get_text_config(),
@@ -248,8 +253,9 @@ def train_on(
 ) -> None:
     """Train for one pass over `rows` in steps of `batch`.
 
-    AdamW, betas 0.9 and 0.95, weight decay 0.1 but for priors, norms and biases, clipped at 1; the rate rises over a tenth of
-    the steps, then falls by a cosine to 0. Priors learn at `prior_lr_scale` times `lr`. Checkpoints go to folder/checkpoints.
+    AdamW, betas 0.9 and 0.95, weight decay 0.1 but for priors, norms and biases, clipped at 1; the
+    rate rises over a tenth of the steps, then falls by a cosine to 0. Priors learn at
+    `prior_lr_scale` times `lr`. Checkpoints go to folder/checkpoints.
     tell: called with (step, steps, loss, steps since it began or was resumed) some twenty times.
     """
     torch.manual_seed(seed)

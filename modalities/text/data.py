@@ -1,8 +1,10 @@
-"""Text data: a config in, a resumable loader of packed batches out. (`modalities.text.streaming` has that of streams.)
+"""Text data: a config in, a resumable loader of packed batches out. (`modalities.text.streaming`
+has that of streams.)
 
-A corpus is tokenised once: one flat array of ids and where each document starts in it. A sample is a row of L+1 tokens with
-the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target counts where its segment equals its input's
-and is not −1; −1 marks padding.
+A corpus is tokenised once: one flat array of ids and where each document starts in it. A sample is
+a row of L+1 tokens with
+the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target counts where its
+segment equals its input's and is not −1; −1 marks padding.
 """
 
 from __future__ import annotations
@@ -43,13 +45,15 @@ DEFAULT_SOURCE = "sotu-excerpt"
 DOCUMENTS = ("masked", "packed")  # in a row
 MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
 MOST_CHARACTERS = 1 << 28  # of them together
-# First word of every random key after the seed, so that no two uses share a stream; 3 and 4 are those of streams.
+# First word of every random key after the seed, so that no two uses share a stream; 3 and 4 are
+# those of streams.
 _DOCUMENTS, _WINDOWS, _MIX = range(3)
 
 
 @dataclass(frozen=True)
 class RowMix:
-    """Shares of training rows: those of facts (whose answers count `weight` in the loss) and of copies; the rest is plain."""
+    """Shares of training rows: those of facts (whose answers count `weight` in the loss) and of
+    copies; the rest is plain."""
 
     facts: float = 0.0
     copies: float = 0.0
@@ -67,7 +71,8 @@ class RowMix:
         return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
 
     def identity(self) -> State | None:
-        """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
+        """What decides the rows it makes; None where it makes none, as in states saved before there
+        were such rows."""
         if not self.facts and not self.copies:
             return None
         shares = {"facts": self.facts, "copies": self.copies, "weight": self.weight}
@@ -88,14 +93,17 @@ class RowMix:
 class TextDataConfig:
     """What to train on.
 
-    source, tokenizer: spec strings (sources.py, tokenizers.py).  context: L, tokens a model sees at once.
+    source, tokenizer: spec strings (sources.py, tokenizers.py).  context: L, tokens a model sees at
+    once.
     facts_fraction: share of training rows that state facts and ask for them (facts.py).
     facts_weight: what each token of an answer counts in the loss; other tokens count 1.
-    facts_wordings: "train" or "wide": more wordings, some of whose questions use other words, and further kinds of value.
+    facts_wordings: "train" or "wide": more wordings, some of whose questions use other words, and
+    further kinds of value.
     copies_fraction: share of training rows in which a stretch of text comes again.
     cache_dir: see `tokenize_corpus`.  heldout_limit: documents of the held-out split of a stream.
     heldout_source: a source that is held out as a whole, instead of a split of `source`.
-    documents: "masked": tokens of a row see their own document alone, with positions from its first token in the row;
+    documents: "masked": tokens of a row see their own document alone, with positions from its first
+    token in the row;
         "packed": a row is one text, whose documents BOS parts.
     """
 
@@ -153,7 +161,8 @@ class TokenCorpus:
         return len(self.offsets) - 1
 
     def save(self, folder: Path) -> None:
-        """Write the files to a folder, with manifest.json, their digests, unless another process is first."""
+        """Write the files to a folder, with manifest.json, their digests, unless another process is
+        first."""
         facts = {"tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
         with new_folder(folder, "corpus.json") as temporary:
             np.save(temporary / "tokens.npy", self.tokens)
@@ -183,9 +192,11 @@ def tokenize_corpus(
     cache_dir: str | os.PathLike[str] | None = None,
     limit: int | None = None,
 ) -> TokenCorpus:
-    """The documents of one split ("train", "heldout" or "all") of a source, its first `limit`, as tokens. ValueError for none.
+    """The documents of one split ("train", "heldout" or "all") of a source, its first `limit`, as
+    tokens. ValueError for none.
 
-    cache_dir: a folder that keeps the result of files. None: <data folder>/cache/text above 2²⁵ tokens, else memory.
+    cache_dir: a folder that keeps the result of files. None: <data folder>/cache/text above 2²⁵
+    tokens, else memory.
     """
     folder = None
     if (key := source.cache_key()) is not None:
@@ -241,11 +252,13 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
 
 
 class PackedDataset(Dataset):
-    """Rows of L+1 tokens cut from shuffled, concatenated documents. Sample n depends on (corpus, seed, n) alone.
+    """Rows of L+1 tokens cut from shuffled, concatenated documents. Sample n depends on (corpus,
+    seed, n) alone.
 
-    An epoch lays all documents out as [BOS] + tokens in random order, cuts that line into windows of L+1 tokens at stride L, so
-    that every token is a target once, pads the last one, and serves the windows in a second random order. A document that
-    crosses a window's end continues in another row, without BOS and with positions from 0. With `epochs` the dataset ends.
+    An epoch lays all documents out as [BOS] + tokens in random order, cuts that line into windows
+    of L+1 tokens at stride L, so that every token is a target once, pads the last one, and serves
+    the windows in a second random order. A document that crosses a window's end continues in
+    another row, without BOS and with positions from 0. With `epochs` the dataset ends.
     """
 
     def __init__(
@@ -329,7 +342,8 @@ class PackedDataset(Dataset):
 
 
 def load_corpus(config: TextDataConfig, split: str) -> TokenCorpus:
-    """The tokens of one split of a config's source. Errors: those of open_source and tokenize_corpus."""
+    """The tokens of one split of a config's source. Errors: those of open_source and
+    tokenize_corpus."""
     spec = config.source
     if split == "heldout" and config.heldout_source is not None:
         spec, split = config.heldout_source, "all"
@@ -344,8 +358,9 @@ def build_loader(
 ) -> IndexedLoader | StreamLoader:
     """The loader of one split for one rank: batches {"tokens", "segments"}, int64 (B, L+1).
 
-    "train" is endless and shuffled, with rows of facts and copies. "heldout" is one pass over plain rows, in one order for all
-    seeds, with equally many batches on every rank. A "hf:" source streams in training.
+    "train" is endless and shuffled, with rows of facts and copies. "heldout" is one pass over plain
+    rows, in one order for all seeds, with equally many batches on every rank. A "hf:" source
+    streams in training.
     """
     tokenizer = load_tokenizer(config.tokenizer)
     share = {"rank": rank, "world": world, "num_workers": config.num_workers}
@@ -375,7 +390,8 @@ class EncodedDocument:
     bytes: int
 
     def byte_lengths(self, tokenizer: Tokenizer) -> np.ndarray:
-        """(N,) UTF-8 bytes of each token, a character's with its first; the mean where a tokenizer does not tell ends."""
+        """(N,) UTF-8 bytes of each token, a character's with its first; the mean where a tokenizer
+        does not tell ends."""
         ends = tokenizer.ends(self.text)
         if not ends:
             return np.full(len(self.tokens), self.bytes / max(1, len(self.tokens)))
@@ -388,8 +404,8 @@ class EncodedDocument:
 def open_heldout(
     spec: str, tokenizer_spec: str, split: str = "heldout"
 ) -> Heldout[tuple[EncodedDocument, ...]]:
-    """The first held-out documents of a source, at most `MOST_DOCUMENTS` with `MOST_CHARACTERS`, read once per process; with
-    split="all" of every document. ValueError for an empty split."""
+    """The first held-out documents of a source, at most `MOST_DOCUMENTS` with `MOST_CHARACTERS`,
+    read once per process; with split="all" of every document. ValueError for an empty split."""
     tokenizer = load_tokenizer(tokenizer_spec)
     texts, size = [], 0
     heldout = (d for d in open_source(spec) if split == "all" or document_split(d) == split)

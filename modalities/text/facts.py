@@ -1,9 +1,12 @@
-"""Facts in words, and questions for them, drawn from a grammar (`assets/grammars.toml` has two that share nothing); training
-rows made out of plain ones, from which models learn to retrieve: facts asked for, and text that comes again.
+"""Facts in words, and questions for them, drawn from a grammar (`assets/grammars.toml` has two that
+share nothing); training rows made out of plain ones, from which models learn to retrieve: facts
+asked for, and text that comes again.
 
-    " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
+    " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna
+    is" → " 48213"
 
-A fact is a subject and a random value. Wordings are of a list, or invented of random words and words of the surrounding text.
+A fact is a subject and a random value. Wordings are of a list, or invented of random words and
+words of the surrounding text.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def pick(rng: np.random.Generator, options: Sequence[T] | np.ndarray) -> T:
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact in words: the statement is (before, value, after); the question leads up to the value.
+    """One fact in words: the statement is (before, value, after); the question leads up to the
+    value.
 
     wording: statement and question without names.  kind: of value, one of VALUES or a pattern.
     """
@@ -56,12 +60,16 @@ class Fact:
 class Grammar:
     """Wordings, and the words that fill them.
 
-    wordings: (statement, question) with "{name}", "{noun}" and, in the statement, "|" for the value.
+    wordings: (statement, question) with "{name}", "{noun}" and, in the statement, "|" for the
+    value.
     names: lists of names, a kind each.  nouns: what has a value.  words: values that are words.
-    openings, endings, asks: said before a statement, behind it, before a question.  asides: sentences with a number at "|".
-    patterns: values of further kinds: "9" stands for a digit, "A" for a capital, "f" for a hexadecimal digit.
+    openings, endings, asks: said before a statement, behind it, before a question.  asides:
+    sentences with a number at "|".
+    patterns: values of further kinds: "9" stands for a digit, "A" for a capital, "f" for a
+    hexadecimal digit.
     codes, syllables: of names made of letters and a number, and of invented names.
-    frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of names.
+    frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of
+    names.
     reworded: share of invented wordings whose question has other words than the statement.
     """
 
@@ -140,7 +148,8 @@ class Grammar:
         return pick(rng, text if len(text) and drawn < 0.7 else self.frame_words)
 
     def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
-        """A wording of the list, or random words around the name, which the question repeats or has others for."""
+        """A wording of the list, or random words around the name, which the question repeats or has
+        others for."""
         if not self.invented or rng.random() > self.invented:
             return pick(rng, self.wordings)
         frame = self.draw_frame(rng, text)
@@ -235,8 +244,10 @@ def draw_facts(
 ) -> list[Fact]:
     """`count` facts about different subjects; ValueError for more than the grammar has.
 
-    value: the kind of all values; drawn where None.  text: words that invented wordings and names may have.
-    alike: all in one wording and of one kind of name, so that only names (or nouns) tell them apart; drawn where None.
+    value: the kind of all values; drawn where None.  text: words that invented wordings and names
+    may have.
+    alike: all in one wording and of one kind of name, so that only names (or nouns) tell them
+    apart; drawn where None.
     """
     alike = bool(rng.random() < 0.75) if alike is None else alike
     by_noun = (
@@ -300,7 +311,8 @@ def _ends(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def sentence_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """The places n, 0 and the end among them, at which ids[:n] ends with a token that ends a sentence."""
+    """The places n, 0 and the end among them, at which ids[:n] ends with a token that ends a
+    sentence."""
     return np.unique(np.concatenate([[0], np.flatnonzero(_ends(tokenizer)[ids]) + 1, [len(ids)]]))
 
 
@@ -337,8 +349,8 @@ def facts_row(
 ) -> Batch:
     """Facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
-    One to ten facts, as many as fit, stand between sentences; all or some are asked for at the end. Values count 0 in the loss
-    where they are stated, `weight` in answers; all else counts 1.
+    One to ten facts, as many as fit, stand between sentences; all or some are asked for at the end.
+    Values count 0 in the loss where they are stated, `weight` in answers; all else counts 1.
     """
     room = len(row["tokens"]) - 1  # BOS
     statements, answers = [], []
@@ -376,7 +388,8 @@ def facts_row(
 def copies_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer) -> Batch:
     """A row in which a stretch comes again and again between other text; keys as in `facts_row`.
 
-    The stretch is the row's first tokens, as they are or in random order, which then count 0 where they come first.
+    The stretch is the row's first tokens, as they are or in random order, which then count 0 where
+    they come first.
     """
     length, text = len(row["tokens"]), _plain(row, tokenizer)
     stretch = text[:, : int(rng.integers(COPIED[0], COPIED[1] + 1))]

@@ -21,8 +21,8 @@ from modalities.text.tokenizers import BPETokenizer, OutsideTokenizer, load_toke
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a spec for `transformers`: the same ids, behind BOS, also of text that spells "<bos>". Errors as in
-    `load_tokenizer`."""
+    """The tokenizer of a spec for `transformers`: the same ids, behind BOS, also of text that
+    spells "<bos>". Errors as in `load_tokenizer`."""
     tokenizer = load_tokenizer(spec)
     special = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
     if isinstance(tokenizer, BPETokenizer):

@@ -1,9 +1,10 @@
 """Text models in lm-evaluation-harness, as its model `priorzoo`.
 
-    priorzoo lm-eval --model priorzoo --model_args pretrained=text_ggd_ssmax_tiny.facts --tasks arc_easy
+    priorzoo lm-eval --model priorzoo --model_args pretrained=text_ggd_ssmax_tiny.facts --tasks
+    arc_easy
 
-In Python, `import modalities.text.lm_eval` comes before `lm_eval.simple_evaluate(model="priorzoo", ...)`. Needs the extra
-`lm-eval`.
+In Python, `import modalities.text.lm_eval` comes before
+`lm_eval.simple_evaluate(model="priorzoo", ...)`. Needs the extra `lm-eval`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ UNLIMITED = 2**31 - 1
 
 @register_model("priorzoo")
 class PriorzooLM(HFLM):
-    """The `transformers` form of a text model behind the harness' own class. BOS precedes every text, as in training.
+    """The `transformers` form of a text model behind the harness' own class. BOS precedes every
+    text, as in training.
 
-    pretrained: a name with weights, the folder of a run, a checkpoint or `save_pretrained`; or hf:NAME, a model of transformers
+    pretrained: a name with weights, the folder of a run, a checkpoint or `save_pretrained`; or
+    hf:NAME, a model of transformers
         or an adapter, as `priorzoo evaluate` takes it.
-    dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in float32.
+    dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in
+    float32.
     device: such as cuda:1; the CPU where torch sees no CUDA device.
     max_length: tokens that a prediction sees at most, the newest ones. By default nothing is cut.
     """
@@ -78,7 +82,8 @@ class PriorzooLM(HFLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, object], additional_config: dict[str, object] | None = None
     ) -> Self:
-        """From model_args, and the harness' own options, of which its command always gives a batch size: model_args win."""
+        """From model_args, and the harness' own options, of which its command always gives a batch
+        size: model_args win."""
         options = {
             name: value for name, value in (additional_config or {}).items() if value is not None
         }

@@ -4,17 +4,24 @@
 
 A *template* gives the words, a *haystack* what they stand in. Templates:
 
-    own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
-    heldout      facts of the held-out grammar of `modalities.text.facts`; training facts have other names and wordings
+    own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key
+    is"
+    heldout      facts of the held-out grammar of `modalities.text.facts`; training facts have other
+    names and wordings
     train        the same of the training grammar: its names, and wordings of its list
-    wide         wordings of the wide training grammar; half of the values are prices, times, dates, codes and the like
-    other        the same in twenty other wordings, and other kinds of value; nine do not end in the words before the value
-    bam          the passkey prompt as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the
-                 filler, a key of six digits without a leading 0, the first of which the prompt gives away
+    wide         wordings of the wide training grammar; half of the values are prices, times, dates,
+    codes and the like
+    other        the same in twenty other wordings, and other kinds of value; nine do not end in the
+    words before the value
+    bam          the passkey prompt as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole
+    repetitions of the
+                 filler, a key of six digits without a leading 0, the first of which the prompt
+                 gives away
 
-With the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject. Haystacks: sentences
-of our "own", the "grass" of the published prompts, "text" of held-out documents. Statements stand between sentences. Hay is cut
-to the token, so that prompt and answer together have exactly the length asked for (bam: a prompt of at most that).
+With the statement stand `facts` − 1 further facts, which differ from the one asked for in their
+subject. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
+documents. Statements stand between sentences. Hay is cut to the token, so that prompt and answer
+together have exactly the length asked for (bam: a prompt of at most that).
 """
 
 from __future__ import annotations
@@ -67,7 +74,8 @@ class Haystack:
     loop: bool = False
 
     def draw(self, count: int, rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray:
-        """A random stretch of `count` tokens of one document, else of several; of a loop it begins with a sentence."""
+        """A random stretch of `count` tokens of one document, else of several; of a loop it begins
+        with a sentence."""
         if self.loop:
             return self.repeat(count, int(pick(rng, sentence_ends(self.texts[0], tokenizer)[:-1])))
         long = [text for text in self.texts if len(text) >= count]
@@ -99,7 +107,8 @@ def default_haystack(template: str) -> str:
 def open_haystack(
     name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarray] = ()
 ) -> Haystack:
-    """A haystack by name: "own", "grass" or "text" (`documents`, in tokens). ValueError for another, or without text."""
+    """A haystack by name: "own", "grass" or "text" (`documents`, in tokens). ValueError for
+    another, or without text."""
     check_choice("filler", name, HAYSTACKS)
     if name != "text":
         return Haystack((tokenizer.encode(OWN if name == "own" else GRASS),), loop=True)
@@ -109,7 +118,8 @@ def open_haystack(
 
 
 class Prompt(NamedTuple):
-    """Tokens, int64, of a prompt and its answer. wording: its words without names. value_kind: as in `Fact`. "" where fixed.
+    """Tokens, int64, of a prompt and its answer. wording: its words without names. value_kind: as
+    in `Fact`. "" where fixed.
     question_length: tokens of the question, at the prompt's end."""
 
     tokens: np.ndarray
@@ -119,8 +129,9 @@ class Prompt(NamedTuple):
     question_length: int
 
     def passage(self, length: int) -> Self:
-        """The prompt of `length` tokens with its answer: its first token, a passage, the question. The passage surrounds the
-        `NEAR` trigrams with the greatest Σ 1/count over those of the question. Raises ValueError for a length without room."""
+        """The prompt of `length` tokens with its answer: its first token, a passage, the question.
+        The passage surrounds the `NEAR` trigrams with the greatest Σ 1/count over those of the
+        question. Raises ValueError for a length without room."""
         text, question = (
             self.tokens[1 : -self.question_length],
             self.tokens[-self.question_length :],
@@ -145,7 +156,8 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """What is stated and asked. facts: how many are stated, one of which is asked for; only the grammars have more than one."""
+    """What is stated and asked. facts: how many are stated, one of which is asked for; only the
+    grammars have more than one."""
 
     name: str = "own"
     facts: int = 1
@@ -214,7 +226,8 @@ class Template:
         tokenizer: Tokenizer,
         haystack: Haystack,
     ) -> tuple[np.ndarray, int, np.ndarray]:
-        """Hay of `count` tokens (bam: at most), where in it the statement stands, and where others may stand."""
+        """Hay of `count` tokens (bam: at most), where in it the statement stands, and where others
+        may stand."""
         if haystack.loop and self.name == "bam":
             unit = len(haystack.texts[0])
             times = count // unit
@@ -230,7 +243,8 @@ class Template:
     def _draw_words(
         self, rng: np.random.Generator
     ) -> tuple[list[Sentence], Sentence, tuple[str, str]]:
-        """(statements, the question for the first of them with its answer, its wording and kind of value)."""
+        """(statements, the question for the first of them with its answer, its wording and kind of
+        value)."""
         if self.grammar is not None:
             patterns = self.grammar.patterns
             value = pick(rng, patterns) if patterns and rng.random() < 0.5 else "digits"
@@ -252,7 +266,8 @@ class Template:
 
 @dataclass(frozen=True)
 class StatedFact:
-    """A fact in a text, which has `end` tokens up to the end of its statement; the answer does not begin with a space alone."""
+    """A fact in a text, which has `end` tokens up to the end of its statement; the answer does not
+    begin with a space alone."""
 
     end: int
     question: np.ndarray
@@ -262,10 +277,12 @@ class StatedFact:
 def state_facts(
     text: np.ndarray, length: int, count: int, rng: np.random.Generator, tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray, list[StatedFact]]:
-    """(BOS and the first tokens of `text`, int64, in which `count` facts stand; which of them are the text's; the facts).
+    """(BOS and the first tokens of `text`, int64, in which `count` facts stand; which of them are
+    the text's; the facts).
 
-    Facts are of the held-out grammar, alike, at even depths from the start to the end, between sentences. All this, any
-    question and its answer have `length` tokens; ValueError where words alone take as many.
+    Facts are of the held-out grammar, alike, at even depths from the start to the end, between
+    sentences. All this, any question and its answer have `length` tokens; ValueError where words
+    alone take as many.
     """
     facts = draw_facts(rng, GRAMMARS["heldout"], count, value="digits", alike=True)
     statements = [_encode(fact.statement, tokenizer) for fact in facts]

@@ -1,4 +1,5 @@
-"""What text evaluators share: the held-out documents they read, and retrieval scored on a grid of length × depth."""
+"""What text evaluators share: the held-out documents they read, and retrieval scored on a grid of
+length × depth."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ FILLERS = "own, grass or text (held-out documents)"
 
 
 class TextEvaluator(Evaluator[S, Decoder]):
-    """An evaluator that reads held-out documents: those of `settings.source`, else those that training held out."""
+    """An evaluator that reads held-out documents: those of `settings.source`, else those that
+    training held out."""
 
     @property
     def text_name(self) -> str:
@@ -97,7 +99,8 @@ class TextEvaluator(Evaluator[S, Decoder]):
 
 
 class HaystackEvaluator(TextEvaluator[S]):
-    """An evaluator that hides statements in a haystack. ValueError for a source of held-out text and another filler."""
+    """An evaluator that hides statements in a haystack. ValueError for a source of held-out text
+    and another filler."""
 
     def __init__(
         self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None
@@ -133,7 +136,8 @@ class HaystackEvaluator(TextEvaluator[S]):
 
 @dataclass(frozen=True)
 class RetrievalSettings(CutSettings):
-    """What is hidden in what; see `modalities.text.prompts`. The control cuts prompts by `Prompt.passage`."""
+    """What is hidden in what; see `modalities.text.prompts`. The control cuts prompts by
+    `Prompt.passage`."""
 
     template: str | None = option(None, f"{', '.join(TEMPLATES)}; default: own")
     filler: str | None = option(None, f"{FILLERS}; default: what belongs to the template")
@@ -154,7 +158,8 @@ class RetrievalSettings(CutSettings):
 
 
 class Retrieval(HaystackEvaluator[RetrievalSettings]):
-    """A value stated somewhere in a text and asked for at its end: a grid of length × depth, scored by `answer_scores`.
+    """A value stated somewhere in a text and asked for at its end: a grid of length × depth, scored
+    by `answer_scores`.
 
     With several numbers of facts each has columns of its own, such as `free_generation (facts=5)`.
     """
@@ -235,7 +240,8 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        """Mean scores of the cell's samples; of each whether it was answered, 0 or 1, and its words."""
+        """Mean scores of the cell's samples; of each whether it was answered, 0 or 1, and its
+        words."""
         prompts, size = cell.data["prompts"], self.at_once(model, cell.data["length"])
         by_shape: dict[
             tuple[int, int], list[int]
@@ -276,8 +282,9 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         return self.conditions[cell["facts"]]
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        """A row per length: of each condition means over depths, and the generated score's depths and standard error: over
-        wordings, where prompts have several (few make it uncertain), else over prompts."""
+        """A row per length: of each condition means over depths, and the generated score's depths
+        and standard error: over wordings, where prompts have several (few make it uncertain), else
+            over prompts."""
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             row: dict[str, Any] = {"length": length}
@@ -309,7 +316,8 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         return rows
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """EVAL.words.csv: the share of answers generated exactly by wording, and by kind of value."""
+        """EVAL.words.csv: the share of answers generated exactly by wording, and by kind of
+        value."""
         groups: dict[tuple[str | int, ...], list[int]] = {}
         for result in results:
             for cell in result.cells.values():

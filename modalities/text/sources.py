@@ -1,19 +1,25 @@
 """Where documents come from: a spec string in, documents out, and the fixed held-out split.
 
-    "sotu-excerpt"                    State of the Union speeches that ship with the package (the default)
-    "sotu" | "poetry" | "rfc"         corpora that `priorzoo fetch-data text` puts into the data folder
-    "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all held out
-    "english"                         a mix of all three: every speech, every 2nd document of poetry, every 10th RFC
+    "sotu-excerpt"                    State of the Union speeches that ship with the package (the
+    default)
+    "sotu" | "poetry" | "rfc"         corpora that `priorzoo fetch-data text` puts into the data
+    folder
+    "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all
+    held out
+    "english"                         a mix of all three: every speech, every 2nd document of
+    poetry, every 10th RFC
     "PATH or GLOB"                    .txt (a document per file) and .jsonl, also as .gz
     "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset of the hub or in a folder, streamed
 
 Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
 
     field=text           the field that holds the text (JSONL, hf)
-    split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by hash
+    split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by
+    hash
     split=heldout        or "train": of every document, instead of the split by hash
     errors=strict        or "replace": what to do with invalid Unicode in .txt and .jsonl
-    data_files=GLOB      hf only: handed to load_dataset, as in "hf:parquet?data_files=shards/*.parquet"
+    data_files=GLOB      hf only: handed to load_dataset, as in
+    "hf:parquet?data_files=shards/*.parquet"
 
 JSONL is read here because errors of `datasets` name no row.
 """
@@ -72,7 +78,8 @@ def document_split(document: Document) -> str:
 
 
 class Source:
-    """An iterable of documents that can be walked again and again in the same order. Empty documents are left out."""
+    """An iterable of documents that can be walked again and again in the same order. Empty
+    documents are left out."""
 
     spec: str
 
@@ -94,7 +101,8 @@ class Source:
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """Documents of files one after the other: `parts` are (path, options, n), of which every n-th document counts."""
+    """Documents of files one after the other: `parts` are (path, options, n), of which every n-th
+    document counts."""
 
     spec: str
     parts: tuple[tuple[Path, dict[str, str], int], ...]
@@ -140,7 +148,8 @@ class UnseenSource(Source):
 
 @dataclass(frozen=True)
 class HFSource(Source):
-    """A streamed Hugging Face dataset. `load()` gives the dataset itself, `document` reads its rows."""
+    """A streamed Hugging Face dataset. `load()` gives the dataset itself, `document` reads its
+    rows."""
 
     spec: str
     name: str
@@ -149,7 +158,8 @@ class HFSource(Source):
     options: dict[str, str]
 
     def load(self) -> Iterable[Mapping[str, object]]:
-        """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
+        """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through
+        unchanged."""
         files = self.options.get("data_files")
         named = (
             {"data_files": [str(path) for path in matching_files(files)] or files} if files else {}
@@ -167,7 +177,8 @@ class HFSource(Source):
 
 
 def open_source(spec: str = "sotu-excerpt") -> Source:
-    """The source of a spec string. ValueError for an unknown name or option, FileNotFoundError for missing files."""
+    """The source of a spec string. ValueError for an unknown name or option, FileNotFoundError for
+    missing files."""
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"source must be a non-empty string such as 'sotu-excerpt', got {spec!r}")
     place, options = _parse(spec)
@@ -190,7 +201,8 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
 
 
 def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileSource:
-    """Corpora of the data folder, by name; FileNotFoundError says how to fetch all that are missing."""
+    """Corpora of the data folder, by name; FileNotFoundError says how to fetch all that are
+    missing."""
     paths = {name: data_folder() / _FETCHED[name][0] for name in every}
     if missing := {name: path for name, path in paths.items() if not path.is_file()}:
         listed, command = (

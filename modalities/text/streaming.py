@@ -27,9 +27,10 @@ _BLOCK, _MIX = (
 
 
 class _Shard:
-    """The endless samples of one shard of a Hugging Face dataset: packed into one line of [BOS] + tokens, cut at stride L, and
-    served in blocks of `BLOCK` windows, each in random order. The state is the place of a block's first document:
-    a block can be read again, where the content of a shuffle buffer would be lost."""
+    """The endless samples of one shard of a Hugging Face dataset: packed into one line of [BOS]
+    + tokens, cut at stride L, and served in blocks of `BLOCK` windows, each in random order. The
+    state is the place of a block's first document: a block can be read again, where the content of
+    a shuffle buffer would be lost."""
 
     def __init__(
         self,
@@ -49,7 +50,8 @@ class _Shard:
         """Pairs (row, state after it), from the start or from a state on."""
         length = self.config.context
         skip, block, done = (state["skip"], state["block"], state["done"]) if state else (0, 0, 0)
-        # Documents not used up, each with the position of the dataset before it; of the first `skip` tokens are used up.
+        # Documents not used up, each with the position of the dataset before it; of the first
+        # `skip` tokens are used up.
         line: deque[tuple[State, np.ndarray]] = deque()
         held = -skip
         documents = self._documents(state["dataset"] if state else None)
@@ -132,7 +134,8 @@ class TextStream:
     def batches(
         self, slot: int, slots: int, done: int, state: State | None
     ) -> Iterator[tuple[Batch, Events, State]]:
-        # Torch forgets that this is a worker process: `datasets` would split our shards a second time and drop rows.
+        # Torch forgets that this is a worker process: `datasets` would split our shards a second
+        # time and drop rows.
         torch.utils.data._utils.worker._worker_info = None
         if get_worker_info() is not None:
             raise RuntimeError(

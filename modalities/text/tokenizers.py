@@ -2,15 +2,19 @@
 
 `load_tokenizer(spec)` knows six kinds:
 
-    "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
-    "bpe-1k"          byte-level BPE that ships with the package (assets/README.md); each digit is a token of its own
+    "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs
+    nothing
+    "bpe-1k"          byte-level BPE that ships with the package (assets/README.md); each digit is a
+    token of its own
     "bpe-4k"          the same with 4,096 entries instead of 1,024
-    "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json + merges.txt)
+    "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json
+    + merges.txt)
     "FILE.json"       any tokenizer saved by the `tokenizers` library
     "hf:NAME"         the tokenizer of a folder or repository of `transformers`
 
-Options `bos`, `eos` and `pad` name special tokens, as in "FILE.json?bos=[GO]&pad=[FILL]". A model's config keeps the whole
-string. A text of "hf:NAME" begins with the tokenizer's BOS, else EOS, else [CLS].
+Options `bos`, `eos` and `pad` name special tokens, as in "FILE.json?bos=[GO]&pad=[FILL]". A model's
+config keeps the whole string. A text of "hf:NAME" begins with the tokenizer's BOS, else EOS, else
+[CLS].
 """
 
 from __future__ import annotations
@@ -81,12 +85,14 @@ class Tokenizer:
         raise NotImplementedError
 
     def ends(self, text: str) -> list[int] | None:
-        """Characters of `text` up to the end of each of its ids; None where a tokenizer does not tell."""
+        """Characters of `text` up to the end of each of its ids; None where a tokenizer does not
+        tell."""
         return None
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes. 256 bytes + BOS, EOS, PAD, rounded up to 264 (a multiple of 8); ids 259..263 never occur."""
+    """UTF-8 bytes. 256 bytes + BOS, EOS, PAD, rounded up to 264 (a multiple of 8); ids 259..263
+    never occur."""
 
     name, vocab_size = "bytes", 264
     bos_id, eos_id, pad_id = 256, 257, 258
@@ -145,9 +151,11 @@ class BPETokenizer(Tokenizer):
 
 
 class OutsideTokenizer(Tokenizer):
-    """A tokenizer of `transformers`. Nothing is cut off or padded, and special tokens are not added.
+    """A tokenizer of `transformers`. Nothing is cut off or padded, and special tokens are not
+    added.
 
-    Where it puts a space before a text, as sentencepiece does, a space that begins the text is left out.
+    Where it puts a space before a text, as sentencepiece does, a space that begins the text is left
+    out.
     """
 
     BARE: ClassVar[dict[str, bool]] = {
@@ -186,7 +194,8 @@ class OutsideTokenizer(Tokenizer):
         return [skipped + end for _, end in offsets]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are left out too."""
+        """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are
+        left out too."""
         known = [
             i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size
         ]
@@ -199,7 +208,8 @@ _outside = lru_cache(maxsize=8)(lambda name, place: OutsideTokenizer(open_tokeni
 
 
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:
-    """The tokenizer of a spec string. ValueError for an unknown one, FileNotFoundError, ImportError for what is missing."""
+    """The tokenizer of a spec string. ValueError for an unknown one, FileNotFoundError, ImportError
+    for what is missing."""
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bytes', got {spec!r}")
     if spec == "bytes":
@@ -275,7 +285,8 @@ def _load_json(spec: str, path: Path) -> BPETokenizer:
 def _special_id(
     backend: Backend, spec: str, role: str, named: str | None, default: int | None = None
 ) -> int:
-    """The id of a special token: the named one, else the first known name, else the default, else an error."""
+    """The id of a special token: the named one, else the first known name, else the default, else
+    an error."""
     for name in (named,) if named else _NAMES[role]:
         if (number := backend.token_to_id(name)) is not None:
             return int(number)
@@ -288,7 +299,8 @@ def _special_id(
 
 
 def _as_ints(ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Plain ints from a list, array or tensor; an id outside the vocabulary is an error, not a blank."""
+    """Plain ints from a list, array or tensor; an id outside the vocabulary is an error, not a
+    blank."""
     values = [int(i) for i in (ids.tolist() if hasattr(ids, "tolist") else ids)]
     if wrong := [value for value in values if not 0 <= value < vocab_size]:
         raise ValueError(f"token id {wrong[0]} is outside 0..{vocab_size - 1}")

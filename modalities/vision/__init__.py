@@ -1,7 +1,8 @@
 """Vision: one transformer for every position method on a grid, its data, its evaluators.
 
-Importing it registers the models with the zoo, which needs no timm. What needs it is imported when it is asked for, any name
-below or a model, and registers them with timm; so does `import modalities.vision.registry`.
+Importing it registers the models with the zoo, which needs no timm. What needs it is imported when
+it is asked for, any name below or a model, and registers them with timm; so does
+`import modalities.vision.registry`.
 """
 
 from __future__ import annotations

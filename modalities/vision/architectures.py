@@ -1,4 +1,5 @@
-"""What makes a vision transformer, and every position method × SSMax on and off × size by name; all of it without timm."""
+"""What makes a vision transformer, and every position method × SSMax on and off × size by name; all
+of it without timm."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from zoo.model import ZooModel
 Options = dict[str, Any]  # entries of a `VisionConfig`, or of a method
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")
-# tiny reads the 26 capitals of the glyph data at 48 pixels, scene those of the scenes at 96; small and base are the usual
-# ones, at 224.
+# tiny reads the 26 capitals of the glyph data at 48 pixels, scene those of the scenes at 96; small
+# and base are the usual ones, at 224.
 SIZES: dict[str, Options] = {
     "tiny_patch8": dict(
         img_size=48, patch_size=8, num_classes=26, dim=96, num_layers=4, num_heads=3, hidden_dim=256, class_token=False,
@@ -29,8 +30,8 @@ SIZES: dict[str, Options] = {
     "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
     "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
 }  # fmt: skip
-# Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an axis; a separable prior
-# with a learned centre tells left from right, as GOAT's sines do.
+# Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an
+# axis; a separable prior with a learned centre tells left from right, as GOAT's sines do.
 OPTIONS: dict[tuple[str, str], Options] = {
     ("tiny_patch8", "goat"): {"rank": 2},
     ("tiny_patch8", "spectral2d"): {"rank": 2},
@@ -44,20 +45,30 @@ OPTIONS: dict[tuple[str, str], Options] = {
 class VisionConfig:
     """Everything that makes a vision transformer; JSON.
 
-    img_size: side of the training images in pixels, or (height, width): what priors and SSMax are initialised for.
+    img_size: side of the training images in pixels, or (height, width): what priors and SSMax are
+    initialised for.
     patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
     dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
-    position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of one
-        per layer, or a shorter one that is repeated, with options by name. The default, with SSMax and {"train_mu": True}, is
-        what reads pictures of 16 times the patches best (docs/RESULTS.md).
-    ssmax: scale logits by s·ln n, n all tokens of the image, s at the start ssmax_start; scale_prior: the prior's logits too.
-    share_prior: one prior for all layers instead of one each.  attention_bias: biases of attention's projections.
-    class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
-    global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
-    drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
+    position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with
+    `position_options` for it; or a list of one
+        per layer, or a shorter one that is repeated, with options by name. The default, with SSMax
+        and {"train_mu": True}, is what reads pictures of 16 times the patches best
+        (docs/RESULTS.md).
+    ssmax: scale logits by s·ln n, n all tokens of the image, s at the start ssmax_start;
+    scale_prior: the prior's logits too.
+    share_prior: one prior for all layers instead of one each.  attention_bias: biases of
+    attention's projections.
+    class_token: a learned token before the patches.  reg_tokens: learned tokens after it that
+    nothing reads.
+    global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token
+    to the classifier.
+    drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start,
+    None for none.
     weight_init: how linear layers start, of `modalities.starts.STARTS`.
-    mean, std: what pixels in 0…1 are normalised with.  activation_checkpointing: recompute blocks in the backward pass.
-    lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
+    mean, std: what pixels in 0…1 are normalised with.  activation_checkpointing: recompute blocks
+    in the backward pass.
+    lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it
+    (see `Attention`).
     pad, logit_options: of version 0.5; false and empty.
     """
 
@@ -131,7 +142,8 @@ class VisionConfig:
 
 
 def not_multiples(sides: Sequence[int], patch: int) -> str:
-    """For an error message: the sides that are no multiple of `patch`, and the nearest ones that are; "" where all are."""
+    """For an error message: the sides that are no multiple of `patch`, and the nearest ones that
+    are; "" where all are."""
     wrong = []
     for side in sides:  # symbols while torch.export traces, which have no hash
         if side < 1 or side % patch:

@@ -1,7 +1,8 @@
 """Training batches from decoded images: augmentation, mixup and erasing, each draw keyed.
 
-Every random draw follows from a key of integers such as (seed, epoch, sample). timm and torchvision draw from the global
-generators, so `seeded(key)` sets those and `preserve_rng_state()` restores them.
+Every random draw follows from a key of integers such as (seed, epoch, sample). timm and torchvision
+draw from the global generators, so `seeded(key)` sets those and `preserve_rng_state()` restores
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from modalities.vision.images import Shape, limit_aspect, rand_augment
 from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_off, window_on
 
 BICUBIC = v2.InterpolationMode.BICUBIC
-# First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
+# First word of every random key after the seed, so that no two uses share a stream; samples.py has
+# its own.
 _AUGMENT, _ERASE, _MIX, _SHAPE = 10, 11, 12, 13
 
 
@@ -51,7 +53,8 @@ def preserve_rng_state() -> Iterator[None]:
 
 
 def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
-    """PIL -> PIL of `shape`, as `augment` says; of a window what is done to its pixels. Draws from the global generators."""
+    """PIL -> PIL of `shape`, as `augment` says; of a window what is done to its pixels. Draws from
+    the global generators."""
     if config.augment == "none":
         return v2.Compose(
             [v2.Lambda(limit_aspect), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)]
@@ -75,8 +78,9 @@ def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
 class BatchMaker:
     """Decoded images of one batch -> {"images": float32 (B, 3, H, W), normalised, "targets"}.
 
-    (H, W) is one of `train_shapes`, drawn for the batch. targets: int64 (B,), of windows also "maps" (B, H, W); with
-    mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup pairs image b with B−1−b; B is even.
+    (H, W) is one of `train_shapes`, drawn for the batch. targets: int64 (B,), of windows also
+    "maps" (B, H, W); with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1.
+    Mixup pairs image b with B−1−b; B is even.
     """
 
     def __init__(self, config: VisionDataConfig) -> None:
@@ -101,7 +105,8 @@ class BatchMaker:
         keys: Sequence[tuple[int, ...]],
         batch_key: tuple[int, ...],
     ) -> dict[str, Tensor]:
-        """keys: one per image; batch_key: of what is drawn once per batch. The config's seed precedes each."""
+        """keys: one per image; batch_key: of what is drawn once per batch. The config's seed
+        precedes each."""
         config, shape, targets = self.config, self.shapes[0], []
         if len(self.shapes) > 1:
             drawn = np.random.default_rng([config.seed, _SHAPE, *batch_key]).integers(
@@ -138,7 +143,8 @@ class BatchMaker:
     def _seen(
         self, image: Image.Image, label: int | Objects, shape: Shape
     ) -> tuple[Image.Image, Mapping[str, object]]:
-        """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
+        """The image and its label; or a random window on it, and what is asked of that: of −1,
+        which does not count, −1."""
         if self.config.target == "label":
             return image, {"targets": label}
         objects = None if isinstance(label, int) else label

@@ -1,4 +1,5 @@
-"""Changes of a picture with objects that training never had: of its colours, its sharpness, its size, its angle."""
+"""Changes of a picture with objects that training never had: of its colours, its sharpness, its
+size, its angle."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ CHANGES = (*COLOURS, *SIZES, "turned")
 
 
 def changed(image: Image.Image, objects: Objects, name: str) -> tuple[Image.Image, Objects]:
-    """A picture, and its objects where they are then. "turned" keeps the middle, which has no empty corner."""
+    """A picture, and its objects where they are then. "turned" keeps the middle, which has no empty
+    corner."""
     image = image.convert("RGB")
     if name in COLOURS:
         return COLOURS[name](image), objects

@@ -24,24 +24,33 @@ TARGETS = ("label", "marked+map")
 class VisionDataConfig:
     """What to train on.
 
-    source: a spec string (sources.py). heldout_source: where held-out images come from, all of them, when not from `source`.
-    image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1, as many as the source
+    source: a spec string (sources.py). heldout_source: where held-out images come from, all of
+    them, when not from `source`.
+    image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1,
+    as many as the source
         lists; of maps one more, the background.
     target: "label", the image's own, or what is asked of the objects in it (objects.py).
-    unmarked: for "marked+map", the share of training rows whose window should lack some evidence; their answer is 0. Pictures
+    unmarked: for "marked+map", the share of training rows whose window should lack some evidence;
+    their answer is 0. Pictures
         without such a window keep the mark: 70% of `scenes` at 96 pixels.
-    shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
-    augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
-        with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
-        same, then RandAugment and, on the normalised tensor, random erasing. Resizing is bicubic. "window", of targets that
-        are asked of objects, cuts out a window at the stored resolution that holds the evidence; no resizing.
-    hflip, random_erasing: probabilities; erased areas are filled with noise. color_jitter: strength on brightness, contrast
-        and saturation. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies each operation with
-        probability one half; "-p1" applies all.
-    mixup, cutmix: the α of their Beta(α, α), 0 is off; with both on, each batch takes one of them, either equally likely.
+    shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws
+    one; (): image_size alone.
+    augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is
+    RandomResizedCrop
+        with `crop_scale` (the share of the area), then flip and colour jitter where those are set;
+        "imagenet" is the same, then RandAugment and, on the normalised tensor, random erasing.
+        Resizing is bicubic. "window", of targets that are asked of objects, cuts out a window at
+        the stored resolution that holds the evidence; no resizing.
+    hflip, random_erasing: probabilities; erased areas are filled with noise. color_jitter: strength
+    on brightness, contrast
+        and saturation. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies
+        each operation with probability one half; "-p1" applies all.
+    mixup, cutmix: the α of their Beta(α, α), 0 is off; with both on, each batch takes one of them,
+    either equally likely.
         label_smoothing: ε.
     mean, std: of the channels in 0…1, for normalisation.
-    shuffle_buffer: samples of a shard source that a worker shuffles at a time (compressed, in memory).
+    shuffle_buffer: samples of a shard source that a worker shuffles at a time (compressed, in
+    memory).
     """
 
     source: str = "glyphs"

@@ -1,8 +1,8 @@
 """Vision data: a config in, a resumable loader of batches out; and held-out images for evaluation.
 
-A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,)}, with boxes also "maps" (B, H, W); in training
-with mixup, cutmix or label smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that
-does not count is −1.
+A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,)}, with boxes also
+"maps" (B, H, W); in training with mixup, cutmix or label smoothing the targets are float32 (B,
+num_classes). In held-out passes the target of a place that does not count is −1.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
 def build_loader(
     config: VisionDataConfig, *, split: str = "train", micro_batch: int, **share: int
 ) -> IndexedLoader | StreamLoader:
-    """The loader of one split for one rank. share: `rank` (0) of `world` (1). ValueError where classes do not fit.
+    """The loader of one split for one rank. share: `rank` (0) of `world` (1). ValueError where
+    classes do not fit.
 
-    "train" is endless, shuffled and augmented; shards are streamed, everything else is read by index. "heldout" is one pass
-    without augmentation in a shuffled order, the same for every seed, with equally many batches on every rank.
+    "train" is endless, shuffled and augmented; shards are streamed, everything else is read by
+    index. "heldout" is one pass without augmentation in a shuffled order, the same for every seed,
+    with equally many batches on every rank.
     """
     if split == "heldout":
         return build_heldout(config, split=split, micro_batch=micro_batch, **share)
@@ -73,7 +75,8 @@ def _stored_size(config: VisionDataConfig) -> int:
 
 
 def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
-    """The held-out images of a config; a held-out folder takes its classes from the training folder."""
+    """The held-out images of a config; a held-out folder takes its classes from the training
+    folder."""
     classes = None
     if config.heldout_source is None:
         images = open_images(config.source, "heldout", size=size)
@@ -112,8 +115,9 @@ def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) ->
 
 
 class HeldoutImages:
-    """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at its stored size, label),
-    or with `objects` (RGB, `Objects`). classes: names by label; numbers without names, empty where unknown."""
+    """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at
+    its stored size, label), or with `objects` (RGB, `Objects`). classes: names by label; numbers
+    without names, empty where unknown."""
 
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
         self.images, self.objects = images, objects
@@ -147,7 +151,8 @@ class HeldoutImages:
         return self.images.name(int(self.order[place]))
 
     def side(self, place: int, shape: Shape) -> int:
-        """Shorter side of the largest central window, at the aspect of `shape`, on an image; 0 where its header is broken."""
+        """Shorter side of the largest central window, at the aspect of `shape`, on an image; 0
+        where its header is broken."""
         try:
             width, height = upright_size(self._stored(place)[0])
         except BadImage:
@@ -164,8 +169,8 @@ class HeldoutImages:
 
 
 def heldout_by(data: Mapping[str, object]) -> VisionDataConfig:
-    """What a training held out, from its recipe's data section; equal for runs that held out the same. ValueError for shards
-    without `heldout_source`."""
+    """What a training held out, from its recipe's data section; equal for runs that held out the
+    same. ValueError for shards without `heldout_source`."""
     deciding: Options = {name: data[name] for name in DECIDING if name in data}
     config = VisionDataConfig(
         **deciding, augment="light" if deciding.get("target", "label") == "label" else "window"
@@ -178,7 +183,8 @@ def heldout_by(data: Mapping[str, object]) -> VisionDataConfig:
 
 
 def heldout_name(source: str | VisionDataConfig) -> str:
-    """What files call held-out images: "glyphs", or "all of folder:photos, classes of folder:train"."""
+    """What files call held-out images: "glyphs", or "all of folder:photos, classes of
+    folder:train"."""
     if isinstance(source, str):
         return source
     if source.heldout_source is None:
@@ -192,8 +198,8 @@ def heldout_name(source: str | VisionDataConfig) -> str:
 def open_heldout(
     source: str | VisionDataConfig, *, objects: bool = False
 ) -> Heldout[HeldoutImages]:
-    """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per process. objects: pictures
-    with boxes. Shards given as "wds:…" are a held-out set as a whole."""
+    """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per
+    process. objects: pictures with boxes. Shards given as "wds:…" are a held-out set as a whole."""
     if isinstance(source, VisionDataConfig):
         images, classes = _heldout(source, size=EVALUATION_SIZE), source.num_classes
     else:

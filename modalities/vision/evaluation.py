@@ -1,4 +1,5 @@
-"""What evaluators of images share: held-out images, sizes in whole patches, and the table of controls."""
+"""What evaluators of images share: held-out images, sizes in whole patches, and the table of
+controls."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ ENOUGH, PROBED = 0.9, 256  # share of the first so many pictures that reach a de
 
 @dataclass(frozen=True)
 class SizeSettings(Settings):
-    """sizes: ascending, of the shorter side; by default FACTORS of the training size, as far as pictures reach. The aspect
-    is that of training."""
+    """sizes: ascending, of the shorter side; by default FACTORS of the training size, as far as
+    pictures reach. The aspect is that of training."""
 
     sizes: tuple[int, ...] | None = option(
         None, "pixels of the shorter side, as 96,192,384; default 1x to 4x trained", parse=counts
@@ -52,8 +53,8 @@ Sizes = TypeVar("Sizes", bound=SizeSettings)
 
 
 class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
-    """Base of the image evaluators: the same pictures at several sizes, in whole patches; of the source named, or what the
-    model's own training held out."""
+    """Base of the image evaluators: the same pictures at several sizes, in whole patches; of the
+    source named, or what the model's own training held out."""
 
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
     enlarges: bool = False  # whether pictures may be smaller than a size
@@ -70,7 +71,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
 
     @property
     def trained_range(self) -> tuple[int, ...]:
-        """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one size."""
+        """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one
+        size."""
         shapes = VisionDataConfig(shapes=tuple(self.trained_on.get("shapes", ()))).train_shapes
         sides = sorted({min(shape) for shape in shapes})
         return (sides[0], sides[-1]) if len(sides) > 1 else ()
@@ -85,7 +87,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
 
     @property
     def note(self) -> str:
-        """Says that a source which was named is read in part only, and how to read it as a whole."""
+        """Says that a source which was named is read in part only, and how to read it as a
+        whole."""
         source, images = self.settings.source, self.heldout.items.images
         if source is None or not images.among:
             return ""
@@ -104,7 +107,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         return f"{self.name}: {count} of {count + row['skipped']} pictures measured; {left_out}"
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """EVAL.controls.csv: the main score less that of each control; no file where no row has `controls`."""
+        """EVAL.controls.csv: the main score less that of each control; no file where no row has
+        `controls`."""
         rows = [
             {"model": result.label, "size": row["size"], "score": self.main}
             | control
@@ -128,7 +132,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         return model.config.patch_size * min(trained) // math.gcd(*trained)
 
     def shapes(self, model: VisionTransformer) -> list[Shape]:
-        """(height, width) of every point, ascending, at the aspect of training; that of training is among them."""
+        """(height, width) of every point, ascending, at the aspect of training; that of training is
+        among them."""
         step, trained = self.step(model), model.config.train_size
         for size in self.settings.sizes or ():
             if wrong := not_multiples([size], step):
@@ -150,7 +155,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         ]
 
     def sides(self, model: VisionTransformer, count: int) -> dict[int, int]:
-        """By place, the shorter side that each of the first `count` pictures reaches; without those whose header is broken."""
+        """By place, the shorter side that each of the first `count` pictures reaches; without those
+        whose header is broken."""
         items = self.heldout.items
         sides = {
             place: items.side(place, model.config.train_size)
@@ -184,7 +190,8 @@ def by_shape(cells: Iterable[CellValue]) -> dict[Shape, list[CellValue]]:
 
 
 def counted(cells: Sequence[CellValue], **counts: int) -> Row:
-    """The first columns of the row of one shape: its sides, what was measured, and what was skipped."""
+    """The first columns of the row of one shape: its sides, what was measured, and what was
+    skipped."""
     skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
     because = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
     if not all(counts.values()):

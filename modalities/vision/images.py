@@ -1,4 +1,5 @@
-"""From stored bytes to an upright 8-bit RGB image of a size, sets of images, and the report of what was skipped.
+"""From stored bytes to an upright 8-bit RGB image of a size, sets of images, and the report of what
+was skipped.
 
     grey, 1-bit, palette, CMYK, YCbCr, HSV          converted by Pillow, without colour profiles
     alpha, a transparent colour                     composited on white
@@ -7,9 +8,10 @@
     several frames                                  the first one
     empty, unknown format, truncated, corrupt, float, LAB, too large (MAX_PIXELS)      skipped
 
-Sources also skip files without an image's extension, class folders without images, samples without an image, label or usable
-objects, and labels outside 0…num_classes−1 (a ValueError where the source lists its classes). The next good image of the order
-takes the place of a skipped one; in held-out passes it has target −1. A set of which nothing is left is a ValueError.
+Sources also skip files without an image's extension, class folders without images, samples without
+an image, label or usable objects, and labels outside 0…num_classes−1 (a ValueError where the source
+lists its classes). The next good image of the order takes the place of a skipped one; in held-out
+passes it has target −1. A set of which nothing is left is a ValueError.
 """
 
 from __future__ import annotations
@@ -122,7 +124,8 @@ def decode_image(data: bytes) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow cannot convert."""
+    """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow
+    cannot convert."""
     if orientation(image) > 1:
         with contextlib.suppress(
             Exception
@@ -195,8 +198,9 @@ Shape = tuple[int, int]  # (height, width)
 
 
 def limit_aspect(image: Image.Image) -> Image.Image:
-    """An image centre-cropped to an aspect of at most MAX_ASPECT : 1: else 60000 × 2 pixels would be resized to a shorter side
-    of S by a longer one of S·30000. The central square that is cut afterwards is the same."""
+    """An image centre-cropped to an aspect of at most MAX_ASPECT : 1: else 60000 × 2 pixels would
+    be resized to a shorter side of S by a longer one of S·30000. The central square that is cut
+    afterwards is the same."""
     longest = MAX_ASPECT * min(image.size)
     return image if max(image.size) <= longest else _centre(image, longest, longest)
 
@@ -210,7 +214,8 @@ def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
 def rand_augment(
     spec: str, size: int, mean: Sequence[float]
 ) -> Callable[[Image.Image], Image.Image]:
-    """timm's RandAugment from a string such as "rand-m9-n2-mstd0.5"; uncovered areas are filled with the mean colour."""
+    """timm's RandAugment from a string such as "rand-m9-n2-mstd0.5"; uncovered areas are filled
+    with the mean colour."""
     from timm.data.auto_augment import (
         rand_augment_transform,
     )  # timm takes longer to import than torch
@@ -236,8 +241,9 @@ def preprocess(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Tensor:
-    """The largest central window of an image, at a given size: float32 (3, height, width), normalised. via: the shorter side is
-    reduced to so many pixels first, and enlarged again: the control without new detail."""
+    """The largest central window of an image, at a given size: float32 (3, height, width),
+    normalised. via: the shorter side is reduced to so many pixels first, and enlarged again: the
+    control without new detail."""
     from torchvision.transforms.v2.functional import normalize  # slow to import
 
     image = to_rgb(image)
@@ -259,7 +265,8 @@ def reduced(image: Image.Image, side: int) -> Image.Image:
 
 
 class ImageSet:
-    """Images by index. classes: names by label; None where the source has no list of them.  problems: events of listing it.
+    """Images by index. classes: names by label; None where the source has no list of them.
+    problems: events of listing it.
     among: images that the held-out tenth was chosen from by name; 0: all are here."""
 
     spec: str
@@ -276,13 +283,15 @@ class ImageSet:
         raise NotImplementedError
 
     def read_objects(self, index: int) -> tuple[bytes | Image.Image, Objects]:
-        """(stored bytes or a PIL image, its objects). Raises BadImage; ValueError for a source that has none."""
+        """(stored bytes or a PIL image, its objects). Raises BadImage; ValueError for a source that
+        has none."""
         raise ValueError(
             f"source {self.spec!r} has no boxes; expected shards with objects in KEY.json"
         )
 
     def group(self, index: int) -> str:
-        """What the image shares with others that a measurement should not count as independent, such as a font; ""."""
+        """What the image shares with others that a measurement should not count as independent,
+        such as a font; ""."""
         return ""
 
     def name(self, index: int) -> str:
@@ -298,8 +307,9 @@ def checked_image(
     num_classes: int | None = None,
     listed: bool = False,
 ) -> Image.Image:
-    """The RGB image. Raises BadImage, also where EXIF turns an image with objects: its boxes may be of either one. A label
-    outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage."""
+    """The RGB image. Raises BadImage, also where EXIF turns an image with objects: its boxes may be
+    of either one. A label outside 0…num_classes−1 is a ValueError where the source lists its
+    classes (`listed`), else a BadImage."""
     if isinstance(label, int) and num_classes is not None and not 0 <= label < num_classes:
         if listed:
             raise ValueError(
@@ -315,7 +325,8 @@ def checked_image(
 
 
 def heldout_places(names: Iterable[str], split: str) -> list[int]:
-    """Of a source without a held-out part, the places of a split's images: held out is a tenth, by blake2b of their names."""
+    """Of a source without a held-out part, the places of a split's images: held out is a tenth, by
+    blake2b of their names."""
 
     def held_out(name: str) -> bool:
         digest = hashlib.blake2b(

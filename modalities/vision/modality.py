@@ -33,7 +33,8 @@ MAP_WEIGHT = (
 
 
 def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> ZooModel:
-    """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
+    """A registered model at the data's image size, classes and normalisation, with the names of
+    classes where known."""
     facts: Options = {
         "img_size": data.image_size,
         "num_classes": data.num_classes,
@@ -51,10 +52,11 @@ def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> Z
 def loss(
     model: Callable[..., Tensor], batch: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
+    """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there
+    are labels.
 
-    With maps it is the class token's + MAP_WEIGHT · the mean over the patches, each asked for the pixel in its middle. Raises
-    ValueError for a model without these logits.
+    With maps it is the class token's + MAP_WEIGHT · the mean over the patches, each asked for the
+    pixel in its middle. Raises ValueError for a model without these logits.
     """
     logits, targets, extra = model(batch["images"]).float(), batch["targets"], torch.zeros(())
     if "maps" in batch:
@@ -94,9 +96,10 @@ def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
 
 
 def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
-    """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a (query, key) pair and layer:
-    attention's two products are 4·C forward and 8·C backward, all T² pairs are visible. Of several training shapes FLOPs are
-    their mean, and activations those of the largest.
+    """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a
+    (query, key) pair and layer: attention's two products are 4·C forward and 8·C backward, all T²
+    pairs are visible. Of several training shapes FLOPs are their mean, and activations those of the
+    largest.
     """
     config, patch = model.config, model.config.patch_size
     shapes = data.train_shapes if data.shapes else [config.train_size]

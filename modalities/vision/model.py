@@ -1,7 +1,8 @@
-"""One vision transformer for every position method on a grid: pre-norm, timm's layers around our attention.
+"""One vision transformer for every position method on a grid: pre-norm, timm's layers around our
+attention.
 
-Positions are made from the images of each call, so any size divisible by the patch works, square or not, at every call;
-nothing is resized.
+Positions are made from the images of each call, so any size divisible by the patch works, square or
+not, at every call; nothing is resized.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class VisionBlock(nn.Module):
 class VisionTransformer(ZooModel):
     """An image classifier, and a timm model.
 
-    Tokens are the class token and registers, which have no place on the grid, then the patches row by row.
+    Tokens are the class token and registers, which have no place on the grid, then the patches row
+    by row.
     """
 
     config_class = VisionConfig
@@ -134,7 +136,8 @@ class VisionTransformer(ZooModel):
         self._init_weights()
 
     def _init_weights(self) -> None:
-        # Of what enters the residual stream, this scales attention's output down with depth, not timm's MLPs.
+        # Of what enters the residual stream, this scales attention's output down with depth, not
+        # timm's MLPs.
         start_weights(self, self.config.weight_init, depth=self.config.num_layers)
         lecun_normal_(
             self.patch_embed.proj.weight.flatten(1)
@@ -155,12 +158,14 @@ class VisionTransformer(ZooModel):
     def pixels(
         self, image: Image.Image, height: int, width: int, *, enlarged: bool = False
     ) -> Tensor:
-        """(3, H, W): the image at this shape, normalised as in training. enlarged: from the training size."""
+        """(3, H, W): the image at this shape, normalised as in training. enlarged: from the
+        training size."""
         via = min(self.config.train_size) if enlarged else 0
         return preprocess(image, height, width, via=via, mean=self.config.mean, std=self.config.std)
 
     def read(self, path: str, *, size: int | None = None) -> Tensor:
-        """(1, 3, H, W) pixels of an image file: its largest central window, at the training size or `size` pixels square."""
+        """(1, 3, H, W) pixels of an image file: its largest central window, at the training size or
+        `size` pixels square."""
         shape = self.config.train_size if size is None else (size, size)
         self.positions(*shape)
         try:
@@ -171,8 +176,8 @@ class VisionTransformer(ZooModel):
 
     @torch.inference_mode()
     def classify(self, path: str, *, size: int | None = None) -> list[tuple[str, float]]:
-        """Every class, by its name or its number where names are unknown, and its probability, likeliest first; of the class
-        token where every token has an answer. See `read`."""
+        """Every class, by its name or its number where names are unknown, and its probability,
+        likeliest first; of the class token where every token has an answer. See `read`."""
         if not self.num_classes:
             raise ValueError("the model has no classifier: num_classes is 0")
         logits = self(self.read(path, size=size))[0]
@@ -194,7 +199,8 @@ class VisionTransformer(ZooModel):
         return {name for name, _ in self.named_parameters() if name.startswith("head.")}
 
     def positions(self, height: int, width: int) -> Positions:
-        """Of an image of `height` × `width` pixels; ValueError where these are no multiples of the patch."""
+        """Of an image of `height` × `width` pixels; ValueError where these are no multiples of the
+        patch."""
         patch = self.config.patch_size
         if wrong := not_multiples((height, width), patch):
             raise ValueError(
@@ -225,7 +231,8 @@ class VisionTransformer(ZooModel):
         return self.norm(x)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B, C)."""
+        """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B,
+        C)."""
         pooled = global_pool_nlc(
             features, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens
         )
@@ -239,7 +246,8 @@ class VisionTransformer(ZooModel):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A fresh classifier of `num_classes` (0: none), and another pooling if given ("token", "avg", or "" for none)."""
+        """A fresh classifier of `num_classes` (0: none), and another pooling if given ("token",
+        "avg", or "" for none)."""
         if global_pool is not None:
             pools = ("", "avg", "token") if self.config.class_token else ("", "avg")
             if global_pool not in pools:
@@ -260,7 +268,8 @@ class VisionTransformer(ZooModel):
 
     @property
     def _model_args(self) -> dict[str, object]:
-        """What timm saves to make this model again. train_size: timm overwrites img_size by its data configuration's."""
+        """What timm saves to make this model again. train_size: timm overwrites img_size by its
+        data configuration's."""
         return asdict(self.config) | {
             "train_size": self.config.img_size,
             "class_names": self.class_names,

@@ -1,15 +1,19 @@
-"""Where things are in a picture: boxes with categories, windows that keep an object's pixels, and what is asked of them.
+"""Where things are in a picture: boxes with categories, windows that keep an object's pixels, and
+what is asked of them.
 
-    "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]}, "group": "a font"
+    "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]},
+    "group": "a font"
 
-is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection). Without "marked" all are; "evidence"
-marks further boxes that the question needs. Targets are of the window on the picture that a model sees:
+is what a shard's KEY.json holds, in pixels (Hugging Face's form for detection). Without "marked"
+all are; "evidence" marks further boxes that the question needs. Targets are of the window on the
+picture that a model sees:
 
     marked    the category of the one marked object
-    map       the category + 1 of every pixel, 0 without one, of overlapping boxes the last; a patch has its middle pixel's
+    map       the category + 1 of every pixel, 0 without one, of overlapping boxes the last; a patch
+    has its middle pixel's
 
-Training asks for both, "marked+map": the class token answers for the picture, with the category + 1 or 0 where nothing is
-marked, and each patch for itself, by one classifier.
+Training asks for both, "marked+map": the class token answers for the picture, with the category + 1
+or 0 where nothing is marked, and each patch for itself, by one classifier.
 """
 
 from __future__ import annotations
@@ -32,9 +36,11 @@ Window = tuple[int, int, int, int]  # left, top, width, height in pixels
 
 @dataclass(frozen=True)
 class Objects:
-    """N objects: boxes (N, 4) float64, left, top, width, height in pixels; categories (N,) int64; marked, evidence (N,) bool.
+    """N objects: boxes (N, 4) float64, left, top, width, height in pixels; categories (N,) int64;
+    marked, evidence (N,) bool.
 
-    group: what the picture shares with others that a measurement should not count as independent, such as a font; "".
+    group: what the picture shares with others that a measurement should not count as independent,
+    such as a font; "".
     """
 
     boxes: np.ndarray
@@ -44,7 +50,8 @@ class Objects:
     group: str = ""
 
     def in_window(self, window: Window) -> Objects:
-        """The objects that a window shows some of, in its coordinates; none is marked where some evidence is missing."""
+        """The objects that a window shows some of, in its coordinates; none is marked where some
+        evidence is missing."""
         left, top, width, height = window
         boxes = self.boxes - [left, top, 0, 0]
         seen = (boxes[:, :2] < [width, height]).all(1) & (boxes[:, :2] + boxes[:, 2:] > 0).all(1)
@@ -85,8 +92,9 @@ def check_objects(
     shapes: Iterable[tuple[int, int]],
     num_classes: int,
 ) -> None:
-    """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height), where the
-    answer is none of `num_classes` (a map's are its categories + 1, and the background), and where a box is outside."""
+    """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width,
+    height), where the answer is none of `num_classes` (a map's are its categories + 1, and the
+    background), and where a box is outside."""
     if target != "map":
         target_of(objects, "marked", (0, 0))
     inside = objects.in_window((0, 0, *size)).boxes
@@ -106,9 +114,9 @@ def check_objects(
 def window_on(
     size: tuple[int, int], objects: Objects, shape: tuple[int, int], at: tuple[float, float]
 ) -> Window:
-    """A window of `shape` (height, width) on a picture of `size` (width, height) that holds all evidence; BadImage "too
-    small" or "spread" where there is none. at: where among the possible places, from 0 (left, top) to 1. With one `at` a larger
-    window contains each smaller one."""
+    """A window of `shape` (height, width) on a picture of `size` (width, height) that holds all
+    evidence; BadImage "too small" or "spread" where there is none. at: where among the possible
+    places, from 0 (left, top) to 1. With one `at` a larger window contains each smaller one."""
     height, width = shape
     if size[0] < width or size[1] < height:
         raise BadImage("too small", f"{size[0]}×{size[1]} pixels, a window of {width}×{height}")
@@ -134,7 +142,8 @@ def window_on(
 
 
 def window_off(image: Image.Image, objects: Objects, shape: tuple[int, int]) -> Window | None:
-    """The first of 16 random windows that lacks a box of the evidence and MARGIN pixels round it, or None."""
+    """The first of 16 random windows that lacks a box of the evidence and MARGIN pixels round it,
+    or None."""
     around = replace(
         objects, boxes=objects.boxes + np.array([-MARGIN, -MARGIN, 2 * MARGIN, 2 * MARGIN])
     )
@@ -160,7 +169,8 @@ def targets_of(objects: Objects | None, shape: tuple[int, int]) -> dict[str, np.
 
 
 def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:
-    """What a target asks of a picture of `shape` (height, width): int64, of that shape for "map". Raises "not one marked"."""
+    """What a target asks of a picture of `shape` (height, width): int64, of that shape for "map".
+    Raises "not one marked"."""
     if target == "marked":
         marked = objects.categories[objects.marked]
         if len(marked) != 1:
@@ -178,8 +188,8 @@ def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarr
 
 
 def at_patches(maps: Tensor, patches: int) -> Tensor:
-    """(B, patches): of maps (B, height, width) the pixel in the middle of every square patch, row by row; ValueError where so
-    many square patches do not make up the map."""
+    """(B, patches): of maps (B, height, width) the pixel in the middle of every square patch, row
+    by row; ValueError where so many square patches do not make up the map."""
     height, width = maps.shape[-2:]
     patch = math.isqrt(height * width // max(patches, 1))
     if (

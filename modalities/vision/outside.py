@@ -1,4 +1,5 @@
-"""Image classifiers of timm as models of vision: `timm:NAME`, untrained, or `timm:NAME@CHECKPOINT`, a file of its weights."""
+"""Image classifiers of timm as models of vision: `timm:NAME`, untrained, or `timm:NAME@CHECKPOINT`,
+a file of its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from zoo.errors import nearest
 
 @dataclass(frozen=True)
 class OutsideImageConfig:
-    """What evaluators ask of a configuration. train_size: timm's (height, width). patch_size: what sides are multiples of.
+    """What evaluators ask of a configuration. train_size: timm's (height, width). patch_size: what
+    sides are multiples of.
     fixed: whether it takes images of the training size alone."""
 
     name: str
@@ -32,8 +34,8 @@ class OutsideImageConfig:
 
 
 class OutsideClassifier(nn.Module):
-    """A classifier of timm with its own preparation of images. One without `dynamic_img_size` whose configuration has
-    `fixed_input_size` takes images of the training size alone."""
+    """A classifier of timm with its own preparation of images. One without `dynamic_img_size` whose
+    configuration has `fixed_input_size` takes images of the training size alone."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
@@ -59,7 +61,8 @@ class OutsideClassifier(nn.Module):
     def pixels(
         self, image: Image.Image, height: int, width: int, *, enlarged: bool = False
     ) -> Tensor:
-        """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and cuts out the centre.
+        """(3, H, W) by timm's evaluation transform, which resizes to 1 / crop_pct of the size and
+        cuts out the centre.
         enlarged: after the shorter side is reduced to the training size."""
         image = to_rgb(image)
         if enlarged:
@@ -70,7 +73,8 @@ class OutsideClassifier(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model does not take."""
+        """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model does not
+        take."""
         config, shape = self.config, tuple(images.shape[-2:])
         if config.fixed and shape != config.train_size:
             size, trained = (

@@ -1,4 +1,5 @@
-"""The architectures in timm's registry, which importing this adds them to: their settings, papers and weights."""
+"""The architectures in timm's registry, which importing this adds them to: their settings, papers
+and weights."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ default_cfgs: dict[str, object] = {}  # timm looks for this name
 
 
 def _register_with_timm() -> None:
-    """Register the architectures that are listed now with timm, and each set of weights that ships for them."""
+    """Register the architectures that are listed now with timm, and each set of weights that ships
+    for them."""
     cfgs: Options = {ANY: timm_cfg(VisionConfig())}
     for name in FAMILY.names():
         cfg = timm_cfg(VisionConfig(**model_entry(name).config)) | {"license": "apache-2.0"}

@@ -1,4 +1,5 @@
-"""A control that learns nothing: where the one closed ring of a picture of `scenes` is, by its colour and its shape."""
+"""A control that learns nothing: where the one closed ring of a picture of `scenes` is, by its
+colour and its shape."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ ANGLES = 48
 
 
 def ring_centre(pixels: np.ndarray) -> tuple[int, int]:
-    """(x, y) round which most of a circle of RADII is saturated, within a pixel, of pixels uint8 (height, width, 3)."""
+    """(x, y) round which most of a circle of RADII is saturated, within a pixel, of pixels uint8
+    (height, width, 3)."""
     height, width = pixels.shape[:2]
     saturated = np.ptp(pixels.astype(np.int16), axis=2) > CHROMA
     near = np.lib.stride_tricks.sliding_window_view(np.pad(saturated, 1), (3, 3)).any((2, 3))

@@ -1,9 +1,11 @@
-"""Vision data as `modalities.loading` takes it: map-style image sets (`ImageSamples`), shards in order (`ShardStream`).
+"""Vision data as `modalities.loading` takes it: map-style image sets (`ImageSamples`), shards in
+order (`ShardStream`).
 
-An epoch is not cut to whole batches: its last samples share a batch with the next one's first, so every sample occurs
-exactly once per epoch. The place of a skipped image is taken by the next good one of the order, so where a batch begins
-never depends on what was skipped. What happens to an image follows from the seed and its place in the order; only mixup's
-and CutMix's λ, and which images are paired, follow from its batch.
+An epoch is not cut to whole batches: its last samples share a batch with the next one's first, so
+every sample occurs exactly once per epoch. The place of a skipped image is taken by the next good
+one of the order, so where a batch begins never depends on what was skipped. What happens to an
+image follows from the seed and its place in the order; only mixup's and CutMix's λ, and which
+images are paired, follow from its batch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, che
 from modalities.vision.objects import Objects, check_objects
 from modalities.vision.shards import Members, Shards, read_label, read_objects, sample_image
 
-# First word of every random key after the seed, so that no two uses share a stream; batches.py has its own.
+# First word of every random key after the seed, so that no two uses share a stream; batches.py has
+# its own.
 _ORDER, _SHARDS, _BLOCK = 0, 1, 2
 Batch = dict[str, Tensor]
 Sample = tuple[Image.Image, int | Objects]
@@ -31,9 +34,10 @@ Block = list[tuple[int, str, Members]]  # (number, name, sample)
 
 
 class ImageSamples:
-    """Samples of an image set. Training is endless: epoch e serves all N images in an order drawn from (seed, e). train=False
-    is one pass without augmentation, in an order that is the same for every seed. Every image counts once in it: numbers beyond
-    the end, and what replaces a skipped image, have target −1."""
+    """Samples of an image set. Training is endless: epoch e serves all N images in an order drawn
+    from (seed, e). train=False is one pass without augmentation, in an order that is the same for
+    every seed. Every image counts once in it: numbers beyond the end, and what replaces a skipped
+    image, have target −1."""
 
     def __init__(self, images: ImageSet, config: VisionDataConfig, *, train: bool) -> None:
         if not len(images):
@@ -76,12 +80,14 @@ class ImageSamples:
 
 
 class ShardStream:
-    """Endless batches of WebDataset shards; each of `slots` (ranks × workers) reads its own part of them.
+    """Endless batches of WebDataset shards; each of `slots` (ranks × workers) reads its own part of
+    them.
 
-    Epoch e lays the shards out in an order drawn from (seed, e) and cuts that line of N samples into equal segments, one
-    per slot (lengths differ by one at most; slot s has segment (s + e) mod slots, so that the longer ones rotate). A segment
-    is read in blocks of about `shuffle_buffer` samples, each shuffled by (seed, e, its start). Unlike a shuffle buffer, a
-    block can be read again on resuming.
+    Epoch e lays the shards out in an order drawn from (seed, e) and cuts that line of N samples
+    into equal segments, one per slot (lengths differ by one at most; slot s has segment (s + e) mod
+    slots, so that the longer ones rotate). A segment is read in blocks of about `shuffle_buffer`
+    samples, each shuffled by (seed, e, its start). Unlike a shuffle buffer, a block can be read
+    again on resuming.
     """
 
     def __init__(self, shards: Shards, config: VisionDataConfig, micro_batch: int) -> None:
@@ -112,7 +118,8 @@ class ShardStream:
             del block  # before the next one is read
 
     def _blocks(self, slot: int, slots: int, done: int) -> Iterator[tuple[int, Block, int]]:
-        """A slot's endless blocks after its first `done` samples: (epoch, shuffled samples, how many of them are done)."""
+        """A slot's endless blocks after its first `done` samples: (epoch, shuffled samples, how
+        many of them are done)."""
         total, seed = len(self.shards), self.config.seed
         epoch, done = done // total * slots, done % total  # `slots` epochs are N samples
         while True:
@@ -167,7 +174,8 @@ def _first_good(
     events: list[Event],
     spec: str,
 ) -> Sample:
-    """The first of named images that training can ask for; `events` gets the others. ValueError where there is none."""
+    """The first of named images that training can ask for; `events` gets the others. ValueError
+    where there is none."""
     before = len(events)
     for name, read in candidates:
         try:

@@ -1,11 +1,13 @@
-"""WebDataset shards: tars in which the members of a sample follow one another under one name, 00017.jpg, 00017.cls.
+"""WebDataset shards: tars in which the members of a sample follow one another under one name,
+00017.jpg, 00017.cls.
 
-A label is a `.cls` member (a whole number as text) or the field "label" of a `.json` member. Ranks and workers share an epoch
-by samples, so every shard's number of samples must be known: from `index.json` beside the shards, {"classes": [NAME, …],
-"shards": [{"file", "samples", "sha256"}, …]}, where only "file" and "samples" are needed, or from the headers of all.
+A label is a `.cls` member (a whole number as text) or the field "label" of a `.json` member. Ranks
+and workers share an epoch by samples, so every shard's number of samples must be known: from
+`index.json` beside the shards, {"classes": [NAME, …], "shards": [{"file", "samples", "sha256"},
+…]}, where only "file" and "samples" are needed, or from the headers of all.
 
-`tarfile` reads headers alone. It takes a damaged one for the end of an archive; here that is an error. webdataset's decoders,
-some of which unpickle, are not used.
+`tarfile` reads headers alone. It takes a damaged one for the end of an archive; here that is an
+error. webdataset's decoders, some of which unpickle, are not used.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Sample(NamedTuple):
 
 
 def scan(path: Path) -> list[Sample]:
-    """The samples of a tar. Raises ValueError for one that is damaged, has a name twice, or a sparse member."""
+    """The samples of a tar. Raises ValueError for one that is damaged, has a name twice, or a
+    sparse member."""
     samples: list[Sample] = []
     seen: set[tuple[str, str]] = set()
     try:
@@ -93,7 +96,8 @@ class Entry(NamedTuple):
 
 
 class Shards(ImageSet):
-    """Shards with their sizes; samples are numbered in shard order. classes: where an index has them."""
+    """Shards with their sizes; samples are numbered in shard order. classes: where an index has
+    them."""
 
     def __init__(
         self, spec: str, entries: Mapping[Path, Entry], classes: Sequence[str] = ()
@@ -154,9 +158,11 @@ class Shards(ImageSet):
 
 
 def open_shards(spec: str, pattern: str) -> Shards:
-    """The shards of a folder with index.json, or of a pattern with braces such as "a/train-{000..127}.tar".
+    """The shards of a folder with index.json, or of a pattern with braces such as
+    "a/train-{000..127}.tar".
 
-    Raises FileNotFoundError for missing shards, ValueError for a wrong index and for shards without a sample.
+    Raises FileNotFoundError for missing shards, ValueError for a wrong index and for shards without
+    a sample.
     """
     folder = Path(pattern)
     paths = (
@@ -181,7 +187,8 @@ def open_shards(spec: str, pattern: str) -> Shards:
 
 
 def _read_index(path: Path) -> tuple[dict[str, Entry], list[str]]:
-    """Entries by file, and classes; nothing where there is no index. Raises ValueError for what is none."""
+    """Entries by file, and classes; nothing where there is no index. Raises ValueError for what is
+    none."""
     if not path.is_file():
         return {}, []
     content = read_json(path)
@@ -212,7 +219,8 @@ def _read_index(path: Path) -> tuple[dict[str, Entry], list[str]]:
 
 
 def _digest(path: Path) -> str:
-    """Of member names and sizes, labels, and the last bytes of other members: cheaper than the whole file."""
+    """Of member names and sizes, labels, and the last bytes of other members: cheaper than the
+    whole file."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as stream:
         for sample in scan(path):

@@ -1,16 +1,22 @@
 """Where images come from: a spec string in, an `ImageSet` out.
 
-    "photos" | "glyphs"             shards that `priorzoo fetch-data vision NAME` puts into the data folder (glyphs: of 0.5.0)
+    "photos" | "glyphs"             shards that `priorzoo fetch-data vision NAME` puts into the data
+    folder (glyphs: of 0.5.0)
     "scenes" | "links"              the same, of pictures with boxes
-    "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
-    "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
+    "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held
+    out; ships with the package
+    "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and
+    PATH/val/CLASS/… (or heldout,
                                     validation, test), or PATH/CLASS/… alone
-    "wds:PATTERN"                   WebDataset shards, "wds:a/train-{0000..1023}.tar", or a folder with index.json
-    "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label columns found by type;
+    "wds:PATTERN"                   WebDataset shards, "wds:a/train-{0000..1023}.tar", or a folder
+    with index.json
+    "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label
+    columns found by type;
                                     "…?image=COLUMN&label=COLUMN" names them
 
-A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's name (its row number in
-a dataset), unless `heldout_source` is set; "…?split=heldout" behind it holds out all of it. Shards hold out nothing.
+A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's
+name (its row number in a dataset), unless `heldout_source` is set; "…?split=heldout" behind it
+holds out all of it. Shards hold out nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +52,8 @@ _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
 def open_shard_source(spec: str, split: str) -> Shards | None:
-    """The shards of a spec's split ("train", "heldout", "all"); None for other sources. Raises FileNotFoundError."""
+    """The shards of a spec's split ("train", "heldout", "all"); None for other sources. Raises
+    FileNotFoundError."""
     if spec in FETCHED:
         folder = data_folder() / "vision" / spec / ("heldout" if split == "all" else split)
         if not (folder / "index.json").is_file():
@@ -72,9 +79,11 @@ def open_images(
     size: int = 128,
     classes: Sequence[str] | None = None,
 ) -> ImageSet:
-    """The images of a spec's split: "train", "heldout", or "all" of a held-out set (its held-out part if it has one).
+    """The images of a spec's split: "train", "heldout", or "all" of a held-out set (its held-out
+    part if it has one).
 
-    hold_out=False trains on everything but a held-out part of its own. size: pixels that "glyphs-builtin" should have.
+    hold_out=False trains on everything but a held-out part of its own. size: pixels that
+    "glyphs-builtin" should have.
     classes: names by label, for a "folder:" whose own list differs or is incomplete.
     """
     place, _, query = spec.partition("?")
@@ -104,7 +113,8 @@ def open_images(
 
 
 def class_names(spec: str) -> tuple[str, ...]:
-    """The classes that a source's training images list, by label, read without its images; () where that is unknown."""
+    """The classes that a source's training images list, by label, read without its images; () where
+    that is unknown."""
     if spec in ("glyphs", "glyphs-builtin", "scenes", "links"):  # the same letters
         return tuple(read_object(BUILTIN / "index.json")["classes"])
     if spec.startswith("folder:"):
@@ -114,8 +124,9 @@ def class_names(spec: str) -> tuple[str, ...]:
 
 
 class BuiltinImages(ImageSet):
-    """Letters cut from the sheets that ship with the package, one for each font; consecutive ones go through the letters,
-    then the fonts. Of the stored sizes the smallest with at least `size` pixels, or the largest."""
+    """Letters cut from the sheets that ship with the package, one for each font; consecutive ones
+    go through the letters, then the fonts. Of the stored sizes the smallest with at least `size`
+    pixels, or the largest."""
 
     def __init__(self, spec: str, split: str, size: int) -> None:
         index, sizes = read_object(BUILTIN / "index.json"), BUILTIN_SIZES[split]
@@ -147,7 +158,8 @@ class BuiltinImages(ImageSet):
 
 
 def _shown_folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's checkpoints."""
+    """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's
+    checkpoints."""
     if not folder.is_dir():
         return []
     return sorted(
@@ -163,7 +175,8 @@ def _version(path: str) -> tuple[int, int]:
 
 
 def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], list[Event]]:
-    """(path, label) of the images of every class, sorted by class, folder and name; and what is left out."""
+    """(path, label) of the images of every class, sorted by class, folder and name; and what is
+    left out."""
     samples, problems, seen = [], [], set()
     for name, label in sorted((name, label) for label, name in enumerate(classes)):
         top, entries = os.path.join(root, name), []
@@ -196,7 +209,8 @@ def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, in
 
 
 def _names_of_content(root: Path, samples: Sequence[tuple[str, int]]) -> list[str]:
-    """Names in `root`, of files with equal bytes the first one's: copies are held out together, or trained on together."""
+    """Names in `root`, of files with equal bytes the first one's: copies are held out together, or
+    trained on together."""
     sizes = Counter(os.path.getsize(file) for file, _ in samples)
     first: dict[bytes, str] = {}
     names = []
@@ -214,7 +228,8 @@ def _relative(root: Path, file: str) -> str:
 
 
 class FolderImages(ImageSet):
-    """A folder of class folders. Labels are the places of the class names in alphabetical order, those of PATH/train."""
+    """A folder of class folders. Labels are the places of the class names in alphabetical order,
+    those of PATH/train."""
 
     def __init__(
         self, spec: str, split: str, *, hold_out: bool, classes: Sequence[str] | None = None
@@ -265,7 +280,8 @@ class FolderImages(ImageSet):
             for file, label in samples
         )
         self.fingerprint = digest_of(facts)
-        # In one buffer: forked workers share it, while they would copy a list of objects page by page.
+        # In one buffer: forked workers share it, while they would copy a list of objects page by
+        # page.
         self.paths = np.array([os.fsencode(file) for file, _ in samples])
         self.labels = np.array([label for _, label in samples])
 
@@ -282,8 +298,9 @@ class FolderImages(ImageSet):
 class HFImages(ImageSet):
     """One split of a Hugging Face dataset; images stay encoded until they are read.
 
-    "train" is the split named in the spec, else "train"; "heldout" the validation or test split, the one named before others,
-    or rows of the training split that `heldout_places` picks; "all" the split named, else the held-out one, else everything.
+    "train" is the split named in the spec, else "train"; "heldout" the validation or test split,
+    the one named before others, or rows of the training split that `heldout_places` picks; "all"
+    the split named, else the held-out one, else everything.
     """
 
     def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:
@@ -367,7 +384,8 @@ class HFImages(ImageSet):
 def _column(
     spec: str, features: Mapping[str, object], role: str, kind: type, named: Mapping[str, str]
 ) -> str:
-    """The column that is named for a role, else the only one of its type; labels may be whole numbers, called "label"."""
+    """The column that is named for a role, else the only one of its type; labels may be whole
+    numbers, called "label"."""
     fitting = [name for name, feature in features.items() if isinstance(feature, kind)] or [role]
     column = named.get(role) or (fitting[0] if len(fitting) == 1 else "")
     feature = features.get(column)

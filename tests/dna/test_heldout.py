@@ -1,4 +1,5 @@
-"""`bits` and `completion`: what is averaged over which bases, and continuations against writers whose texts are known."""
+"""`bits` and `completion`: what is averaged over which bases, and continuations against writers
+whose texts are known."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from tests.refusals import refuses
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Two held-out contigs of different composition and one too short for most lengths; a training contig like the first."""
+    """Two held-out contigs of different composition and one too short for most lengths; a training
+    contig like the first."""
     folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(0)
 
     def chain(length, stay):
@@ -190,7 +192,8 @@ NEW = 60
 
 @pytest.fixture(scope="module")
 def genomes(tmp_path_factory):
-    """Four contigs of 3000 bases, three of them held out, one of these with a gap; the text of each."""
+    """Four contigs of 3000 bases, three of them held out, one of these with a gap; the text of
+    each."""
     folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(5)
     texts = {}
     for name in "abcd":
@@ -254,7 +257,8 @@ def test_statistics_against_their_definitions():
 @torch.no_grad()
 @pytest.mark.parametrize(("tokenizer", "left_out"), [("bases", 0), ("kmer:3", 2)])
 def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
-    """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses its first bases."""
+    """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses
+    its first bases."""
     model, every = tiny(tokenizer, position="goat", num_layers=2), load_tokenizer(tokenizer)
     prompts = np.random.default_rng(3).integers(0, 4, (3, 20)).astype(np.uint8)
     written = write_bases(model, prompts, new_bases=14, temperature=0, seed=0)
@@ -269,7 +273,8 @@ def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
 
 
 def test_the_truth_scores_in_full(genomes, writes):
-    """Continuations are the same at every length, of held-out contigs alone and equally many of each."""
+    """Continuations are the same at every length, of held-out contigs alone and equally many of
+    each."""
     prompts, evaluator = writes(after(genomes[1])), completing(genomes, samples=30)
     cells = dict(evaluator.run(tiny()))
     for row in evaluator.rows(cells):

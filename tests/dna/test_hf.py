@@ -105,7 +105,8 @@ def test_modality_is_that_of_the_vocabulary(tmp_path):
         load_tokenizer(f"hf:{tmp_path}/lower")
 
 
-# ------------------------------------------------------------------------------------ our models in transformers
+# ------------------------------------------------------------------------------------ our models in
+# transformers
 
 
 def test_tokenizers_give_our_ids():

@@ -1,4 +1,5 @@
-"""The DNA decoder and its copy expert: logits of targets alone, counts of a plain search, the memory, what is refused."""
+"""The DNA decoder and its copy expert: logits of targets alone, counts of a plain search, the
+memory, what is refused."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ def close(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("name", ["dna_rope_tiny", "dna_cable_tiny", "dna_ggd_ssmax_tiny"])
 @torch.no_grad()
 def test_prefix_and_cache(name: str) -> None:
-    """No logit depends on what follows, and decoding in pieces, after a crop and with rows chosen again, equals prefill."""
+    """No logit depends on what follows, and decoding in pieces, after a crop and with rows chosen
+    again, equals prefill."""
     decoder, tokens = model(name, train_context=120), torch.from_numpy(repetitive())
     decoder.copy_expert.recent = 40
     full = decoder(tokens)

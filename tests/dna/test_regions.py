@@ -1,4 +1,5 @@
-"""`score` and `track`: a base costs the same wherever it is asked for, and equals a likelihood computed window by window."""
+"""`score` and `track`: a base costs the same wherever it is asked for, and equals a likelihood
+computed window by window."""
 
 from __future__ import annotations
 

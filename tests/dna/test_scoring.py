@@ -1,4 +1,5 @@
-"""Letters, tokens, and the cost of windows against logits worked out by hand and chains against a dictionary of counts."""
+"""Letters, tokens, and the cost of windows against logits worked out by hand and chains against a
+dictionary of counts."""
 
 from __future__ import annotations
 

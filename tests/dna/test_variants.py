@@ -1,4 +1,5 @@
-"""Variants: files and their faults, haplotypes and their spellings, windows, ratios against direct computation."""
+"""Variants: files and their faults, haplotypes and their spellings, windows, ratios against direct
+computation."""
 
 from __future__ import annotations
 
@@ -156,7 +157,8 @@ def test_normal_form():
 
 
 def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files):
-    """On one strand behind a contig's last base; on both the other strand reads the bases before it."""
+    """On one strand behind a contig's last base; on both the other strand reads the bases before
+    it."""
     text = letters(40)
     rows = [
         ("c", at, ".", text[at - 1], "ACGT"[("ACGT".index(text[at - 1]) + 1) % 4])
@@ -229,7 +231,8 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
 
 
 def test_every_spelling_of_a_haplotype_is_one_change():
-    """60 insertions and deletions in repeats, each in all its spellings; windows and scores follow from the change alone."""
+    """60 insertions and deletions in repeats, each in all its spellings; windows and scores follow
+    from the change alone."""
     rng, text, starts = np.random.default_rng(11), letters(50), []
     for n in range(60):
         starts.append(len(text) + 1)

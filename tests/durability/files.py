@@ -1,4 +1,5 @@
-"""Small whole files of every kind that a reader takes, the damage that is done to them, and a pickle that runs code."""
+"""Small whole files of every kind that a reader takes, the damage that is done to them, and a
+pickle that runs code."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ RECORDS = (
 
 
 def save_model(folder: Path) -> CausalLM:
-    """A tiny saved model without the digests of manifest.json: whoever changes a file may change its digest too."""
+    """A tiny saved model without the digests of manifest.json: whoever changes a file may change
+    its digest too."""
     torch.manual_seed(0)
     model = CausalLM(
         TextConfig(dim=8, num_layers=1, num_heads=2, hidden_dim=8, position="nope", vocab_size=264)

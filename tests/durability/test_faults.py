@@ -1,6 +1,7 @@
 """Runs that break at a file operation, or whose files are damaged, end as unbroken ones.
 
-PRIORZOO_FAULTS=1 breaks every operation by every kind, half an hour; by default every 45th by one kind.
+PRIORZOO_FAULTS=1 breaks every operation by every kind, half an hour; by default every 45th by one
+kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Damaged, hostile and huge files: a reader reads them or says in one line what is wrong, and nothing else happens."""
+"""Damaged, hostile and huge files: a reader reads them or says in one line what is wrong, and
+nothing else happens."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Small runs that break at a file operation and are continued: the end must be that of an unbroken run, byte by byte.
+"""Small runs that break at a file operation and are continued: the end must be that of an unbroken
+run, byte by byte.
 
     LD_PRELOAD=inject.so python tests/durability/trials.py FOLDER STRIDE
 
-Every STRIDE-th operation of a run that saves, prunes and exports is broken, by each kind in turn; STRIDE 1 tries all of them.
-The process imports what training needs once and forks for each run. Prints JSON: how many operations a run has, and what was
-wrong in which trial; run by test_faults.py.
+Every STRIDE-th operation of a run that saves, prunes and exports is broken, by each kind in turn;
+STRIDE 1 tries all of them. The process imports what training needs once and forks for each run.
+Prints JSON: how many operations a run has, and what was wrong in which trial; run by
+test_faults.py.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def train(run: Path, *more: str) -> int:
 
 
 def fork(call: Callable[[], int], log: Path, folder: Path, kind: str = "", at: int = -1) -> Trial:
-    """Run `call` in a fork of this process, with a fault of a kind at an operation below a folder."""
+    """Run `call` in a fork of this process, with a fault of a kind at an operation below a
+    folder."""
     child = os.fork()
     if not child:
         code = 1
@@ -96,7 +99,8 @@ def fork(call: Callable[[], int], log: Path, folder: Path, kind: str = "", at: i
 
 
 def contents(run: Path) -> dict[str, object]:
-    """What two runs of one recipe have in common: names of files, records without times, and the weights' bytes."""
+    """What two runs of one recipe have in common: names of files, records without times, and the
+    weights' bytes."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "files": sorted(str(path.relative_to(run)) for path in run.rglob("*")),

@@ -1,10 +1,13 @@
-"""Golden numbers of the zoo: logits of every named weight, short trainings, tables of four evaluators.
+"""Golden numbers of the zoo: logits of every named weight, short trainings, tables of four
+evaluators.
 
     python tests/golden/golden.py > golden.json        one minute on one core
-    python tests/golden/golden.py dna_ passkey         only entries whose names contain one of these words
+    python tests/golden/golden.py dna_ passkey         only entries whose names contain one of these
+    words
 
-"digest" entries are SHA-256 and equal to the bit on one machine; a refactor leaves them unchanged. "values" are numbers
-that another processor reproduces within 1e-5; `test_golden.py` compares those with `numbers.json`.
+"digest" entries are SHA-256 and equal to the bit on one machine; a refactor leaves them unchanged.
+"values" are numbers that another processor reproduces within 1e-5; `test_golden.py` compares those
+with `numbers.json`.
 """
 
 from __future__ import annotations
@@ -115,7 +118,8 @@ def training(recipe: str, settings: list[str], folder: Path) -> dict[str, Any]:
 
 
 def scenes(path: Path) -> None:
-    """A shard of twelve pictures of nine letters with their boxes, one ringed: data for `find` that needs no download."""
+    """A shard of twelve pictures of nine letters with their boxes, one ringed: data for `find` that
+    needs no download."""
     from matplotlib import get_data_path
 
     font = ImageFont.truetype(str(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), 26)
@@ -173,7 +177,8 @@ def is_number(text: str) -> bool:
 
 
 def golden(*words: str) -> dict[str, dict[str, Any]]:
-    """Golden entries computed in one thread on the CPU: all, or those whose names contain one of `words`."""
+    """Golden entries computed in one thread on the CPU: all, or those whose names contain one of
+    `words`."""
 
     def chosen(names: Iterable[str]) -> list[str]:
         return [name for name in names if not words or any(word in name for word in words)]

@@ -1,4 +1,5 @@
-"""Logits, losses and scores equal the recorded ones; processors round differently, hence a tolerance."""
+"""Logits, losses and scores equal the recorded ones; processors round differently, hence a
+tolerance."""
 
 import json
 from pathlib import Path
@@ -10,7 +11,8 @@ from tests.golden.golden import golden
 RECORDED = json.loads(Path(__file__).with_name("numbers.json").read_text())
 
 
-# Three of six models with a copy expert: each sorts its memory, that of the largest for most of a minute. golden.py has all.
+# Three of six models with a copy expert: each sorts its memory, that of the largest for most of a
+# minute. golden.py has all.
 DNA = ("dna.", "tiny.genomes", "ggd_goat_copy_tiny", "bits")
 
 

@@ -1,7 +1,9 @@
-"""The fused kernel at real tile sizes: near float64 of the same inputs, on memory filled with NaN, the same bits in each run.
+"""The fused kernel at real tile sizes: near float64 of the same inputs, on memory filled with NaN,
+the same bits in each run.
 
-On a GPU the calls of tests/zoo have one tile; 1,031 tokens have whole tiles inside, which take the paths without a mask. In the
-interpreter, which runs one program after another, once at 40 tokens in tiles of 16.
+On a GPU the calls of tests/zoo have one tile; 1,031 tokens have whole tiles inside, which take the
+paths without a mask. In the interpreter, which runs one program after another, once at 40 tokens in
+tiles of 16.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ if CUDA:
 class Setup:
     """A call, what is realised of its prior, and what is not a case of the oracle.
 
-    `table`: "decay" or "hidden" (some are −∞) over distances or displacements; `prior`: "ggd", "ggd mu" (θμ trained too) or
-    "ramp" (ALiBi's lanes); `skip`: skip tiles of negligible weight; `gradients`: else forward alone, by the decoding kernel.
+    `table`: "decay" or "hidden" (some are −∞) over distances or displacements; `prior`: "ggd", "ggd
+    mu" (θμ trained too) or "ramp" (ALiBi's lanes); `skip`: skip tiles of negligible weight;
+    `gradients`: else forward alone, by the decoding kernel.
     """
 
     case: Case
@@ -109,7 +112,8 @@ QUICK = [
 def tensors_of(
     setup: Setup, width: int, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], dict[str, Any], Any]:
-    """Leaves on the device as a kernel gets them, options, and the prior, if there is one, whose parameters are leaves."""
+    """Leaves on the device as a kernel gets them, options, and the prior, if there is one, whose
+    parameters are leaves."""
     leaves, options = build(setup.case, setup.realised, width=width, lanes=setup.lanes)
     queries, keys = setup.case.queries, setup.case.keys
     distance = (torch.arange(queries + keys - 1) - (queries - 1)).float()
@@ -154,9 +158,11 @@ def run(
 
 
 def worst_tile(value: Tensor, exact: Tensor, tokens: int) -> float:
-    """The largest error of so many tokens of a head relative to their norm: the norm of all hides one wrong tile of many.
+    """The largest error of so many tokens of a head relative to their norm: the norm of all hides
+    one wrong tile of many.
 
-    A norm counts as at least that of the smallest normal numbers of the dtype, below which it has no relative precision.
+    A norm counts as at least that of the smallest normal numbers of the dtype, below which it has
+    no relative precision.
     """
     if not torch.isfinite(value).all():
         return math.inf
@@ -172,7 +178,8 @@ def worst_tile(value: Tensor, exact: Tensor, tokens: int) -> float:
 
 @contextmanager
 def nan_filled() -> Iterator[None]:
-    """torch.empty is filled with NaN and the largest integers, and float32 products are not rounded to tf32."""
+    """torch.empty is filled with NaN and the largest integers, and float32 products are not rounded
+    to tf32."""
     matmul: Any = torch.backends.cuda.matmul
     settings = torch.are_deterministic_algorithms_enabled(), matmul.allow_tf32
     try:

@@ -1,4 +1,5 @@
-"""Checkpoints are verified and read as data; a run folder has one writer. Broken writes: tests/durability."""
+"""Checkpoints are verified and read as data; a run folder has one writer. Broken writes:
+tests/durability."""
 
 from __future__ import annotations
 

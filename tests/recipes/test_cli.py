@@ -1,4 +1,5 @@
-"""The command `priorzoo`: one entry to the models, training and evaluation, and one way of reporting errors."""
+"""The command `priorzoo`: one entry to the models, training and evaluation, and one way of
+reporting errors."""
 
 from __future__ import annotations
 

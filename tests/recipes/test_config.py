@@ -1,4 +1,5 @@
-"""Overrides, batch arithmetic and a user's DeepSpeed file: what is accepted, and what the errors say."""
+"""Overrides, batch arithmetic and a user's DeepSpeed file: what is accepted, and what the errors
+say."""
 
 import json
 import re
@@ -143,7 +144,8 @@ def test_the_example_of_hugging_face_runs_as_it_is():
 
 
 def test_a_deepspeed_file_without_the_batch_gives_it():
-    """The batch is micro × accumulation × ranks, as DeepSpeed derives it, unless the file or a --set names it."""
+    """The batch is micro × accumulation × ranks, as DeepSpeed derives it, unless the file or a
+    --set names it."""
     file = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
     assert [plan(user_config=file, world=n).recipe.train.batch for n in (1, 2, 4)] == [4, 8, 16]
     assert (

@@ -1,4 +1,5 @@
-"""recipes/evaluate.py from the command line down to its files: resuming, several models, run folders, wrong requests."""
+"""recipes/evaluate.py from the command line down to its files: resuming, several models, run
+folders, wrong requests."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 
 
 def saved_run(folder: Path, seed: int = 0, *, data=None, model=None, **config) -> str:
-    """A run folder as training leaves it: recipe.json and model/; of a text model, or of `model` with all its settings."""
+    """A run folder as training leaves it: recipe.json and model/; of a text model, or of `model`
+    with all its settings."""
     torch.manual_seed(seed)
     model = model or CausalLM(TextConfig(**(SMALL | config)))
     model.save_pretrained(folder / "model")
@@ -71,7 +73,8 @@ def table(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
 
 
 def test_a_stopped_run_continues(tmp_path, monkeypatch):
-    """What it stored before it was interrupted is not measured again; the files are those of a whole run."""
+    """What it stored before it was interrupted is not measured again; the files are those of a
+    whole run."""
     monkeypatch.setattr(command, "print_plan", lambda *_, **__: None)  # which times two cells
     request = (saved_run(tmp_path / "run"), "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
@@ -115,7 +118,8 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_seeds_are_compared_by_their_mean(tmp_path):
-    """--against adds a model; differences are over the documents that both read, seeds are averaged."""
+    """--against adds a model; differences are over the documents that both read, seeds are
+    averaged."""
     runs = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", 1)]
     runs.append(saved_run(tmp_path / "c", position="rope", ssmax=True))
     out = tmp_path / "out"
@@ -212,7 +216,8 @@ def test_override_keeps_the_weights_and_changes_the_options():
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """A folder source of two classes, six held-out images of 40 pixels each, one of them too small."""
+    """A folder source of two classes, six held-out images of 40 pixels each, one of them too
+    small."""
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for split, label, n in (
         (s, c, n) for s in ("train", "val") for c in ("cat", "dog") for n in range(6)
@@ -387,7 +392,8 @@ def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
 
 
 def test_models_of_others_are_keyed_by_all_that_they_compute_by():
-    """Another rotary base changes buffers that are not saved, another epsilon nothing but the configuration."""
+    """Another rotary base changes buffers that are not saved, another epsilon nothing but the
+    configuration."""
     transformers = pytest.importorskip("transformers")
     sizes = dict(
         vocab_size=32,
@@ -424,7 +430,8 @@ def test_no_flipped_bit_changes_a_stored_number(tmp_path):
 
 @pytest.mark.filterwarnings("error:Glyph", "error:constrained_layout")
 def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
-    """Brackets, markup, commas, escape sequences, names as long as a file system allows, and names alike but for a sign."""
+    """Brackets, markup, commas, escape sequences, names as long as a file system allows, and names
+    alike but for a sign."""
     names = ["lr[1e-3],[bold]a[/red]*\x1b[31m", "n" * 250, "a b", "a_b"]
     runs = [saved_run(tmp_path / name) for name in names]  # of one seed: no seeds of one set-up
     out = tmp_path / "out"
@@ -437,7 +444,8 @@ def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
 
 
 def test_the_time_is_said_before_it_is_spent(tmp_path):
-    """By two timed cells of each evaluator, which a dry run does not store and a measurement goes on from."""
+    """By two timed cells of each evaluator, which a dry run does not store and a measurement goes
+    on from."""
     words = [
         saved_run(tmp_path / "run"),
         "perplexity",
@@ -499,7 +507,8 @@ def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
 
 
 def test_progress_is_a_line_now_and_then(monkeypatch):
-    """Names are printed as they are: markup has no meaning, and control characters are not sent to the terminal."""
+    """Names are printed as they are: markup has no meaning, and control characters are not sent to
+    the terminal."""
     now, file, name = [0.0], io.StringIO(), "[bold]a[/red]\x1b[31m"
     terminal = Console(file=file, force_terminal=True, color_system=None, width=100)
     monkeypatch.setattr(report.time, "perf_counter", lambda: now[0])

@@ -74,7 +74,8 @@ def web(monkeypatch) -> dict[str, bytes]:
 
 
 def test_public_text(tmp_path, web, monkeypatch):
-    """Speeches and a tokenizer from their public addresses, through the command; an other digest is refused."""
+    """Speeches and a tokenizer from their public addresses, through the command; an other digest is
+    refused."""
     monkeypatch.setattr(
         text, "GPT2_FILES", {name: hashlib.sha256(b"{}").hexdigest() for name in text.GPT2_FILES}
     )
@@ -363,7 +364,8 @@ def test_scenes_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatc
 
 
 def test_a_released_model_of_the_hub(tmp_path, web):
-    """Verified by the digest that its pointer names; another one leaves nothing. Addresses are those of huggingface_hub."""
+    """Verified by the digest that its pointer names; another one leaves nothing. Addresses are
+    those of huggingface_hub."""
     hub, weights = text.SMOLLM2, text.SMOLLM2_WEIGHTS
     assert (
         hf_hub_url(hub.removeprefix("https://huggingface.co/"), weights)

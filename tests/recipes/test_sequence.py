@@ -1,4 +1,5 @@
-"""Sequence parallelism: ranks that share lines find what one rank finds, for every prior; whole runs; what is refused."""
+"""Sequence parallelism: ranks that share lines find what one rank finds, for every prior; whole
+runs; what is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ SMALL: dict[str, Any] = dict(
 
 
 class Outside(TablePrior):
-    """A prior that says nothing of its parameters: −rate_h·√d, and an offset by head that is no parameter."""
+    """A prior that says nothing of its parameters: −rate_h·√d, and an offset by head that is no
+    parameter."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(num_heads)
@@ -69,7 +71,8 @@ group = cache(sequence_group)
 
 
 def batch_of_documents() -> dict[str, Tensor]:
-    """Two rows with documents, some of which end inside a rank's part, and a rank without a target."""
+    """Two rows with documents, some of which end inside a rank's part, and a rank without a
+    target."""
     draw = torch.Generator().manual_seed(1)
     batch = {"tokens": torch.randint(0, 64, (2, LENGTH + 1), generator=draw)}
     place = torch.arange(LENGTH + 1).expand(2, -1)
@@ -93,7 +96,8 @@ def model_of(config: dict[str, Any]) -> Any:
 
 
 def differences(config: dict[str, Any]) -> dict[str, float]:
-    """How far the loss and each gradient of two and four ranks that share lines are from rank 0's."""
+    """How far the loss and each gradient of two and four ranks that share lines are from rank
+    0's."""
     zoo.sequence.NEGLIGIBLE = 2.0  # so that heads of short lines differ in what they see
     model, batch = model_of(config), batch_of_documents()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -174,7 +178,8 @@ def test_what_cannot_be_shared_is_refused_with_a_reason(recipe, settings, words)
     assert all(word in str(error.value) for word in ["sequence_parallel=4", *words]), error.value
 
 
-# ------------------------------------------------------------------------------------------------ whole runs
+# ------------------------------------------------------------------------------------------------
+# whole runs
 
 RUN = [
     *[

@@ -1,4 +1,5 @@
-"""The loop on a very small model: ranks, ZeRO stages, resume, failure, signals, launchers, the run folder."""
+"""The loop on a very small model: ranks, ZeRO stages, resume, failure, signals, launchers, the run
+folder."""
 
 import json
 import math
@@ -39,7 +40,8 @@ SETTINGS = (
         "train.log_every=1",
         "evaluate.every=2",
     ),
-    # At its start a prior's gradient is rounding alone: Adam would make it a step, and a multiple of the rate a difference.
+    # At its start a prior's gradient is rounding alone: Adam would make it a step, and a multiple
+    # of the rate a difference.
     *(
         "optim.prior_lr_scale=1",
         "optim.name=adamw",
@@ -104,7 +106,8 @@ def test_a_run_folder_is_complete(whole):
 
 
 def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
-    """The dynamic loss scale starts too high: such steps have a norm of 0 and leave the weights, later ones train."""
+    """The dynamic loss scale starts too high: such steps have a norm of 0 and leave the weights,
+    later ones train."""
     from deepspeed.accelerator import get_accelerator
 
     if not get_accelerator().is_fp16_supported():
@@ -199,7 +202,8 @@ def test_one_process_makes_batches_where_a_core_is_free_for_it():
 
 
 def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkeypatch):
-    """`finish` alone reads: of steps 1 and 2 after 2 and 3 are queued, and of the last two at the end."""
+    """`finish` alone reads: of steps 1 and 2 after 2 and 3 are queued, and of the last two at the
+    end."""
     events, launch, finish, tolist = [], Trainer.launch, Trainer.finish, torch.Tensor.tolist
 
     def launched(trainer):
@@ -421,7 +425,8 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------ launches
+# ------------------------------------------------------------------------------------------------
+# launches
 
 
 @pytest.mark.slow
@@ -446,7 +451,8 @@ def test_two_ranks_are_one_rank_and_one_continues(whole, tmp_path):
 
 @pytest.mark.slow
 def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
-    """Below a threshold DeepSpeed keeps parameters whole; at 0 even the key bias's small MLP is cut over the ranks."""
+    """Below a threshold DeepSpeed keeps parameters whole; at 0 even the key bias's small MLP is cut
+    over the ranks."""
     config = tmp_path / "zero3.json"
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
     monitor = {"enabled": True, "output_path": str(tmp_path / "csv")}
@@ -529,7 +535,8 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
     )
 
 
-# ------------------------------------------------------------------------------------------------ evaluators on the way
+# ------------------------------------------------------------------------------------------------
+# evaluators on the way
 
 
 def during(**evaluators):

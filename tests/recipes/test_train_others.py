@@ -44,7 +44,8 @@ COPIES = small(
     "words", [[*VISION, "--set", "train.zero_stage=1"], KMERS, COPIES], ids=lambda words: words[0]
 )
 def test_a_run_in_two_parts_is_the_run_in_one(words, tmp_path) -> None:
-    """Data, augmentation, averages and memory go on where step 2 left them; images are scored on the way."""
+    """Data, augmentation, averages and memory go on where step 2 left them; images are scored on
+    the way."""
     assert run(tmp_path / "one", words=words) == run(tmp_path / "two", words=words) == 0
     records = RunFolder(tmp_path / "one").metrics()
     for record in records:  # yeast has no unknown base: every target stands for as many

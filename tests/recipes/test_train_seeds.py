@@ -1,4 +1,5 @@
-"""`priorzoo train-seeds`: which runs it starts, where, and what it measures afterwards; packages that commands miss."""
+"""`priorzoo train-seeds`: which runs it starts, where, and what it measures afterwards; packages
+that commands miss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Small causal LMs of `transformers`, made on the spot: a Llama of a rope model's weights, GPT-2s, tokenizers of each kind."""
+"""Small causal LMs of `transformers`, made on the spot: a Llama of a rope model's weights, GPT-2s,
+tokenizers of each kind."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def load(name):
 
 
 def llama_of(model, folder):
-    """A folder with the Llama that computes what a rope model of the zoo does, and the zoo's tokenizer."""
+    """A folder with the Llama that computes what a rope model of the zoo does, and the zoo's
+    tokenizer."""
     as_llama(model).save_pretrained(folder)
     fast_tokenizer(model.config.tokenizer).save_pretrained(folder)
     return str(folder)
@@ -38,7 +40,8 @@ def gpt2(folder, tokenizer, *, positions=64, **options):
 def character_tokenizer(
     letters, specials=(), *, bos=None, eos=None, adds_bos=False, spaces=False, **options
 ):
-    """A token a letter; `adds_bos` puts BOS before a text, `spaces` a space as sentencepiece does."""
+    """A token a letter; `adds_bos` puts BOS before a text, `spaces` a space as sentencepiece
+    does."""
     vocabulary = {letter: n for n, letter in enumerate(["<unk>", *specials, *letters])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")] if spaces else []

@@ -113,7 +113,8 @@ ADAPTERS += [
 def test_an_adapter_is_trained_resumed_and_measured(
     words: list[str], llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a scaled rotation and in bfloat16, itself in float32; resumed its files are those of the whole run, to the bit."""
+    """Beside a scaled rotation and in bfloat16, itself in float32; resumed its files are those of
+    the whole run, to the bit."""
     run = [
         f"{llama}@yarn=2,dtype=bfloat16",
         *words,

@@ -74,7 +74,8 @@ def test_the_split_depends_on_the_text_alone():
     ]
     assert 150 < len(heldout) < 250
     assert all(document_split(Document(f" {d.text}\n")) == "heldout" for d in heldout)
-    # A change here would put documents that shipped weights were trained on into their held-out set.
+    # A change here would put documents that shipped weights were trained on into their held-out
+    # set.
     assert [d.text.split()[-1] for d in heldout[:6]] == PINNED
     assert document_split(Document(heldout[0].text, split="train")) == "train"
 
@@ -239,7 +240,8 @@ def test_every_token_is_a_target_once_per_epoch():
         rows = [data[epoch * data.epoch_windows + i] for i in range(data.epoch_windows)]
         real = [(row["tokens"][1:])[row["segments"][1:] >= 0] for row in rows]
         counts = np.bincount(torch.cat(real).numpy(), minlength=264)
-        # every document's bytes and BOS, but for the very first token of the line, which nothing predicts
+        # every document's bytes and BOS, but for the very first token of the line, which nothing
+        # predicts
         assert (
             counts[:256].tolist()
             == np.bincount(BYTES.encode("".join(texts)), minlength=256).tolist()

@@ -27,7 +27,8 @@ from zoo import KVCache
 
 
 class KnownAnswer(nn.Module):
-    """Writes ``answer(prompt)`` byte by byte after the prompt; the prompt is what a fresh cache reads first.
+    """Writes ``answer(prompt)`` byte by byte after the prompt; the prompt is what a fresh cache
+    reads first.
 
     With ``answer`` None all logits are 0.
     """
@@ -79,7 +80,8 @@ def documents():
 
 
 def passkey_of(prompt):
-    """The key where the prompt states one, behind a space; without the digits that the prompt ends with."""
+    """The key where the prompt states one, behind a space; without the digits that the prompt ends
+    with."""
     found = re.search(r"The pass key is (\d+)\.", prompt)
     given = re.search(r"\d*$", prompt)[0]
     return "nothing" if not found else found[1].removeprefix(given) if given else f" {found[1]}"
@@ -125,7 +127,8 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
 @pytest.mark.parametrize("control", [None, "cut"])
 @pytest.mark.parametrize("position", ["rope", "ggd", "goat", "cable"])
 def test_recall_is_the_direct_computation(position, control):
-    """Every question after its own whole reading; a cut text begins with BOS and has as many tokens as training."""
+    """Every question after its own whole reading; a cut text begins with BOS and has as many tokens
+    as training."""
     model, lengths = tiny(position, train_context=400).double(), (400, 900, 1000)
     evaluator = made(Recall, lengths=lengths, questions=4, samples=1, control=control)
     read = []
@@ -167,7 +170,8 @@ def test_recall_is_the_direct_computation(position, control):
 
 @pytest.mark.parametrize("control", ["cut", "cut-bos"])
 def test_a_cut_text_is_read_in_windows_of_training(control):
-    """Up to the training length as ever; beyond it the same tokens, each from the last 16 to 32 before it."""
+    """Up to the training length as ever; beyond it the same tokens, each from the last 16 to 32
+    before it."""
     model = tiny(ssmax=True).double()
     plain, cut = (
         made(Perplexity, lengths=(16, 32, 100), samples=1, control=c) for c in (None, control)
@@ -328,7 +332,8 @@ def test_numbers_of_facts_have_columns_of_their_own():
 
 
 def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
-    """Where one wording alone is answered its row is 1 and others 0, and the error is that over wordings."""
+    """Where one wording alone is answered its row is 1 and others 0, and the error is that over
+    wordings."""
     evaluator = made(Passkey, template="other", lengths=(600,), samples=40, depths=2)
     known = "| was issued to {name}. What was issued to {name}? That was"
     cells = dict(evaluator.run(answering(evaluator, lambda cell, prompt: prompt.wording == known)))
@@ -367,7 +372,8 @@ def texts_about(word, path):
 
 
 def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
-    """The held-out share of its source; all of a held-out source of its own; what --source names before either."""
+    """The held-out share of its source; all of a held-out source of its own; what --source names
+    before either."""
     trained, other = (texts_about(word, tmp_path / f"{word}.jsonl") for word in ("ant", "bee"))
     model, found = tiny(), {}
     for label, data, source in (

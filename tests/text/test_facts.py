@@ -1,4 +1,5 @@
-"""Facts in words, whose two grammars share nothing; rows made of plain ones: facts asked for, stretches that come again."""
+"""Facts in words, whose two grammars share nothing; rows made of plain ones: facts asked for,
+stretches that come again."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_the_grammars_share_nothing(pair):
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_facts_differ_and_their_pieces_are_whole_words(name):
-    """No two are asked or stated alike; a value is cut alike where it is stated and where it is the answer."""
+    """No two are asked or stated alike; a value is cut alike where it is stated and where it is the
+    answer."""
     grammar = GRAMMARS[name]
     for seed in SEEDS:
         count = 1 + seed % 8

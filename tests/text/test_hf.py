@@ -1,4 +1,5 @@
-"""Text models in `transformers`: logits, loss, Trainer, generation with the cache, adapters, int8, files of a folder."""
+"""Text models in `transformers`: logits, loss, Trainer, generation with the cache, adapters, int8,
+files of a folder."""
 
 from __future__ import annotations
 
@@ -158,7 +159,8 @@ def test_compiles_to_one_graph_whatever_the_mask_holds(tokens) -> None:
 @pytest.mark.parametrize("method", FEW)
 @torch.no_grad()
 def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> None:
-    """Left padding, greedy; then the model that was saved, also in bfloat16, where priors stay in float32."""
+    """Left padding, greedy; then the model that was saved, also in bfloat16, where priors stay in
+    float32."""
     model = small(method)
     wrapped = hf.wrap(model)
     prompts, ids, mask = padded()

@@ -1,4 +1,5 @@
-"""Models in lm-evaluation-harness: tasks of local files against direct computation; batches, contexts, windows, arguments."""
+"""Models in lm-evaluation-harness: tasks of local files against direct computation; batches,
+contexts, windows, arguments."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def asked(kind: str, *arguments: tuple) -> list[Instance]:
 
 @torch.no_grad()
 def direct(model: CausalLM, ids: list[int], count: int) -> tuple[float, bool]:
-    """Log-probability of the last `count` ids after the ones before, and whether they are the likeliest, by one forward."""
+    """Log-probability of the last `count` ids after the ones before, and whether they are the
+    likeliest, by one forward."""
     logits = model(torch.tensor([ids[:-1]]))[0, -count:].double()
     targets = torch.tensor(ids[-count:])
     return logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item(), torch.equal(

@@ -17,7 +17,8 @@ from zoo.catalog import register_model
 from zoo.methods import list_layered_positions
 from zoo.priors import Prior
 
-# Every method, with and without SSMax by turns, and sums of each two kinds of terms, with a rotation and an embedding.
+# Every method, with and without SSMax by turns, and sums of each two kinds of terms, with a
+# rotation and an embedding.
 VARIANTS = [
     f"text_{name}{'_ssmax' * (n % 2)}_tiny" for n, name in enumerate(list_layered_positions())
 ]
@@ -54,8 +55,9 @@ def tokens() -> torch.Tensor:
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
-    """A prefix's logits do not see the rest; chunked and token-wise decoding equals prefill; packing equals rows alone;
-    prompts that are padded on the left are written on like single ones."""
+    """A prefix's logits do not see the rest; chunked and token-wise decoding equals prefill;
+    packing equals rows alone; prompts that are padded on the left are written on like single
+    ones."""
     model = small(name, num_kv_heads=1 if "+" in name else 2)
     full = model(tokens)
     # The lanes are float32 at best where the prior has no parameters, hence 1e-5 and not 1e-12.
@@ -81,7 +83,8 @@ def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", FEW)
 @torch.no_grad()
 def test_the_last_tokens_alone(name: str, tokens: torch.Tensor) -> None:
-    """Of a whole line, of packed documents, and of chunks that a cache reads, are those of all tokens."""
+    """Of a whole line, of packed documents, and of chunks that a cache reads, are those of all
+    tokens."""
     model, close = small(name, num_kv_heads=1), dict(atol=1e-5, rtol=1e-5)
     segments = (torch.arange(33) >= 14).long().expand(2, -1)
     for options in ({}, {"segments": segments}):
@@ -148,7 +151,8 @@ def test_weights_start_as_named(start: str) -> None:
 def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(
     options, tokens: torch.Tensor, monkeypatch
 ) -> None:
-    """Documents, padding and weights, in float32; chunks of 5 of 64 tokens, whose logits alone are ever there."""
+    """Documents, padding and weights, in float32; chunks of 5 of 64 tokens, whose logits alone are
+    ever there."""
     model = small("text_ggd_ssmax_tiny", **options).float().train()
     segments = torch.tensor([[0] * 14 + [1] * 19, [0] * 30 + [-1] * 3])
     batch = {"tokens": tokens, "segments": segments, "weights": torch.rand(2, 33)}

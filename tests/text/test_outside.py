@@ -1,4 +1,5 @@
-"""Causal LMs of `transformers` under the evaluators of text: the numbers of the zoo's own, tokenizers of each kind, limits."""
+"""Causal LMs of `transformers` under the evaluators of text: the numbers of the zoo's own,
+tokenizers of each kind, limits."""
 
 from __future__ import annotations
 
@@ -321,7 +322,8 @@ ARMS = {
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folders):
-    """By --set they are the same model, and another one for the store of finished cells than the folder's own."""
+    """By --set they are the same model, and another one for the store of finished cells than the
+    folder's own."""
     config = json.loads((Path(folders["llama"]) / "config.json").read_text())
     config["rope_parameters"] |= ARMS[arm]
     saved = AutoModelForCausalLM.from_pretrained(folders["llama"])
@@ -345,7 +347,8 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
 @pytest.mark.slow
 @torch.inference_mode()
 def test_recall_is_a_loop_over_transformers_own_model(folders):
-    """Each question after its own whole reading; intervals of a paired comparison are t-intervals over documents."""
+    """Each question after its own whole reading; intervals of a paired comparison are t-intervals
+    over documents."""
     recall, arms = EVALUATORS["recall"], ("", "@yarn=2")
     settings = recall.settings_class(lengths=(300, 600), questions=3, samples=3)
     tokenizer, scores, own = load_tokenizer(f"hf:{folders['llama']}"), [], []
@@ -456,7 +459,8 @@ def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path,
 
 @pytest.mark.slow
 def test_a_gguf_file_is_a_base(tmp_path, zoo_model):
-    """Opened by its name it is the model that was written; adapted, saved whole and generated from."""
+    """Opened by its name it is the model that was written; adapted, saved whole and generated
+    from."""
     gguf = pytest.importorskip("gguf")
     llama, file = as_llama(zoo_model), str(tmp_path / "tiny.gguf")
     config, writer = llama.config, gguf.GGUFWriter(file, "llama")

@@ -1,4 +1,5 @@
-"""Prompts: exact lengths, the statement where it belongs, the published texts to the letter, and what errors name."""
+"""Prompts: exact lengths, the statement where it belongs, the published texts to the letter, and
+what errors name."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def draw(template, length, depth, seed, tokenizer, haystack):
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_facts_stand_in_a_text_and_fill_its_length(kind):
-    """At even depths, in their order, between the text's own tokens; the longest question and its answer fill the length."""
+    """At even depths, in their order, between the text's own tokens; the longest question and its
+    answer fill the length."""
     tokenizer, hay = TOKENIZERS[kind], opened("text", TOKENIZERS[kind]).texts[0]
     text, own, facts = state_facts(hay, 2500, 4, np.random.default_rng(4), tokenizer)
     assert len(text) + max(len(fact.question) + len(fact.answer) for fact in facts) == 2500

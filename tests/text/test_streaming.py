@@ -60,7 +60,8 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
             "".join(json.dumps({"text": t}) + "\n" for t in texts[file::4])
         )
     options = {"source": f"hf:{tmp_path}", "context": 32, "num_workers": workers}
-    # As many whole blocks of 256 windows as surely lie in the first epoch; later epochs deal the files out anew.
+    # As many whole blocks of 256 windows as surely lie in the first epoch; later epochs deal the
+    # files out anew.
     blocks = int(0.7 * 160 * 806 / (world * workers) / (256 * 32))
     seen = []
     for rank in range(world):

@@ -107,7 +107,8 @@ SPECIAL = ["<|startoftext|>", "<|endoftext|>", "<pad>"]
 
 
 def saved(folder: Path, special: bool) -> str:
-    """A byte-level BPE whose special tokens are marked as such, or are added tokens without the mark."""
+    """A byte-level BPE whose special tokens are marked as such, or are added tokens without the
+    mark."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(
         models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[])

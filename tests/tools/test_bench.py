@@ -1,4 +1,5 @@
-"""tools/bench.py at sizes too small to mean anything: it checks, measures, records, and says what is missing."""
+"""tools/bench.py at sizes too small to mean anything: it checks, measures, records, and says what
+is missing."""
 
 from __future__ import annotations
 

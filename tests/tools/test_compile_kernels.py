@@ -1,4 +1,5 @@
-"""Kernels are compiled for a GPU that is not there: they spill nothing, and a new length compiles nothing new."""
+"""Kernels are compiled for a GPU that is not there: they spill nothing, and a new length compiles
+nothing new."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ for module in ("forward", "plan", "decode"):
 
 
 def python(*words: str) -> str:
-    """A process of its own: tests interpret kernels, and that is settled when triton is imported."""
+    """A process of its own: tests interpret kernels, and that is settled when triton is
+    imported."""
     words = ("env", "--unset=TRITON_INTERPRET", sys.executable, *words)
     return command([*words], timeout=300, folder=ROOT, PYTHONPATH=str(ROOT))
 

@@ -19,7 +19,8 @@ PLAIN = {"augment": "none", "image_size": 12, "num_classes": 4, "mean": (0, 0, 0
 
 
 def config(source, **options):
-    """Of 12 pixels and four classes, without augmentation and normalisation: `numbers` reads its batches."""
+    """Of 12 pixels and four classes, without augmentation and normalisation: `numbers` reads its
+    batches."""
     return VisionDataConfig(**{**PLAIN, "source": str(source), "shuffle_buffer": 8, **options})
 
 

@@ -1,4 +1,5 @@
-"""The config, order over ranks and workers, exact resume, what batches hold, and every kind of image."""
+"""The config, order over ranks and workers, exact resume, what batches hold, and every kind of
+image."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ IMAGENET |= {"random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0, "label_smoothin
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """60 solid images in five shards of unequal size, and the same as a folder with ten held out."""
+    """60 solid images in five shards of unequal size, and the same as a folder with ten held
+    out."""
     root = tmp_path_factory.mktemp("sources")
     write_folder(root / "folder/train", "abcd", 60)
     write_folder(root / "folder/val", "abcd", 10)
@@ -113,7 +115,8 @@ def test_heldout_is_one_pass_with_equally_many_batches(kind, sources):
 
 
 def test_what_replaces_a_bad_image_does_not_count(tmp_path):
-    """One good image in ten: every place of a block is filled; a block of bad ones alone is an error."""
+    """One good image in ten: every place of a block is filled; a block of bad ones alone is an
+    error."""
     damage = {n: {"png": b"", "cls": b"0"} for n in range(30) if n % 10}
     source = f"wds:{write_shards(tmp_path, [14, 16], damage=damage)}"
     batches = take(build_loader(config(source, shuffle_buffer=64), micro_batch=3), 10)
@@ -207,7 +210,8 @@ def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path)
 
 
 def test_a_training_decides_what_it_held_out():
-    """The same for seeds and variants of a training, which differ in the rest of its data section."""
+    """The same for seeds and variants of a training, which differ in the rest of its data
+    section."""
     data = {"source": "folder:a", "num_classes": 3, "image_size": 96, "seed": 1, "mixup": 0.2}
     one, several = (
         heldout_by(data),

@@ -1,4 +1,5 @@
-"""The vision transformer at any size, what positions must and must not do, and timm's interface to it."""
+"""The vision transformer at any size, what positions must and must not do, and timm's interface to
+it."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_every_method_is_registered_in_every_size() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_mean_the_same_at_any_size(name: str) -> None:
-    """Neither an earlier image, nor the size that a model was built for, nor bf16 changes what weights say."""
+    """Neither an earlier image, nor the size that a model was built for, nor bf16 changes what
+    weights say."""
     model, rounded = moved(small(name)), small(name).bfloat16()
     before = model(images())
     for height, width in ((8, 8), (16, 64), (96, 48)):
@@ -82,7 +84,8 @@ def test_weights_mean_the_same_at_any_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_positions_on_a_non_square_grid(name: str) -> None:
-    """Without positions a picture with two patches swapped gives swapped features, with one it does not."""
+    """Without positions a picture with two patches swapped gives swapped features, with one it does
+    not."""
     model = moved(small(name, img_size=(16, 32), class_token=True, reg_tokens=1)).double()
     picture = torch.randn(1, 3, 16, 32, dtype=torch.float64)
     swapped = picture.clone()
@@ -160,7 +163,8 @@ def test_offloaded_models_compute_what_they_compute_in_memory(
     "name", [f"vision_{method}_tiny_patch8" for method in ("goat", "learned", "rope2d_mixed")]
 )
 def test_timms_interface_and_gradients(name: str) -> None:
-    """What timm asks of its own models: default_cfg, features, head, classifier, gradients everywhere."""
+    """What timm asks of its own models: default_cfg, features, head, classifier, gradients
+    everywhere."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=10, **SMALL, class_token=True)
     cfg, modules = model.default_cfg, dict(model.named_modules())

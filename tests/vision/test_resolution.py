@@ -1,4 +1,5 @@
-"""The resolution evaluator on models whose answers are known beforehand, and on timm's, against a loop of timm's own."""
+"""The resolution evaluator on models whose answers are known beforehand, and on timm's, against a
+loop of timm's own."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def images(monkeypatch):
 
 
 class Reader(nn.Module):
-    """Reads the class off the grey; `wrong(true classes, images)` says where it names the next one."""
+    """Reads the class off the grey; `wrong(true classes, images)` says where it names the next
+    one."""
 
     num_prefix_tokens = 0
     pixels = VisionTransformer.pixels
@@ -93,7 +95,8 @@ class Reader(nn.Module):
 
 
 class Unsure(Reader):
-    """A little wrong about classes 0 to 3 at 16 pixels, and about 4 to 7 at 32; surer where it is right."""
+    """A little wrong about classes 0 to 3 at 16 pixels, and about 4 to 7 at 32; surer where it is
+    right."""
 
     def forward(self, images):
         true = (images.mean((1, 2, 3)) * CLASSES - 0.5).round().long()
@@ -195,7 +198,8 @@ def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
 
 
 def test_a_larger_size_stands_beside_its_controls(images):
-    """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the surer one is."""
+    """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the
+    surer one is."""
     images(count=64)
     evaluator = resolution(sizes=(16, 32), enlarged=True)
     small, large = evaluator.rows(dict(evaluator.run(Unsure())))

@@ -1,4 +1,5 @@
-"""Pictures with objects: read from every kind of source, cut into windows, asked for, and measured with their controls."""
+"""Pictures with objects: read from every kind of source, cut into windows, asked for, and measured
+with their controls."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ CLASSES = 6
 
 
 def scene(number, *, size=(96, 96), marked=1, spread=24):
-    """Squares of 8 pixels whose red is 40 + 30 · category, on a grid of 8, the marked ones blue too and close together."""
+    """Squares of 8 pixels whose red is 40 + 30 · category, on a grid of 8, the marked ones blue too
+    and close together."""
     rng = np.random.default_rng(number)
     rows, columns = size[0] // 8, size[1] // 8
     pixels, fields = np.zeros((*size, 3), np.uint8), {"bbox": [], "category": [], "marked": []}
@@ -226,9 +228,11 @@ def test_heldout_windows_are_the_same_every_time_and_count_once(stored):
 
 
 class Oracle(nn.Module):
-    """Reads squares off their exact colours: of a picture whose squares are resized it sees nothing.
+    """Reads squares off their exact colours: of a picture whose squares are resized it sees
+    nothing.
 
-    noisy: names the next class at every third patch. wrong: names the next class for the picture where that is even.
+    noisy: names the next class at every third patch. wrong: names the next class for the picture
+    where that is even.
     """
 
     num_prefix_tokens = 1
@@ -296,7 +300,8 @@ def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
 
 
 def test_a_crop_round_the_ring_is_a_control(opened):
-    """Two pictures of 96 pixels with half circles; the window of 32 pixels round the closed ring holds the marked square."""
+    """Two pictures of 96 pixels with half circles; the window of 32 pixels round the closed ring
+    holds the marked square."""
     items = opened(count=2)
     for number, (x, y) in enumerate(((30, 60), (70, 25))):
         image, fields = items.images.pictures[number]
@@ -318,7 +323,8 @@ def test_a_crop_round_the_ring_is_a_control(opened):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_picture_has_its_objects_where_they_are(name):
-    """A red square is the one object; where the picture has colours, the box holds the red pixels and little else."""
+    """A red square is the one object; where the picture has colours, the box holds the red pixels
+    and little else."""
     pixels = np.full((120, 120, 3), 130, np.uint8)
     pixels[50:66, 64:80] = (255, 0, 0)
     objects = parse_objects({"bbox": [[64, 50, 16, 16]], "category": [2]})

@@ -98,7 +98,8 @@ def test_what_is_wrong_in_a_folder_is_counted_and_passed_over(tmp_path):
 
 
 def test_hidden_names_and_links_and_copies(tmp_path):
-    """No hidden name is a class, no picture is read twice, and no copy is on both sides of the split."""
+    """No hidden name is a class, no picture is read twice, and no copy is on both sides of the
+    split."""
     folder = write_folder(tmp_path / "images", ["cat", "dog"], 60)
     shutil.move(folder / "cat", tmp_path / "store")
     (folder / "cat").symlink_to(tmp_path / "store")  # a linked class is read
@@ -207,7 +208,8 @@ def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
 
 
 def _saved(folder, *names, **columns):
-    """A dataset saved with parts of 30 rows each, labelled x, y; row n of part p shows number 100·p + n."""
+    """A dataset saved with parts of 30 rows each, labelled x, y; row n of part p shows number 100·p
+    + n."""
     import datasets
 
     image, label = columns.get("image", "image"), columns.get("label", "label")

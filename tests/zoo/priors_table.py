@@ -1,4 +1,5 @@
-"""The row that a new prior adds: how to make it for the tests that run over every registered prior."""
+"""The row that a new prior adds: how to make it for the tests that run over every registered
+prior."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from zoo.priors import Prior
 WIDTH = 12
 TRAIN_CONTEXT = 16
 
-# Options a prior cannot be made without. A prior that needs none still has its row, so that none is forgotten.
+# Options a prior cannot be made without. A prior that needs none still has its row, so that none is
+# forgotten.
 OPTIONS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "sink": {},
@@ -46,7 +48,8 @@ GRID = [name for name in list_priors() if name.endswith("2d")]
 
 
 def make(name: str, *, num_heads: int = 3, seed: int = 0, **options: Any) -> Prior:
-    """A float64 prior with its parameters moved off their inits, so that no identity holds by accident."""
+    """A float64 prior with its parameters moved off their inits, so that no identity holds by
+    accident."""
     torch.manual_seed(seed)
     prior = create_prior(name, num_heads=num_heads, **{**OPTIONS[name], **options}).double()
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Folders of adapted models of transformers, and encoders whose learned positions were taken out."""
+"""Folders of adapted models of transformers, and encoders whose learned positions were taken
+out."""
 
 import copy
 import pickle
@@ -106,7 +107,8 @@ BASES += [
 def test_an_adapter_has_all_but_the_base(
     kind: str, lora: int, prior: dict | None, tmp_path: Path
 ) -> None:
-    """On the base at another place: the same logits, cached generation, the adapter again, and merged a whole model."""
+    """On the base at another place: the same logits, cached generation, the adapter again, and
+    merged a whole model."""
     base = create_base(kind, tmp_path)
     model = open_released(str(base), {} if kind == "gpt2" else {"yarn": "2"})
     if lora:
@@ -165,7 +167,8 @@ def test_gemma_with_sinks_generates_until_its_cache_drops_keys(tmp_path: Path) -
 
 
 def test_an_adapter_refuses_another_base(base: Path, tmp_path: Path) -> None:
-    """What was trained needs the weights that it was trained on, in any dtype; a window any of these sizes."""
+    """What was trained needs the weights that it was trained on, in any dtype; a window any of
+    these sizes."""
     zoo.save_adapted(zoo.adapt(open_released(str(base)), "ggd"), tmp_path / "trained")
     zoo.save_adapted(open_released(str(base), {"window": "5"}), tmp_path / "untrained")
     LlamaForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
@@ -199,7 +202,8 @@ def test_adapters_that_ship() -> None:
 def test_a_name_is_an_adapter_and_its_base(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the base is in the data folder. Without it the error names the command that fetches one."""
+    """Where the base is in the data folder. Without it the error names the command that fetches
+    one."""
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     monkeypatch.setattr(zoo.adapters, "WEIGHTS", tmp_path / "weights")
     model = open_released(str(base), {"soft": "9", "sinks": "2", "yarn": "2"})

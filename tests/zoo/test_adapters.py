@@ -141,7 +141,8 @@ def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
     "name", [name for name in LINES if name != "opt"]
 )  # which takes its positions from the mask
 def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
-    """Against the model itself with K as an additive mask, in float64 where its experts are served."""
+    """Against the model itself with K as an additive mask, in float64 where its experts are
+    served."""
     dtype, limit = (torch.float32, 1e-6) if name == "gpt_oss" else (torch.float64, 1e-9)
     model, given = make(name).to(dtype), input_of(name)
     adapted = zoo.adapt(copy.deepcopy(model), "ggd" if name == "gpt_oss" else "ggd_goat").to(dtype)
@@ -198,7 +199,8 @@ def test_cached_generation_is_uncached_generation(name: str, position: str) -> N
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_padding_on_the_left_moves_nothing(name: str) -> None:
-    """Rows of different lengths, by a prior that knows absolute positions, and by one that does not."""
+    """Rows of different lengths, by a prior that knows absolute positions, and by one that does
+    not."""
     for position in ("ggd_goat", "ggd"):
         model = zoo.adapt(make(name), position, ssmax=True)
         disturb(model)
@@ -248,7 +250,8 @@ def test_packed_documents_are_documents_alone(
 
 @pytest.mark.parametrize("change", [(15, 3, True), (5, 4, False), (19, 11, True)], ids=str)
 def test_other_masks_are_no_documents(change: tuple[int, int, bool]) -> None:
-    """A key of another document is seen, one of the own is not, and a document that goes on after another one."""
+    """A key of another document is seen, one of the own is not, and a document that goes on after
+    another one."""
     ids = torch.tensor([0] * 12 + [12] * 8)
     mask = (ids[:, None] == ids).tril()[None, None].clone()
     positions = hf._documents(mask)
@@ -262,7 +265,8 @@ def test_other_masks_are_no_documents(change: tuple[int, int, bool]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"sinks": 2}], ids=str)
 def test_a_mask_of_one_row_serves_a_batch(options: dict[str, int]) -> None:
-    """One mask for all rows, with documents; before it a static cache, while the prior is uniform."""
+    """One mask for all rows, with documents; before it a static cache, while the prior is
+    uniform."""
     model = zoo.adapt(make("llama"), "ggd", options=options)
     given = input_of("llama", batch=2, length=20)
     cache = transformers.StaticCache(config=model.config, max_cache_len=30)
@@ -330,7 +334,8 @@ def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
 def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
-    """One layer: the last token's output does not change when those before it change places, and does with positions."""
+    """One layer: the last token's output does not change when those before it change places, and
+    does with positions."""
     model = make(name)
     del next(m for m in model.modules() if isinstance(m, nn.ModuleList))[1:]
     bag = zoo.adapt(copy.deepcopy(model), "ggd", keep_rope=False)

@@ -1,4 +1,5 @@
-"""Every kernel against the float64 oracle: outputs and all gradients, and what a kernel must refuse."""
+"""Every kernel against the float64 oracle: outputs and all gradients, and what a kernel must
+refuse."""
 
 from __future__ import annotations
 
@@ -22,13 +23,15 @@ from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.sums import Compose
 
 HEADS, HEAD_WIDTH, LANES = 4, 8, 3
-# "triton" and "flash" compute below float64: tests/zoo/test_triton_attention.py, tests/zoo/test_dispatch.py.
+# "triton" and "flash" compute below float64: tests/zoo/test_triton_attention.py,
+# tests/zoo/test_dispatch.py.
 FAST = [name for name in KERNELS if name not in ("reference", "triton", "flash")]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. documents: column where each batch row's second document starts (0: it has one), or None for no ids."""
+    """One call. documents: column where each batch row's second document starts (0: it has one), or
+    None for no ids."""
 
     queries: int = 37
     keys: int = 37
@@ -227,8 +230,9 @@ def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised):
     pairs(FAST, ["lanes", "table"], LOW_PRECISION, [torch.bfloat16, torch.float16, torch.float32]),
 )
 def test_low_precision_loses_some_roundings(kernel, realised, name, dtype):
-    """Of inputs that the dtype holds exactly; tables, lanes and row scales are float32. What plain attention loses when every
-    step of it rounds to the dtype is up to 5 roundings of the largest value; in float32 exponentials add 20."""
+    """Of inputs that the dtype holds exactly; tables, lanes and row scales are float32. What plain
+    attention loses when every step of it rounds to the dtype is up to 5 roundings of the largest
+    value; in float32 exponentials add 20."""
     case = CASES[name]
     leaves, options = build(case, realised)
     if refused(kernel, realised, case):
@@ -250,7 +254,8 @@ def test_low_precision_loses_some_roundings(kernel, realised, name, dtype):
     [(FAST[n % len(FAST)], *case) for n, case in enumerate(PRIOR_CASES)],
 )
 def test_every_prior(kernel, name, causal):
-    """A prior registered today is covered today: a kernel in blocks and `auto` against the oracle, with every gradient."""
+    """A prior registered today is covered today: a kernel in blocks and `auto` against the oracle,
+    with every gradient."""
     prior = make(name, num_heads=HEADS)
     pos = Positions.grid(3, 5, num_prefix=2) if name in GRID else Positions.line(29)
     torch.manual_seed(3)
@@ -303,7 +308,8 @@ def test_second_derivatives_are_refused():
 def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
     kernel: str, name: str, queries: int, keys: int, window: int | None
 ) -> None:
-    """Lanes of a slope are as large as the position: 131,072 here, of which nothing may reach weights or gradients."""
+    """Lanes of a slope are as large as the position: 131,072 here, of which nothing may reach
+    weights or gradients."""
     far = 1 << 17
     prior = Compose(**{part: create_prior(part, num_heads=2) for part in name.split("+")})
 
@@ -348,7 +354,8 @@ def test_a_row_whose_bias_hides_all_keys_is_zero_with_a_gradient_too() -> None:
 
 
 def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
-    """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
+    """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as
+    −100."""
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
     k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
     grid = RelativeTable.grid(

@@ -1,4 +1,5 @@
-"""Calls of `prior_attention` with one thing wrong: each is refused in one line that names it, by every kernel alike."""
+"""Calls of `prior_attention` with one thing wrong: each is refused in one line that names it, by
+every kernel alike."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def meta(x: Tensor) -> Tensor:
 
 
 LANES = ("q_lanes", "k_lanes")
-# (prior or "" for any, argument, what the message says, wrong values or functions that make them of the good one)
+# (prior or "" for any, argument, what the message says, wrong values or functions that make them of
+# the good one)
 WRONG: list[tuple[str, str, str, list[Any]]] = [
     *(("", name, "one dtype of", [Tensor.long]) for name in "qkv"),
     *(("", name, "axes", [lambda x: x[0]]) for name in "qkv"),

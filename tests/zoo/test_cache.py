@@ -1,4 +1,5 @@
-"""The KV cache: memory in blocks, positions with documents and padding, and precision a million tokens in."""
+"""The KV cache: memory in blocks, positions with documents and padding, and precision a million
+tokens in."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
 @pytest.mark.parametrize("name", ["goat", "cable", "ggd"])
 @torch.no_grad()
 def test_cropped_and_with_other_rows(name: str) -> None:
-    """After tokens that no mark preceded are dropped and rows are chosen, what follows reads what is left, and nothing else."""
+    """After tokens that no mark preceded are dropped and rows are chosen, what follows reads what
+    is left, and nothing else."""
     torch.manual_seed(0)
     model = create_model(
         f"text_{name}_ssmax_tiny", num_layers=2, dim=64, num_heads=2, hidden_dim=64
@@ -57,7 +59,8 @@ def test_cropped_and_with_other_rows(name: str) -> None:
 
 
 def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = False, **more: Any):
-    """A cache's outputs for the three tokens after `length`, those of the oracle, and the logits that were left out."""
+    """A cache's outputs for the three tokens after `length`, those of the oracle, and the logits
+    that were left out."""
     torch.manual_seed(0)
     heads, total = prior.num_heads, length + 3
     q, k, v = (

@@ -1,6 +1,8 @@
-"""Which kernel `auto` takes on CUDA, the warning where none fits, kernel 'flash' beside the oracle, and torch.compile.
+"""Which kernel `auto` takes on CUDA, the warning where none fits, kernel 'flash' beside the oracle,
+and torch.compile.
 
-No GPU is needed: tensors that only claim to be on CUDA are torch's fake ones, or those of the CPU with `on_cuda` set.
+No GPU is needed: tensors that only claim to be on CUDA are torch's fake ones, or those of the CPU
+with `on_cuda` set.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def hopper(device: str) -> tuple[int, int]:
 
 
 def flash(missing: str | None = MISSING, **options: Any) -> FlashKernel:
-    """Kernel 'flash' on such a GPU, without flash-attn unless `missing` is None or the name of a module."""
+    """Kernel 'flash' on such a GPU, without flash-attn unless `missing` is None or the name of a
+    module."""
     package = ("", missing) if missing == MISSING else (missing or "flash_attn", "")
     return FlashKernel(**{"capability": hopper, "package": lambda: package} | options)
 
@@ -115,7 +118,8 @@ def test_choices_on_cuda() -> None:
 
 
 def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
-    """flash_attn_func as its documentation has it: (B, length, heads, width), masks aligned to the last query and key."""
+    """flash_attn_func as its documentation has it: (B, length, heads, width), masks aligned to the
+    last query and key."""
     assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0
     assert k.shape[2] == v.shape[2] and q.shape[2] % k.shape[2] == 0 and softmax_scale == 1.0
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
@@ -130,7 +134,8 @@ def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
 
 
 def attend_runs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
-    """flash_attn_varlen_func: (total, heads, width), a sequence between neighbouring entries of cu_seqlens."""
+    """flash_attn_varlen_func: (total, heads, width), a sequence between neighbouring entries of
+    cu_seqlens."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     assert int(cu_seqlens_q[-1]) == len(q) and int(cu_seqlens_k[-1]) == len(k) == len(v)
     runs = [
@@ -146,7 +151,8 @@ def attend_runs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
 
 @pytest.fixture
 def package(monkeypatch) -> ModuleType:
-    """A flash-attn that computes in float64 on the CPU, so that differences are errors; tensors of the CPU pass for CUDA's."""
+    """A flash-attn that computes in float64 on the CPU, so that differences are errors; tensors of
+    the CPU pass for CUDA's."""
     monkeypatch.setattr(AttentionCall, "on_cuda", True)
     made, beta = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
     made.flash_attn_func, made.flash_attn_varlen_func = attend, attend_runs
@@ -199,7 +205,8 @@ def test_the_newest_flash_attention_that_fits_is_found(package, monkeypatch) -> 
 
 
 def test_documents_choose_the_package_and_are_found_once(package) -> None:
-    """All layers share the ids: they are read back from the device once, and again when they changed."""
+    """All layers share the ids: they are read back from the device once, and again when they
+    changed."""
     kernel = flash(None, dtypes=(DOUBLE,))
     kernels = KERNELS | {"flash": kernel, "triton": KERNELS["reference"]}
     heads, ids = torch.randn(1, 2, 6, 8, dtype=DOUBLE), torch.tensor([[0, 0, 0, 1, 1, 1]])
@@ -242,7 +249,8 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
     ],
 )
 def test_nothing_is_made_elsewhere_or_read_back(name: str) -> None:
-    """On "meta", which is not the default device, as CUDA is not, and whose tensors have no numbers to read."""
+    """On "meta", which is not the default device, as CUDA is not, and whose tensors have no numbers
+    to read."""
     shape, dtype = (
         ((2, 3, 48, 48), torch.float32) if name.startswith("vision") else ((2, 40), torch.long)
     )

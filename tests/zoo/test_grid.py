@@ -1,4 +1,5 @@
-"""Priors and encodings on a grid of patches that is not square: rows are rows, columns are columns, prefixes are neither."""
+"""Priors and encodings on a grid of patches that is not square: rows are rows, columns are columns,
+prefixes are neither."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def series(spectral, distance: int) -> torch.Tensor:
 
 
 def bucket(distance: int, farthest: int) -> int:
-    """Of 16 on an axis: 0 … 3 exact, 4 … 7 logarithmic up to the farthest that training saw, and 8 more for the sign."""
+    """Of 16 on an axis: 0 … 3 exact, 4 … 7 logarithmic up to the farthest that training saw, and 8
+    more for the sign."""
     far = min(abs(distance), farthest)
     if far >= 4:
         far = min(4 + int(math.log(far / 4) / math.log(max(farthest, 5) / 4) * 4 + 1e-9), 7)
@@ -131,7 +133,8 @@ def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
 
 
 def turned_by(rotary: Rotary2d, patch: int) -> torch.Tensor:
-    """(H, D/2) angles: what the encoding did to unit vectors along the first of each column pair."""
+    """(H, D/2) angles: what the encoding did to unit vectors along the first of each column
+    pair."""
     x = torch.zeros(1, 2, POS.length, 16, dtype=torch.float64)
     x[..., :8] = 1
     turned = rotary(x, POS)[0, :, PREFIX + patch]
@@ -162,7 +165,8 @@ def test_sinusoidal2d_is_that_of_each_axis() -> None:
 
 
 def lookhere_by_hand(height: int, width: int, heads: int, layer_slope: float) -> torch.Tensor:
-    """(H, T, T) −distance·slope, −1e30 outside the field of view; fields and slopes as the released tables have them."""
+    """(H, T, T) −distance·slope, −1e30 outside the field of view; fields and slopes as the released
+    tables have them."""
     looking = {12: 8, 6: 4, 4: 4, 3: 3}[heads]
     every = [*(["up", "down", "left", "right"] * 2)[:looking], *["none"] * (heads - looking)]
     slopes = [
@@ -204,7 +208,8 @@ def test_normalised_rope_is_timms() -> None:
     "name", [name for name in list_grid_positions() if name.startswith("rope")]
 )
 def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
-    """⟨q_i, k_j⟩ of equal vectors is |q|² at one place, and depends on the displacement alone, whatever is drawn."""
+    """⟨q_i, k_j⟩ of equal vectors is |q|² at one place, and depends on the displacement alone,
+    whatever is drawn."""
     drawn = name == "rope2d_normalised"
     made = create_grid_position(name, dim=8, num_heads=1, train_grid=(HEIGHT, WIDTH))
     vector = torch.randn(8, dtype=torch.float64).expand(1, 1, POS.length, 8)

@@ -1,4 +1,5 @@
-"""What models may set of attention beside its prior: SSMax of the content alone, grouped heads, one prior for all layers."""
+"""What models may set of attention beside its prior: SSMax of the content alone, grouped heads, one
+prior for all layers."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ def test_bad_options() -> None:
 
 
 def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(H,) ∂L/∂s and what it is a sum of, Σ over rows of abs(∂L/∂ρ_i · ln n_i), float64; inputs are rounded to bfloat16."""
+    """(H,) ∂L/∂s and what it is a sum of, Σ over rows of abs(∂L/∂ρ_i · ln n_i), float64; inputs are
+    rounded to bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     prior = create_prior("key_bias", num_heads=4, train_context=64)
@@ -166,8 +168,9 @@ def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor,
     "kernel", ["reference", "sdpa", "toeplitz", pytest.param("triton", marks=pytest.mark.slow)]
 )
 def test_the_gradient_of_a_row_scale_is_as_good_as_rounded_queries_allow(kernel: str) -> None:
-    """The rows' gradients cancel, to a hundredth of their sum or less: what rounding leaves is a share of that sum, and not of
-    the gradient. It is 0.001; with δ of a rounded output it was up to 0.2."""
+    """The rows' gradients cancel, to a hundredth of their sum or less: what rounding leaves is a
+    share of that sum, and not of the gradient. It is 0.001; with δ of a rounded output it was up to
+    0.2."""
     for seed in range(1) if kernel == "triton" else range(6):  # its programs are interpreted
         wanted, size = scale_gradients(seed, "reference", torch.float64)
         found, _ = scale_gradients(seed, kernel, torch.bfloat16)

@@ -1,4 +1,5 @@
-"""Boolean masks and dropout of `prior_attention`: outputs and gradients by definition, who serves them, who refuses."""
+"""Boolean masks and dropout of `prior_attention`: outputs and gradients by definition, who serves
+them, who refuses."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ WITH_MASK = [
 def masked(
     name: str, realised: str, shape: tuple[int, int]
 ) -> tuple[dict[str, Tensor], PriorTerms, dict[str, Any]]:
-    """Leaves, their terms and the options of a case with a mask, under which some rows see nothing."""
+    """Leaves, their terms and the options of a case with a mask, under which some rows see
+    nothing."""
     case = CASES[name]
     leaves, options = build(case, realised)
     if realised == "bias":
@@ -60,7 +62,8 @@ def masked(
 
 
 def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[str, Any]) -> Tensor:
-    """Σ_j e^z_j m_j v_j / Σ_j e^z_j m_j over the keys that are seen, m = 1; 0 where there are none."""
+    """Σ_j e^z_j m_j v_j / Σ_j e^z_j m_j over the keys that are seen, m = 1; 0 where there are
+    none."""
     q, k, v = leaves["q"], leaves["k"], leaves["v"]
     logits = (
         torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(q.shape[-1])

@@ -1,4 +1,5 @@
-"""Padding between tokens is an error in wrapped and adapted models: positions behind it would count the gap."""
+"""Padding between tokens is an error in wrapped and adapted models: positions behind it would count
+the gap."""
 
 import pytest
 import torch

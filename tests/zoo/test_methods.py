@@ -1,4 +1,5 @@
-"""Sums of methods by name, a method per layer, and priors from outside. Decoding with sums: tests/text/test_model.py."""
+"""Sums of methods by name, a method per layer, and priors from outside. Decoding with sums:
+tests/text/test_model.py."""
 
 from __future__ import annotations
 
@@ -207,7 +208,8 @@ def test_what_is_meant_by_names_of_no_method_is_said() -> None:
 
 
 def test_a_method_in_a_longer_model_is_as_it_was_trained():
-    """With pinned_context a key bias divides positions by the context of training, whatever the model's own is."""
+    """With pinned_context a key bias divides positions by the context of training, whatever the
+    model's own is."""
     assert pinned_context("ggd", 64) == {} and pinned_context("alibi+ggd", 64) == {}
     assert pinned_context("goat", 64) == {"train_context": 64}
     for name in ("goat", "ggd_goat", "alibi+key_bias"):

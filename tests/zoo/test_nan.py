@@ -1,4 +1,5 @@
-"""NaN in queries, keys and values reaches every row that sees it, and no other row by way of the queries."""
+"""NaN in queries, keys and values reaches every row that sees it, and no other row by way of the
+queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sinks of adapted models with a rotation: further back than the model's window they are turned as if at its end."""
+"""Sinks of adapted models with a rotation: further back than the model's window they are turned as
+if at its end."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def adapted(model: Any) -> Any:
 
 
 def dense(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The model by dense attention, queries rotated for sinks by the model's own function at min(i, limit)."""
+    """The model by dense attention, queries rotated for sinks by the model's own function at min(i,
+    limit)."""
     module, turned = sys.modules[type(model).__module__], []
     apply = module.apply_rotary_pos_emb
 
@@ -91,7 +93,8 @@ def test_outputs_and_gradients_of_dense_attention(
 
 @torch.no_grad()
 def test_padding_packing_and_caches(tmp_path: Path) -> None:
-    """And generation that goes on beyond the window, saved models, and prefixes that are those of shorter texts."""
+    """And generation that goes on beyond the window, saved models, and prefixes that are those of
+    shorter texts."""
     model = adapted(strong("llama"))
     given = input_of("llama", batch=1, length=LENGTH)
     whole = output(model, given)

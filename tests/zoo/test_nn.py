@@ -1,4 +1,5 @@
-"""`PriorMultiheadAttention`: its formula for every method with all gradients, and torch's module where the prior is uniform."""
+"""`PriorMultiheadAttention`: its formula for every method with all gradients, and torch's module
+where the prior is uniform."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def compare(
     expected: tuple[Tensor, Tensor],
     **options: Any,
 ) -> None:
-    """Without and with weights: output, weights, and gradients of inputs, parameters and float masks."""
+    """Without and with weights: output, weights, and gradients of inputs, parameters and float
+    masks."""
     leaves = [
         *{id(x): x for x in tensors}.values(),
         *(p for p in module.parameters() if p.requires_grad),
@@ -118,7 +120,8 @@ def compare(
                 torch.testing.assert_close(*grads, rtol=1e-7, atol=1e-9)
 
 
-# Causal or not, SSMax or not, biases or not, widths as the query's or others: they go round the methods.
+# Causal or not, SSMax or not, biases or not, widths as the query's or others: they go round the
+# methods.
 FORMS: list[dict[str, Any]] = [
     {},
     {"ssmax": True},
@@ -140,7 +143,8 @@ def test_every_method_by_definition(name: str, form: int) -> None:
     [("ggd", True), ("goat", False), ("fire", True), ("rope", False), ("local", False)],
 )
 def test_masks_of_both_kinds_by_definition(name: str, causal: bool) -> None:
-    """Every mask with a position method and SSMax: bool and float with −∞, by head, some rows seeing nothing."""
+    """Every mask with a position method and SSMax: bool and float with −∞, by head, some rows
+    seeing nothing."""
     module = create(name, ssmax=True)
     queries = 8 if name == "local" else 5
     tensors = inputs(module, queries, 8)
@@ -188,7 +192,8 @@ def test_a_uniform_prior_is_torchs_module() -> None:
 
 
 def test_torchs_encoder_layer_with_the_module_in_its_place() -> None:
-    """In evaluation torch computes a whole layer from its weights, and would leave out the prior: it must not here."""
+    """In evaluation torch computes a whole layer from its weights, and would leave out the prior:
+    it must not here."""
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, dtype=DOUBLE).eval()
     x, padding = torch.randn(2, 7, WIDTH, dtype=DOUBLE), torch.arange(7).expand(2, 7) > 4
     attention, plain = layer.self_attn, layer(x, src_key_padding_mask=padding)

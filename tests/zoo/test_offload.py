@@ -1,4 +1,5 @@
-"""Models whose weights accelerate keeps on the CPU or on disk compute what they compute in memory."""
+"""Models whose weights accelerate keeps on the CPU or on disk compute what they compute in
+memory."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Options that make no sense are refused where they are given, or do no harm: every number of every prior and encoding."""
+"""Options that make no sense are refused where they are given, or do no harm: every number of every
+prior and encoding."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ NUMBERS = ("int", "float", "bool", "tuple[int, int]")
 def tries(
     make: Callable[..., Any], options: dict[str, Any], *, but: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """(option = value, what it makes) of every wrong value that is not refused, `but` of names that models set."""
+    """(option = value, what it makes) of every wrong value that is not refused, `but` of names that
+    models set."""
     parameters = inspect.signature(make).parameters.values()
     numbers = {p.name for p in parameters if any(kind in str(p.annotation) for kind in NUMBERS)}
     for name in numbers - {*but}:

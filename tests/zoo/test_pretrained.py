@@ -1,4 +1,5 @@
-"""Shipped weights: every entry is what the manifest says; damaged or missing files are errors. Logits: tests/golden."""
+"""Shipped weights: every entry is what the manifest says; damaged or missing files are errors.
+Logits: tests/golden."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def test_every_prior_has_a_row() -> None:
 
 @pytest.mark.parametrize(("name", "causal"), CASES)
 def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: bool) -> None:
-    """Lanes or table, multiplied out, equal the oracle up to a row constant; so do all gradients. No buffer is unsaved."""
+    """Lanes or table, multiplied out, equal the oracle up to a row constant; so do all gradients.
+    No buffer is unsaved."""
     prior, pos = make(name), positions_for(name)
     assert not any(module._non_persistent_buffers_set for module in prior.modules())
     x = inputs(pos.length).requires_grad_()
@@ -85,7 +86,8 @@ def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(
 
 @pytest.mark.parametrize("kernel", ["sdpa", "toeplitz", "triton", "reference"])
 def test_steep_curves_stay_finite(kernel: str) -> None:
-    """(1e−5)^−8 and 12^40 are beyond float32: gradients are those of float64, where the formula needs no bound."""
+    """(1e−5)^−8 and 12^40 are beyond float32: gradients are those of float64, where the formula
+    needs no bound."""
     length, powers, dtype = (
         13,
         (-8.0, 40.0, -30.0, -6.0),
@@ -195,7 +197,8 @@ def test_ggd_starts_as_bam_does() -> None:
 def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(
     gate: str, bias: bool, weighted: bool
 ) -> None:
-    """K[i,j] = −w_i·Σ_{j < l ≤ i} c_l entry by entry; forgetting attention's is Σ log sigmoid of the forget gate."""
+    """K[i,j] = −w_i·Σ_{j < l ≤ i} c_l entry by entry; forgetting attention's is Σ log sigmoid of
+    the forget gate."""
     lives = (
         create_prior("fox", num_heads=4, d_model=8, half_lives=[4, 256])
         .decay.bias.sigmoid()
@@ -226,7 +229,8 @@ def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["alibi", "goat", "cable"])
 def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> None:
-    """The realised K differs from that of float64 by less than 0.02 logits up to a row constant, below position 2^20."""
+    """The realised K differs from that of float64 by less than 0.02 logits up to a row constant,
+    below position 2^20."""
     torch.manual_seed(0)
     at, near, heads = 2**20 - 1, 300, 2 if name == "cable" else 8
     options = {"cable": {"d_model": 1}, "goat": {"train_context": 128}}.get(name, {})
@@ -234,7 +238,8 @@ def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> No
     for part in prior.modules():  # fresh, the last layer of an MLP is 0 and hides its part
         if isinstance(part, torch.nn.Linear):
             torch.nn.init.normal_(part.weight, std=0.3)
-    # Keys near the query, in the middle, and at the start: where neighbours would tie, and where errors add up.
+    # Keys near the query, in the middle, and at the start: where neighbours would tie, and where
+    # errors add up.
     j = torch.cat(
         [torch.arange(at - near, at + 1), torch.arange(at // 2, at // 2 + 50), torch.arange(50)]
     )
@@ -254,7 +259,8 @@ def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> No
     exact = wide.q_lanes @ wide.k_lanes[:, :, pick].mT
     q_lanes, k_lanes = terms.q_lanes.to(dtype), terms.k_lanes[:, :, pick].to(dtype)
     assert row_constant_apart(q_lanes.double() @ k_lanes.double().mT, exact) < 0.02
-    # As a kernel sums it, in float32, lane after lane: near the query, where weights are not 0, that costs nothing.
+    # As a kernel sums it, in float32, lane after lane: near the query, where weights are not 0,
+    # that costs nothing.
     summed = torch.zeros_like(exact, dtype=torch.float32)
     for r in range(q_lanes.shape[-1]):
         summed = summed + q_lanes[..., r, None].float() * k_lanes[..., None, :, r].float()
@@ -262,7 +268,8 @@ def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> No
 
 
 def row_constant_apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Half the spread of a − b: the largest difference that is left when the best row constant is taken away."""
+    """Half the spread of a − b: the largest difference that is left when the best row constant is
+    taken away."""
     return float(((a - b).amax(-1) - (a - b).amin(-1)).max()) / 2
 
 
@@ -279,7 +286,8 @@ def test_priors_stay_float32_in_a_bfloat16_model() -> None:
 
 
 def test_the_formula_of_a_sum_is_where_its_parameters_are() -> None:
-    """Fixed slopes are on the CPU for want of a parameter that tells; "meta" is not the default device, as CUDA is not."""
+    """Fixed slopes are on the CPU for want of a parameter that tells; "meta" is not the default
+    device, as CUDA is not."""
     both, pos = (
         compose(create_prior("alibi", num_heads=3), make("ggd")).to("meta"),
         Positions.line(9),
@@ -293,7 +301,8 @@ def test_alibi_slopes() -> None:
 
 
 def test_t5_buckets_are_the_published_ones() -> None:
-    """Causal: exact below 16, then 16 + log(d/16)/log(128/16)·16, and the last bucket from 128 on."""
+    """Causal: exact below 16, then 16 + log(d/16)/log(128/16)·16, and the last bucket from 128
+    on."""
     prior = create_prior("t5", num_heads=1)
     distance = torch.tensor([0.0, 15, 16, 20, 32, 64, 100, 127, 128, 5000, -3])
     assert prior.bucket(distance, causal=True).tolist() == [

@@ -1,4 +1,5 @@
-"""Keys left out on the CPU: that they have no weight, that outputs and gradients are the same, and what is never left out."""
+"""Keys left out on the CPU: that they have no weight, that outputs and gradients are the same, and
+what is never left out."""
 
 from __future__ import annotations
 
@@ -136,7 +137,8 @@ def weights_of(call: AttentionCall) -> Tensor:
 def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None:
     """Outputs and all gradients are as near to those of float64 as without leaving anything out."""
     errors = []
-    # Priors' numbers sum the rounding of δ and of lanes' gradients times distances: of one draw that is any number.
+    # Priors' numbers sum the rounding of δ and of lanes' gradients times distances: of one draw
+    # that is any number.
     for seed in range(1 if dtype == torch.float64 else 4):
         results = []
         for kernel, precision in ((WHOLE, torch.float64), (WHOLE, dtype), (SKIPPING, dtype)):

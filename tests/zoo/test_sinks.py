@@ -1,5 +1,5 @@
-"""Sinks: the first n tokens of a document are exempt from the prior and the window, in every kernel, cache and model; and the
-learned sink, a logit in the denominator."""
+"""Sinks: the first n tokens of a document are exempt from the prior and the window, in every
+kernel, cache and model; and the learned sink, a logit in the denominator."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def test_the_oracle_is_attention_with_the_prior_taken_out(name: str, realised: s
     ("name", "realised"), [("everything", "both"), ("window", "table"), ("grouped", "lanes")]
 )
 def test_the_oracle_of_a_learned_sink_has_one_key_more(name: str, realised: str) -> None:
-    """Of value 0 and with the sink's logit; where K is in lanes, that and K of the row's own key."""
+    """Of value 0 and with the sink's logit; where K is in lanes, that and K of the row's own
+    key."""
     case, sink = CASES[name], torch.linspace(-1, 2, HEADS, dtype=torch.float64)
     leaves, options = build(case, realised)
     got = evaluate(leaves | {"sink": sink.requires_grad_()}, options, "reference")["out"]
@@ -151,7 +152,8 @@ def test_biases_that_are_made_by_blocks_and_half_precision() -> None:
 @pytest.mark.parametrize("name", ["ggd", "alibi", "goat"])
 @pytest.mark.parametrize("documents", [False, True])
 def test_the_work_stays_that_of_the_reach(name: str, documents: bool) -> None:
-    """As many logits are left out as without sinks, and outputs and gradients are those of all logits."""
+    """As many logits are left out as without sinks, and outputs and gradients are those of all
+    logits."""
     prior, line = decaying(name).float(), Positions.line(900)
     segments = (torch.arange(900) >= 400).long()[None] if documents else None
     torch.manual_seed(0)
@@ -207,7 +209,8 @@ def test_the_fused_kernel_equals_the_oracle(name: str, realised: str, small_tile
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_fused_kernel_leaves_out_and_trains_laws_and_scales(small_tiles: None) -> None:
-    """A law that decays, whose constant no log-sum-exp may lose; decoding, whose splits are joined."""
+    """A law that decays, whose constant no log-sum-exp may lose; decoding, whose splits are
+    joined."""
     prior, line = decaying("ggd").float().to(DEVICE), Positions.line(90)
     torch.manual_seed(0)
     q, k, v = (0.3 * torch.randn(1, 2, 90, 16, device=DEVICE).requires_grad_() for _ in range(3))
@@ -239,7 +242,8 @@ def test_the_fused_kernel_leaves_out_and_trains_laws_and_scales(small_tiles: Non
 )
 @torch.no_grad()
 def test_a_cache_goes_on_where_the_sinks_were(position: str | list[str]) -> None:
-    """Chunks and single tokens of packed and padded rows, on whole texts, whose last rows would differ without sinks."""
+    """Chunks and single tokens of packed and padded rows, on whole texts, whose last rows would
+    differ without sinks."""
     torch.manual_seed(0)
     names = [position] if isinstance(position, str) else position
     options: dict[str, Any] = (

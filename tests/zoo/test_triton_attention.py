@@ -1,4 +1,5 @@
-"""The fused kernels behind `prior_attention(kernel="triton")`: every case of the other kernels, in float32 and below."""
+"""The fused kernels behind `prior_attention(kernel="triton")`: every case of the other kernels, in
+float32 and below."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.gpu
 
 PLANNING = TritonKernel(least_keys=1, decode_queries=0)
 DECODING = TritonKernel(least_keys=1)
-# What the toeplitz kernel keeps is nothing to this one. Realisations beyond "both" where they make another kernel.
+# What the toeplitz kernel keeps is nothing to this one. Realisations beyond "both" where they make
+# another kernel.
 RUNS = [
     (name, "both")
     for name in CASES
@@ -44,8 +46,9 @@ def small_tiles(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "realised"), some(RUNS, 6))
 def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
-    """A logit is a sum of some 20 products, a gradient one of some 100 weights, each rounded: 2^−24 of the largest value for
-    each, in the worst case; rounding errors of logits multiply all that follows from them."""
+    """A logit is a sum of some 20 products, a gradient one of some 100 weights, each rounded: 2^−24
+    of the largest value for each, in the worst case; rounding errors of logits multiply all that
+    follows from them."""
     case = CASES[name]
     shares = min(case.groups, case.value_groups or HEADS) < HEADS
     leaves, options = build(case, realised, heads=HEADS if shares or DEVICE.type != "cpu" else 2)
@@ -68,7 +71,8 @@ def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
     some([(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID], 4),
 )
 def test_every_prior_with_gradients_of_its_parameters(name, causal):
-    """A prior registered today is covered today, GGD as a parametric table; a dense bias is refused with the reason."""
+    """A prior registered today is covered today, GGD as a parametric table; a dense bias is refused
+    with the reason."""
     prior = make(name, num_heads=2).to(DEVICE).float()
     pos = Positions.grid(4, 5, num_prefix=2) if name in GRID else Positions.line(21)
     torch.manual_seed(3)
@@ -101,7 +105,8 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
 )
 @torch.no_grad()
 def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
-    """Documents on grouped heads: a prompt, a few tokens, one at a time, against all of them at once by torch's kernel.
+    """Documents on grouped heads: a prompt, a few tokens, one at a time, against all of them at
+    once by torch's kernel.
 
     float32: sums in another order, through one layer of logits of order 10.
     """
@@ -127,7 +132,8 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], 1))
 def test_the_last_of_t5s_numbers_is_minus_the_others(dtype):
-    """The gradient of the bucket of far keys follows from the others', as exactly as if its diagonals were walked."""
+    """The gradient of the bucket of far keys follows from the others', as exactly as if its
+    diagonals were walked."""
     prior, line = (
         make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float(),
         Positions.line(45),

@@ -1,4 +1,5 @@
-"""The fused kernels as operators of torch, compiled; splits of keys, and rows far apart in memory."""
+"""The fused kernels as operators of torch, compiled; splits of keys, and rows far apart in
+memory."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def flat(call: AttentionCall) -> Operands:
 
 
 def tiny(name: str, **options) -> torch.nn.Module:
-    """One layer of two heads, its prior moved off its init, where gradients of priors are rounding alone."""
+    """One layer of two heads, its prior moved off its init, where gradients of priors are rounding
+    alone."""
     torch.manual_seed(0)
     model = create_model(name, num_layers=1, dim=32, num_heads=2, hidden_dim=16, **options).to(
         DEVICE
@@ -89,7 +91,8 @@ def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lanes", "parametric"])
 def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
+    """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd
+    has its place."""
     call = call_of(
         Case(14, 14, 1, documents=(9, 4), scale="shared"), "both" if kind == "lanes" else "none"
     )
@@ -137,7 +140,8 @@ def test_decoding_compiles_in_one_graph() -> None:
 
 @pytest.mark.slow
 def test_few_queries_in_splits_of_keys() -> None:
-    """A logit is a sum of some 20 products, an output one of some 100 weights, each rounded: 2^−24 for each."""
+    """A logit is a sum of some 20 products, an output one of some 100 weights, each rounded: 2^−24
+    for each."""
     call = call_of(
         Case(5, 50, 2, documents=(30, 47), window=29, scale="batch"),
         "both",
@@ -154,7 +158,8 @@ def test_few_queries_in_splits_of_keys() -> None:
 
 
 def far_apart(count: int, width: int, stride: int, path: Path) -> list[Tensor]:
-    """Three (1, 1, count, width) matrices in one memory, whose rows are `stride` numbers apart; on the CPU in a sparse file."""
+    """Three (1, 1, count, width) matrices in one memory, whose rows are `stride` numbers apart; on
+    the CPU in a sparse file."""
     size = (count - 1) * stride + 3 * width
     if DEVICE.type == "cpu":
         memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)

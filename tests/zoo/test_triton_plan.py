@@ -1,4 +1,5 @@
-"""The plan of the fused kernels: what it leaves out is provably nothing, and it leaves out what it should."""
+"""The plan of the fused kernels: what it leaves out is provably nothing, and it leaves out what it
+should."""
 
 from __future__ import annotations
 

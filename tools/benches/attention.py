@@ -1,4 +1,5 @@
-"""Attention with priors as ratios to the fastest attention without one, and to other ways to compute the same."""
+"""Attention with priors as ratios to the fastest attention without one, and to other ways to
+compute the same."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Run:
-    """A contender made ready: `forward` computes (B, H, L, D), `leaves` have gradients, `method` is its prior."""
+    """A contender made ready: `forward` computes (B, H, L, D), `leaves` have gradients, `method` is
+    its prior."""
 
     forward: Callable[[], Tensor]
     leaves: Sequence[Tensor]
@@ -90,7 +92,8 @@ def plain(problem: Problem, backend: SDPBackend | None = None) -> Run:
 
 
 def ours(problem: Problem, method: str, *, skip: bool = True) -> Run:
-    """`zoo.prior_attention` with a prior, whose own work and gradients are part of every pass, as in a layer."""
+    """`zoo.prior_attention` with a prior, whose own work and gradients are part of every pass, as
+    in a layer."""
     prior = problem.prior(method)
     columns = problem.width - prior.num_lanes
     if columns < 1:
@@ -106,7 +109,8 @@ def ours(problem: Problem, method: str, *, skip: bool = True) -> Run:
 
 
 def dense_bias(problem: Problem) -> Run:
-    """torch's attention with GGD's log-prior as a dense bias, made beforehand, whose gradient is computed."""
+    """torch's attention with GGD's log-prior as a dense bias, made beforehand, whose gradient is
+    computed."""
     size = problem.heads * problem.length**2 * problem.dtype.itemsize
     if size > (bound := DENSE_BYTES[problem.device.type]):
         raise Refused(f"its bias takes {size / 2**30:.2g} GiB, bound {bound / 2**30:.2g}")
@@ -124,7 +128,8 @@ def dense_bias(problem: Problem) -> Run:
 
 
 def flex(problem: Problem) -> Run:
-    """FlexAttention compiled for the shape, with a block mask and a score_mod that reads GGD's table."""
+    """FlexAttention compiled for the shape, with a block mask and a score_mod that reads GGD's
+    table."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     table = problem.terms(problem.prior("ggd")).table
@@ -213,7 +218,8 @@ def error_of(run: Run, problem: Problem) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ratios to the fastest attention without bias, forward and with all gradients; a contender that is wrong is not timed."""
+    """Ratios to the fastest attention without bias, forward and with all gradients; a contender
+    that is wrong is not timed."""
     options = parser("attention", main.__doc__)
     options.add_argument(
         "--lengths", type=numbers, help="default 1k to 64k on CUDA, 1k to 16k on the CPU"

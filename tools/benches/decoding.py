@@ -20,8 +20,8 @@ MODELS = ["text_ggd_ssmax_tiny.facts", "text_alibi_tiny.facts"]
 
 
 def fill_cache(model: Decoder, length: int) -> KVCache:
-    """A cache with the keys of `length` random tokens, each layer reading their embeddings: work is O(length), for
-    attention is computed for one token of a chunk."""
+    """A cache with the keys of `length` random tokens, each layer reading their embeddings: work is
+    O(length), for attention is computed for one token of a chunk."""
     cache = model.new_cache(length + ROOM)
     device = model.embedding.weight.device
     tokens = torch.randint(
@@ -48,7 +48,8 @@ def decode(model: Decoder, cache: KVCache) -> torch.Tensor:
 def llama_step(
     config: DecoderConfig, length: int, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], torch.Tensor]:
-    """A step of a Llama whose cache, the one that its `generate` makes, holds `length` random keys."""
+    """A step of a Llama whose cache, the one that its `generate` makes, holds `length` random
+    keys."""
     model = llama_like(config, length + ROOM).to(device, dtype).eval()
     from transformers import DynamicCache
 
@@ -64,7 +65,8 @@ def llama_step(
 
 @torch.inference_mode()
 def main(argv: Sequence[str]) -> int:
-    """Time of a token after many; MiB are what the step adds, `cache_mib` in the record is the cache."""
+    """Time of a token after many; MiB are what the step adds, `cache_mib` in the record is the
+    cache."""
     options = parser("decoding", main.__doc__)
     options.add_argument("--models", type=words, default=MODELS, help="text models of one shape")
     options.add_argument(

@@ -1,7 +1,8 @@
 """Times measured in turns, peak memory and the record of both: what the benchmarks share.
 
-Contenders take turns within a round, and a ratio is the median over rounds of two times of one round, so that whatever else
-runs on the machine falls on both. `torch.utils.benchmark.Timer` and `triton.testing.do_bench` repeat one callable and then the
+Contenders take turns within a round, and a ratio is the median over rounds of two times of one
+round, so that whatever else runs on the machine falls on both. `torch.utils.benchmark.Timer` and
+`triton.testing.do_bench` repeat one callable and then the
 next: their medians compare two different stretches of time.
 """
 
@@ -69,7 +70,8 @@ def device_of(options: argparse.Namespace) -> torch.device:
 def in_turns(
     calls: Mapping[str, Call], seconds: float, device: torch.device
 ) -> list[dict[str, float]]:
-    """Milliseconds by name of rounds of all calls one after the other, after a warm-up: 3 to 200, about `seconds` a call."""
+    """Milliseconds by name of rounds of all calls one after the other, after a warm-up: 3 to 200,
+    about `seconds` a call."""
     for call in calls.values():
         call()
     clock = _events(device) if device.type == "cuda" else _wall
@@ -87,8 +89,8 @@ def _wall(call: Call) -> float:
 
 
 def _events(device: torch.device) -> Callable[[Call], float]:
-    """A clock of the device's events. A sleep keeps the queue full while the host launches; writes before it empty the
-    second-level cache."""
+    """A clock of the device's events. A sleep keeps the queue full while the host launches; writes
+    before it empty the second-level cache."""
     flushed = torch.empty(
         2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device
     )
@@ -151,9 +153,11 @@ class Record:
         baselines: Sequence[str],
         **units: float,
     ) -> None:
-        """Time calls in turns and add a row for each, with its ratio to the fastest of the `baselines` that ran.
+        """Time calls in turns and add a row for each, with its ratio to the fastest of the
+        `baselines` that ran.
 
-        units: how many of something a call computes, such as tokens=2048; the row has them by the second.
+        units: how many of something a call computes, such as tokens=2048; the row has them by the
+            second.
         """
         runnable, memory = {}, {}
         for name, call in calls.items():
@@ -188,7 +192,8 @@ class Record:
             write_json(self.out, self.about | {"rows": self.rows} | notes)
 
     def finish(self) -> int:
-        """Print the table and what is missing from it; returns the exit status, 1 where something failed."""
+        """Print the table and what is missing from it; returns the exit status, 1 where something
+        failed."""
         print(
             ", ".join(
                 f"{name} {value}" for name, value in self.about.items() if value not in (None, {})

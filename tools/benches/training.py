@@ -1,4 +1,5 @@
-"""Training steps of decoders, position methods compared with each other and with a transformers Llama of the same shape."""
+"""Training steps of decoders, position methods compared with each other and with a transformers
+Llama of the same shape."""
 
 from __future__ import annotations
 

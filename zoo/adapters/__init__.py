@@ -1,4 +1,5 @@
-"""Priors for models people already have: `adapt` gives one to every self-attention layer of a transformers or timm model.
+"""Priors for models people already have: `adapt` gives one to every self-attention layer of a
+transformers or timm model.
 
     model = AutoModelForCausalLM.from_pretrained("…")
     zoo.adapt(model, "ggd_goat", keep_rope=False, train="priors")
@@ -54,24 +55,31 @@ def adapt(
 ) -> Model:
     """Give every self-attention layer of a model a log-prior K on its logits, in place:
 
-        out[i] = Σ_j softmax_j( (scale·⟨q_i, k_j⟩ + K[h,i,j] + mask) · s_h[i] ) v_j,     s = 1 without SSMax.
+        out[i] = Σ_j softmax_j( (scale·⟨q_i, k_j⟩ + K[h,i,j] + mask) · s_h[i] ) v_j,     s = 1
+        without SSMax.
 
-    Served are models of transformers whose attention goes through its attention interface (Llama, Qwen, Mistral, GPT-2,
-    GPT-NeoX, BERT, ViT, DINOv2 and v3 and their like), and timm's VisionTransformer. Priors that can start uniform do: until
-    they are trained the model's output is that of its own "sdpa" attention, to the bit. Weights, masks, caches and generation
-    stay the library's.
+    Served are models of transformers whose attention goes through its attention interface (Llama,
+    Qwen, Mistral, GPT-2, GPT-NeoX, BERT, ViT, DINOv2 and v3 and their like), and timm's
+    VisionTransformer. Priors that can start uniform do: until they are trained the model's output
+    is that of its own "sdpa" attention, to the bit. Weights, masks, caches and generation stay the
+    library's.
 
     Args:
         model: of `transformers` or `timm`.
-        position: a prior, or a sum of priors, named as in `zoo.methods.create_position` (images: `create_grid_position`).
+        position: a prior, or a sum of priors, named as in `zoo.methods.create_position` (images:
+            `create_grid_position`).
         options: its options; the defaults, but `init` is "uniform".
-        keep_rope: False takes out the model's own rotation, or its learned positions, which become zeros.
-        ssmax: whether there is a row scale s_h·ln n over the n keys that a row sees (SSMax). It does not start at the identity.
-        train_context: tokens seen in training, for priors and an SSMax relative to it; default: max_position_embeddings.
+        keep_rope: False takes out the model's own rotation, or its learned positions, which become
+            zeros.
+        ssmax: whether there is a row scale s_h·ln n over the n keys that a row sees (SSMax). It
+            does not start at the identity.
+        train_context: tokens seen in training, for priors and an SSMax relative to it; default:
+            max_position_embeddings.
         train: "all" parameters, or "priors" alone.
 
     Raises:
-        ValueError: for a model that is not served or has priors already, a position method that is no prior or depends on the
+        ValueError: for a model that is not served or has priors already, a position method that is
+        no prior or depends on the
             layer's input, and "priors" for a prior without parameters.
     """
     library = _library(model)
@@ -99,8 +107,8 @@ def adapt(
 def limited_reach(
     *, window: int | None = None, soft: float | None = None, sinks: int = 0
 ) -> Options:
-    """Arguments of `adapt` for a prior that hides far keys without training: those `window` or more tokens back, or by
-    K = −(distance/soft)⁸. The first `sinks` tokens stay seen."""
+    """Arguments of `adapt` for a prior that hides far keys without training: those `window` or more
+    tokens back, or by K = −(distance/soft)⁸. The first `sinks` tokens stay seen."""
     if (window is None) == (soft is None):
         raise ValueError("expected one of window and soft, in tokens")
     options: Options = {"length": window, "beyond": "zero", "learnable": False}
@@ -115,9 +123,11 @@ def limited_reach(
 def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write an adapted model in its library's layout; for transformers it is `save_pretrained`.
 
-    A model that `priorzoo adapt` or `load_adapted` put on a base is written as an adapter folder, without the base.
+    A model that `priorzoo adapt` or `load_adapted` put on a base is written as an adapter folder,
+    without the base.
 
-    ValueError for a model in which PEFT has put adapters: its `save_pretrained` writes these alone, without priors.
+    ValueError for a model in which PEFT has put adapters: its `save_pretrained` writes these alone,
+    without priors.
     """
     record = model.__dict__.get(RECORD)
     if isinstance(record, dict) and "base" in record:
@@ -142,7 +152,8 @@ def list_adapters(pattern: str = "*") -> list[str]:
 
 
 def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]]]:
-    """(title, columns, rows) of shipped adapters. Reach is the longest text that was measured; scores are those there."""
+    """(title, columns, rows) of shipped adapters. Reach is the longest text that was measured;
+    scores are those there."""
     rows = []
     for folder in (WEIGHTS / name for name in names):
         record = read_object(folder / ADAPTER)
@@ -168,7 +179,8 @@ def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]
 
 
 def find_folder(name: str) -> str:
-    """The folder of a shipped adapter, or of a base that `priorzoo fetch-data` made, by its name; any other path or name."""
+    """The folder of a shipped adapter, or of a base that `priorzoo fetch-data` made, by its name;
+    any other path or name."""
     places = (WEIGHTS / name / ADAPTER, data_folder() / name / "config.json")
     return next(
         (str(file.parent) for file in places if file.is_file() and not Path(name).is_dir()), name
@@ -176,7 +188,8 @@ def find_folder(name: str) -> str:
 
 
 def hub_name(name: str) -> tuple[str, Options]:
-    """What transformers takes for a model: its folder or name of the hub; of a file NAME.gguf its folder and `gguf_file`."""
+    """What transformers takes for a model: its folder or name of the hub; of a file NAME.gguf its
+    folder and `gguf_file`."""
     return (
         (str(Path(name).parent), {"gguf_file": Path(name).name})
         if name.endswith(".gguf")
@@ -187,7 +200,8 @@ def hub_name(name: str) -> tuple[str, Options]:
 def load_adapted(
     folder: str | os.PathLike[str], *, base: str | None = None, merge: bool = False, **kwargs: Any
 ) -> Any:
-    """The model that `save_adapted` wrote; kwargs as in the library's loader. ValueError where the folder has none.
+    """The model that `save_adapted` wrote; kwargs as in the library's loader. ValueError where the
+    folder has none.
 
     Args:
         folder: or the name of a shipped adapter (`priorzoo list --adapters`).

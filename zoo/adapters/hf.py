@@ -1,7 +1,9 @@
-"""Priors in models of `transformers`: decoders and encoders whose attention goes through its attention interface.
+"""Priors in models of `transformers`: decoders and encoders whose attention goes through its
+attention interface.
 
-A layer's prior is the module `position_bias` of its attention, a name that Trainer never decays. The attention implementation
-"priorzoo" adds it; masks are those of "sdpa", which is also what computes layers whose prior is uniform.
+A layer's prior is the module `position_bias` of its attention, a name that Trainer never decays.
+The attention implementation "priorzoo" adds it; masks are those of "sdpa", which is also what
+computes layers whose prior is uniform.
 """
 
 from __future__ import annotations
@@ -128,7 +130,8 @@ def attention_layers(model: nn.Module) -> list[Any]:
 def load_whole(
     load: Callable[..., Any], source: str | Path, *args: object, **kwargs: object
 ) -> Any:
-    """Call a from_pretrained of transformers. Raises ValueError for a missing tensor, which would be random or unset."""
+    """Call a from_pretrained of transformers. Raises ValueError for a missing tensor, which would
+    be random or unset."""
     with_info = kwargs.pop("output_loading_info", False)
     model, info = load(source, *args, output_loading_info=True, **kwargs)
     if missing := info["missing_keys"]:
@@ -164,8 +167,8 @@ def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
 
 
 def _adapted_config(base: type[PretrainedConfig]) -> type[PretrainedConfig]:
-    """A configuration that is saved under a model type of its own: without priors transformers would make another model of
-    the folder, and now says which function reads it."""
+    """A configuration that is saved under a model type of its own: without priors transformers
+    would make another model of the folder, and now says which function reads it."""
 
     def to_json_string(self: PretrainedConfig, use_diff: bool = True) -> str:
         entries = json.loads(base.to_json_string(self, use_diff))
@@ -270,12 +273,14 @@ class NoPositions(nn.Module):
         self.register_buffer("zero", torch.zeros(()))
 
     def forward(self, ids: Tensor, past: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        """(B, T, C) for (B, T) position_ids alone, or, as OPT calls it, for a mask (B, past + T)."""
+        """(B, T, C) for (B, T) position_ids alone, or, as OPT calls it, for a mask (B, past
+        + T)."""
         return self.zero.expand(*ids[:, past:].shape, self.dim)
 
 
 def _lengthen_buffers(module: nn.Module, args: tuple[Tensor, ...], kwargs: Options) -> None:
-    """A forward pre-hook of embeddings without positions: BERT's buffers end where its table of positions ended."""
+    """A forward pre-hook of embeddings without positions: BERT's buffers end where its table of
+    positions ended."""
     inputs = [
         x
         for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
@@ -301,7 +306,8 @@ def _no_rotation(
 
 
 def _check_implementation(module: Any, args: object) -> None:
-    """A forward pre-hook of attention with a prior; ValueError where another implementation would leave the prior out."""
+    """A forward pre-hook of attention with a prior; ValueError where another implementation would
+    leave the prior out."""
     if (name := module.config._attn_implementation) != NAME:
         raise ValueError(
             f"attention by {name!r} would leave the priors out: set_attn_implementation({NAME!r})"
@@ -375,7 +381,8 @@ def _filled(mask: Tensor | None, queries: int, keys: int) -> int:
 
 
 def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A mask of transformers, bool or added to logits, as keys that are shown and finite addends."""
+    """A mask of transformers, bool or added to logits, as keys that are shown and finite
+    addends."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     shown = mask > torch.finfo(mask.dtype).min / 2
@@ -384,8 +391,8 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _documents(mask: Tensor) -> Positions | None:
-    """The keys' positions where every query sees exactly its document's keys up to its own: a line for one document a row. None
-    for other masks, and where a cache holds several documents."""
+    """The keys' positions where every query sees exactly its document's keys up to its own: a line
+    for one document a row. None for other masks, and where a cache holds several documents."""
     queries, keys = mask.shape[-2:]
     index, first = torch.arange(keys, device=mask.device), mask[:, 0].view(torch.uint8).argmax(-1)
     seen = (first[..., None] <= index) & (index <= index[keys - queries :, None])
@@ -401,7 +408,8 @@ def _documents(mask: Tensor) -> Positions | None:
 
 
 def _check_gaps(mask: Tensor, keys: int) -> None:
-    """Raise ValueError where a query that sees its own key sees a run of keys with a gap, whose places would be wrong."""
+    """Raise ValueError where a query that sees its own key sees a run of keys with a gap, whose
+    places would be wrong."""
     sees_itself = mask[..., keys - mask.shape[2] :].diagonal(dim1=-2, dim2=-1)
     first, last = (
         torch.where(mask, torch.arange(keys, device=mask.device), none) for none in (keys, -1)
@@ -413,7 +421,8 @@ def _check_gaps(mask: Tensor, keys: int) -> None:
 def _positions(
     module: Any, queries: int, keys: int, mask: Tensor | None, causal: bool, window: int | None
 ) -> tuple[Positions, Positions]:
-    """Of queries and keys. Tokens count from the first that their query sees, so that padding and packing move nothing."""
+    """Of queries and keys. Tokens count from the first that their query sees, so that padding and
+    packing move nothing."""
     if module.patch_grid is not None:
         grid = module.patch_grid.positions(keys)
         return grid, grid
@@ -436,7 +445,8 @@ def _positions(
 
 
 def _within(mask: Tensor, queries: int, keys: int, window: int | None) -> Tensor:
-    """(B, S) int64: each key's distance from the first key that the query of its row, or the first query, sees."""
+    """(B, S) int64: each key's distance from the first key that the query of its row, or the first
+    query, sees."""
     first = mask[:, 0].to(torch.uint8).argmax(-1)
     index = torch.arange(keys, device=mask.device)
     if window is not None:  # what a window hides began earlier, where the row before began

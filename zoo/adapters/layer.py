@@ -1,4 +1,5 @@
-"""What an attention layer of another library's model gets: a prior, and how it joins that layer's own attention."""
+"""What an attention layer of another library's model gets: a prior, and how it joins that layer's
+own attention."""
 
 from __future__ import annotations
 
@@ -21,14 +22,16 @@ from zoo.priors.base import Prior, PriorTerms, without_autocast
 from zoo.priors.tables import whole_bias
 
 RECORD = "priorzoo"  # of what was done, in a model's configuration
-# A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its rounding.
+# A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its
+# rounding.
 UNIFORM = 1e-12
 _KERNEL: ContextVar[str | Kernel] = ContextVar("kernel", default="auto")
 
 
 @contextmanager
 def attending_by(kernel: str | Kernel) -> Iterator[None]:
-    """Inside the context, what computes the attention of adapted layers: as `kernel` in `prior_attention`."""
+    """Inside the context, what computes the attention of adapted layers: as `kernel` in
+    `prior_attention`."""
     token = _KERNEL.set(kernel)
     try:
         yield
@@ -38,7 +41,8 @@ def attending_by(kernel: str | Kernel) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `zoo.adapt`. alone: nothing but priors is trained; window: tokens that the rotation was trained for."""
+    """The arguments of `zoo.adapt`. alone: nothing but priors is trained; window: tokens that the
+    rotation was trained for."""
 
     position: str
     options: Options
@@ -57,7 +61,8 @@ class Request:
 
 
 class Grid:
-    """The patch grid of the images that a model reads: its patch projection's own output, read by a hook.
+    """The patch grid of the images that a model reads: its patch projection's own output, read by a
+    hook.
 
     num_prefix: tokens before the patches, such as a class token.
     """
@@ -67,11 +72,13 @@ class Grid:
         self.shape: tuple[int, int] | None = None
 
     def read(self, module: nn.Module, args: object, output: Tensor) -> None:
-        """A forward hook of the convolution that makes patches, whose output is (B, C, height, width)."""
+        """A forward hook of the convolution that makes patches, whose output is (B, C, height,
+        width)."""
         self.shape = (output.shape[-2], output.shape[-1])
 
     def positions(self, tokens: int) -> Positions:
-        """Of `tokens` tokens, the patches last; ValueError unless they are the prefix and all patches."""
+        """Of `tokens` tokens, the patches last; ValueError unless they are the prefix and all
+        patches."""
         if self.shape is None:
             raise ValueError(
                 "an adapted image model needs its images, from which the patch grid follows"
@@ -87,9 +94,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class SinkRotation:
-    """A layer's own rotation, in which sinks are at most `limit` tokens back: further away they are as in no training.
+    """A layer's own rotation, in which sinks are at most `limit` tokens back: further away they are
+    as in no training.
 
-    owner: has its frequencies under `name`; None for a model, `name`, whose rotation is not that of `zoo.positions.rotate`.
+    owner: has its frequencies under `name`; None for a model, `name`, whose rotation is not that of
+    `zoo.positions.rotate`.
     """
 
     owner: nn.Module | None
@@ -99,7 +108,8 @@ class SinkRotation:
     def change(
         self, q: Tensor, k: Tensor, positions: tuple[Positions, Positions], sinks: int
     ) -> Tensor:
-        """(B, H, T, sinks): what is added to the logits of each row's sinks; 0 where the query is within the limit."""
+        """(B, H, T, sinks): what is added to the logits of each row's sinks; 0 where the query is
+        within the limit."""
         if self.owner is None:
             raise ValueError(
                 f"{self.name}: sinks are seen from at most {self.limit} tokens on; drop them or read less"
@@ -116,9 +126,10 @@ class SinkRotation:
 class LayerPrior(nn.Module):
     """A layer's log-prior K and, optionally, SSMax's scale; `grid` is None for a line of tokens.
 
-    While K is the same for all keys, as with a prior that starts uniform, the layer's own attention gives the output, to the
-    bit; gradients are those of attention with K. With sinks, a learned sink of the layer's own (`own_sink`) or a grid's prefix
-    tokens, whose K is 0, the table counts less its value at the start (`level`), so that they keep their share of attention.
+    While K is the same for all keys, as with a prior that starts uniform, the layer's own attention
+    gives the output, to the bit; gradients are those of attention with K. With sinks, a learned
+    sink of the layer's own (`own_sink`) or a grid's prefix tokens, whose K is 0, the table counts
+    less its value at the start (`level`), so that they keep their share of attention.
     """
 
     level: Tensor | None
@@ -178,9 +189,11 @@ class LayerPrior(nn.Module):
         Args:
             own: the layer's attention without K, (B, H, T, D).
             q, k, v: (B, H, T, D), (B, G, S, D), (B, G, S, D).
-            positions: of queries and keys; `within` without a mask: of causal documents, which see their own keys alone.
+            positions: of queries and keys; `within` without a mask: of causal documents, which see
+                their own keys alone.
             causal: whether keys after the query are hidden, without a mask.
-            mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers added to the logits.
+            mask, bias: (1 or B, 1 or H, T, S) bool, True where a key may be seen; finite numbers
+                added to the logits.
             scale: None for 1/√D.
             sink: (H,) of the layer's own learned sink, as in `PriorTerms`.
         """
@@ -237,7 +250,8 @@ class LayerPrior(nn.Module):
     def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
         """Whether K is now the same for all keys of these positions.
 
-        While it is, every call checks it: fused optimisers and writes to `.data` change parameters without a new version.
+        While it is, every call checks it: fused optimisers and writes to `.data` change parameters
+        without a new version.
         """
         if self.ssmax is not None or torch.compiler.is_compiling():
             return False
@@ -252,7 +266,8 @@ class LayerPrior(nn.Module):
 
 
 def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
-    """Whether no row of K varies by more than rounding, without a learned sink; with prefix tokens or sinks, whether K is 0."""
+    """Whether no row of K varies by more than rounding, without a learned sink; with prefix tokens
+    or sinks, whether K is 0."""
     spread = torch.zeros(())
     with torch.no_grad():
         if terms.q_lanes is not None and terms.k_lanes is not None:
@@ -270,7 +285,8 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
 
 
 def zero(owner: nn.Module, table: Tensor) -> None:
-    """Make learned positions of a module zeros that are not trained. ValueError where accelerate has offloaded their values."""
+    """Make learned positions of a module zeros that are not trained. ValueError where accelerate
+    has offloaded their values."""
     if table.is_meta and is_offloaded(owner):
         raise ValueError(
             "learned positions are offloaded: adapt the model before accelerate dispatches it"
@@ -302,7 +318,8 @@ def create_layer(
     train_grid: tuple[int, int] | None,
     own_sink: bool = False,
 ) -> LayerPrior:
-    """A layer's prior of the requested method. Parts that can start uniform do, unless its options say otherwise."""
+    """A layer's prior of the requested method. Parts that can start uniform do, unless its options
+    say otherwise."""
     position = request.position
     options = uniform_options(position, request.options, grid=train_grid is not None)
     shared: Options = dict(dim=dim, num_heads=num_heads, lanes="beside", options=options)

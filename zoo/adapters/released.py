@@ -1,7 +1,8 @@
-"""Released causal LMs of transformers under other settings, and adapters of megabytes for them: priors and LoRA in a folder.
+"""Released causal LMs of transformers under other settings, and adapters of megabytes for them:
+priors and LoRA in a folder.
 
-An adapter folder has `adapter.json` (base, settings, priors, LoRA, how it was trained), `adapter.safetensors` (what was
-trained) and a card. The base model stays where it is.
+An adapter folder has `adapter.json` (base, settings, priors, LoRA, how it was trained),
+`adapter.safetensors` (what was trained) and a card. The base model stays where it is.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ library_name: priorzoo
 def open_released(
     name: str, settings: Mapping[str, str] | None = None, **kwargs: Any
 ) -> PreTrainedModel:
-    """A causal LM of a folder, a GGUF file or the hub under `settings`, on which a prior or LoRA may be put.
+    """A causal LM of a folder, a GGUF file or the hub under `settings`, on which a prior or LoRA
+    may be put.
 
-    settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft` with `sinks`, as in
-        `limited_reach`, a prior; `dtype`; any other key is a field of its configuration, such as rope_parameters.rope_theta.
-    kwargs: of transformers' from_pretrained. Raises ValueError for settings that the model does not have.
+    settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft` with
+    `sinks`, as in
+        `limited_reach`, a prior; `dtype`; any other key is a field of its configuration, such as
+        rope_parameters.rope_theta.
+    kwargs: of transformers' from_pretrained. Raises ValueError for settings that the model does not
+    have.
     """
     values, name = (
         {key: _value(key, text) for key, text in (settings or {}).items()},
@@ -102,7 +107,8 @@ def open_released(
 
 
 def add_lora(model: PreTrainedModel, rank: int) -> None:
-    """Add LoRA of PEFT to the projections of attention, in place; B starts at 0, so that the output is the same."""
+    """Add LoRA of PEFT to the projections of attention, in place; B starts at 0, so that the output
+    is the same."""
     require("peft", "LoRA", "hf")
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.tuners_utils import cast_adapter_dtype
@@ -129,7 +135,8 @@ def merge_lora(model: PreTrainedModel) -> None:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write what a model has besides its base, which `open_released` opened: priors, LoRA, settings."""
+    """Write what a model has besides its base, which `open_released` opened: priors, LoRA,
+    settings."""
     priors = getattr(model.config, RECORD, None)
     record, tensors = model.__dict__[RECORD] | {"priors": priors}, _trained(model)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -144,7 +151,8 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def write_record(record: Options, folder: Path) -> None:
-    """Write adapter.json and the card, with `measured`, rows of scores by length, where the record has them."""
+    """Write adapter.json and the card, with `measured`, rows of scores by length, where the record
+    has them."""
     facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
     facts |= {
         "priors": json.dumps(record["priors"]),
@@ -171,8 +179,8 @@ def load_adapter(
     settings: Options | None = None,
     **kwargs: Any,
 ) -> PreTrainedModel:
-    """As `zoo.load_adapted`; `settings` of `open_released` go over the adapter's own. Raises ValueError for a base of other
-    sizes or, where something was trained, other weights."""
+    """As `zoo.load_adapted`; `settings` of `open_released` go over the adapter's own. Raises
+    ValueError for a base of other sizes or, where something was trained, other weights."""
     record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
     made_for, name = record["base"], base or record["base"]["name"]
     stored = {key: json.dumps(value) for key, value in record["settings"].items()}
@@ -215,7 +223,8 @@ def load_adapter(
 
 
 def _trained(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Parameters of priors that can be trained, and of LoRA; what the record tells is not among them."""
+    """Parameters of priors that can be trained, and of LoRA; what the record tells is not among
+    them."""
     priors = prior_parameters(model)
     return {
         name: parameter.detach().cpu().contiguous()
@@ -262,8 +271,8 @@ def _identity(model: PreTrainedModel) -> Options:
 
 
 def weights_digest(model: PreTrainedModel, record: Options | None = None) -> str:
-    """16 hex digits of the base's parameters in bfloat16, the same however wide a model is loaded; without learned positions
-    where the record of its priors says that they are taken out."""
+    """16 hex digits of the base's parameters in bfloat16, the same however wide a model is loaded;
+    without learned positions where the record of its priors says that they are taken out."""
     digest, priors = hashlib.sha256(), prior_parameters(model)
     taken_out = set() if record is None or record["keep_rope"] else {*hf.LEARNED}
     base = {

@@ -1,4 +1,5 @@
-"""Priors in the vision transformers of `timm`. A layer's prior is the module `position_bias` of its attention."""
+"""Priors in the vision transformers of `timm`. A layer's prior is the module `position_bias` of its
+attention."""
 
 from __future__ import annotations
 
@@ -66,12 +67,14 @@ class PriorVisionTransformer(VisionTransformer):
     priorzoo: Options
 
     def no_weight_decay(self) -> set[str]:
-        """What timm's optimisers do not decay: as the model itself, and the parameters of priors and SSMax."""
+        """What timm's optimisers do not decay: as the model itself, and the parameters of priors
+        and SSMax."""
         return {*super().no_weight_decay(), *prior_parameters(self)}
 
 
 def adapt(model: VisionTransformer, request: Request) -> None:
-    """As `zoo.adapt`; the context is the model's grid. The request's record is what `load` does again."""
+    """As `zoo.adapt`; the context is the model's grid. The request's record is what `load` does
+    again."""
     if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
         raise ValueError(
             f"{type(model).__name__} holds features of a model: give that, features.model, a prior"
@@ -138,8 +141,8 @@ def save(model: PriorVisionTransformer, folder: Path) -> None:
 
 
 def load(folder: Path, **kwargs: Any) -> VisionTransformer:
-    """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes, with global_pool if it has none,
-    gives it a fresh classifier."""
+    """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes, with global_pool
+    if it has none, gives it a fresh classifier."""
     config = read_object(folder / "config.json")
     classes = kwargs.pop("num_classes", config["num_classes"])
     # timm leaves an empty one out.

@@ -41,7 +41,8 @@ def traced_as_constant(function: Callable[P, R]) -> Callable[P, R]:
 
 @traced_as_constant
 def cuda_capability(device: str) -> tuple[int, int]:
-    """Compute capability of an NVIDIA GPU; (0, 0) on ROCm, whose devices torch also calls "cuda"."""
+    """Compute capability of an NVIDIA GPU; (0, 0) on ROCm, whose devices torch also calls
+    "cuda"."""
     return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
@@ -49,10 +50,12 @@ def cuda_capability(device: str) -> tuple[int, int]:
 class AttentionCall:
     """A checked call of `prior_attention`; queries are the last T of the S positions.
 
-    Logits are  z[i,j] = (<q_i, k_j>/sqrt(d_c) + K[h,i,j]) · query_scale[h,i],  masked, then softmax over j.
+    Logits are  z[i,j] = (<q_i, k_j>/sqrt(d_c) + K[h,i,j]) · query_scale[h,i],  masked, then softmax
+    over j.
 
-    q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with lanes folded in, v (B,G,S,D); Gk and G divide H. query_scale
-    (1 or B, H, T); the others as in `prior_attention`. A row that sees nothing has output 0.
+    q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with lanes folded in, v (B,G,S,D); Gk and G
+    divide H. query_scale (1 or B, H, T); the others as in `prior_attention`. A row that sees
+    nothing has output 0.
     """
 
     q: Tensor
@@ -90,7 +93,8 @@ class AttentionCall:
 
     @property
     def keys(self) -> Tensor:
-        """(B, Gk, S, R+d_c): keys with their lanes folded in, which are 0 for sinks (see `level`)."""
+        """(B, Gk, S, R+d_c): keys with their lanes folded in, which are 0 for sinks (see
+        `level`)."""
         keys = self.k if self.terms.k_lanes is None else fold_lanes(self.k, self.terms.k_lanes)
         if not self.sinks or self.terms.q_lanes is None:
             return keys
@@ -114,8 +118,8 @@ class AttentionCall:
 
     @property
     def level(self) -> Tensor:
-        """(1 or B, 1 or H, T, 1) K of sinks, in float32 or wider. Lanes are K but for a constant of each row, and 0 of it is
-        what they are for the row's own key."""
+        """(1 or B, 1 or H, T, 1) K of sinks, in float32 or wider. Lanes are K but for a constant of
+        each row, and 0 of it is what they are for the row's own key."""
         q_lanes, k_lanes = self.terms.q_lanes, self.terms.k_lanes
         wide = torch.promote_types(self.q.dtype, torch.float32)
         if q_lanes is None:
@@ -125,7 +129,8 @@ class AttentionCall:
         return (q_lanes.to(wide) * k_lanes[:, :, self.offset :].to(wide)).sum(-1, keepdim=True)
 
     def exempt_sinks(self, prior: Tensor, heads: slice, rows: slice) -> Tensor:
-        """K (1 or B, 1 or h, t, s) of some heads and rows and the first keys, with K of sinks in their columns."""
+        """K (1 or B, 1 or h, t, s) of some heads and rows and the first keys, with K of sinks in
+        their columns."""
         level, of_sinks = self.level[:, :, rows], self.terms.of_sinks
         level, places = (
             level if level.shape[1] == 1 else level[:, heads],
@@ -139,7 +144,8 @@ class AttentionCall:
 
     @property
     def sink_logits(self) -> Tensor | None:
-        """(1 or B, H, T, 1) b_h of a learned sink in float32 or wider, above K of the row's own key where K is in lanes."""
+        """(1 or B, H, T, 1) b_h of a learned sink in float32 or wider, above K of the row's own key
+        where K is in lanes."""
         if self.terms.sink is None:
             return None
         level = self.level if self.query_scale is None else self.level * self.query_scale[..., None]
@@ -147,9 +153,11 @@ class AttentionCall:
 
     @property
     def queries(self) -> Tensor:
-        """(B, H, T, R+d_c): queries whose inner product with `keys` is the logit without table and bias.
+        """(B, H, T, R+d_c): queries whose inner product with `keys` is the logit without table and
+        bias.
 
-        Scaled in float32 and rounded once, so kernels run with scale 1 and lanes of 1 stay exact (GOAT eq. 20–24).
+        Scaled in float32 and rounded once, so kernels run with scale 1 and lanes of 1 stay exact
+        (GOAT eq. 20–24).
         """
         scale = 1.0 / math.sqrt(self.q.shape[-1])
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -162,12 +170,14 @@ class AttentionCall:
 
     @property
     def softmax_scale(self) -> float:
-        """c, where c·<unscaled, keys> is the logit without row scale, table and bias: 1/sqrt(d_c), or 1 with lanes."""
+        """c, where c·<unscaled, keys> is the logit without row scale, table and bias: 1/sqrt(d_c),
+        or 1 with lanes."""
         return 1.0 / math.sqrt(self.q.shape[-1]) if self.terms.q_lanes is None else 1.0
 
     @property
     def unscaled(self) -> Tensor:
-        """(B, H, T, R+d_c): queries for a kernel that scales float32 logits: q, or lanes and content scaled in that copy."""
+        """(B, H, T, R+d_c): queries for a kernel that scales float32 logits: q, or lanes and
+        content scaled in that copy."""
         if self.terms.q_lanes is None:
             return self.q
         return fold_lanes(self.q * (1.0 / math.sqrt(self.q.shape[-1])), self.terms.q_lanes)
@@ -180,12 +190,14 @@ class Kernel(Protocol):
         """Why this kernel cannot serve the call, for an error message; None where it can."""
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D) attention output in q's dtype, for a call that `refuses` returned None for."""
+        """(B, H, T, D) attention output in q's dtype, for a call that `refuses` returned None
+        for."""
 
 
 def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
-    """A causal call with lanes, padded to multiples of `ALIGNMENT` queries and keys, and the rows of its output to use: with
-    some left over, matrix products of CPUs sum in another order than that in which lanes cancel (`fold_lanes`)."""
+    """A causal call with lanes, padded to multiples of `ALIGNMENT` queries and keys, and the rows
+    of its output to use: with some left over, matrix products of CPUs sum in another order than
+    that in which lanes cancel (`fold_lanes`)."""
     elsewhere = torch.compiler.is_compiling() or call.q.device.type != "cpu"
     if elsewhere or call.terms.q_lanes is None or not call.causal or call.num_queries == 1:
         return call, slice(None)
@@ -236,8 +248,9 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
 def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:
     """Put lanes (1 or B, 1 or H, L, R) in front of head columns (B, G, L, d): (B, G or H, L, R+d).
 
-    Lanes of an unbounded prior cancel, and should do so before content enters the float32 accumulator. Lanes of each query
-    head make the keys of a group differ, so grouped keys are repeated.
+    Lanes of an unbounded prior cancel, and should do so before content enters the float32
+    accumulator. Lanes of each query head make the keys of a group differ, so grouped keys are
+    repeated.
     """
     if lanes.shape[1] not in (1, heads.shape[1]):
         heads = repeat_heads(heads, lanes.shape[1])
@@ -246,19 +259,22 @@ def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:
 
 
 def repeat_heads(heads: Tensor, num_heads: int) -> Tensor:
-    """(B, G, L, D) → (B, num_heads, L, D): each key head serves num_heads/G neighbouring query heads."""
+    """(B, G, L, D) → (B, num_heads, L, D): each key head serves num_heads/G neighbouring query
+    heads."""
     groups = heads.shape[1]
     return heads if groups == num_heads else heads.repeat_interleave(num_heads // groups, dim=1)
 
 
 def pad_heads(*heads: Tensor) -> list[Tensor]:
-    """Pad columns with zeros to the widest, rounded up to a multiple of 8, as fused kernels require."""
+    """Pad columns with zeros to the widest, rounded up to a multiple of 8, as fused kernels
+    require."""
     width = -(-max(h.shape[-1] for h in heads) // 8) * 8
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
 
 
 def spread_gain(call: AttentionCall) -> AttentionCall:
-    """The call with what `gain` adds to the content's logits as a dense bias, which takes T × S memory for each head."""
+    """The call with what `gain` adds to the content's logits as a dense bias, which takes T × S
+    memory for each head."""
     if call.terms.gain is None:
         return call
     keys, width = repeat_heads(call.k, call.q.shape[1]), call.q.shape[-1]
@@ -275,13 +291,15 @@ def needs_grad(*tensors: Tensor | BlockedBias | None) -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """Whether the values of a tensor can be read: torch's fake tensors, and those on "meta", have shapes alone."""
+    """Whether the values of a tensor can be read: torch's fake tensors, and those on "meta", have
+    shapes alone."""
     return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def bad_keys(call: AttentionCall) -> Tensor | None:
-    """(B, Gk, S) bool: keys with a NaN or an infinity, where they may be hidden from a row: torch adds −∞ to their logits,
-    which leaves NaN. None where there are none; on the CPU alone: elsewhere the question synchronises."""
+    """(B, Gk, S) bool: keys with a NaN or an infinity, where they may be hidden from a row: torch
+    adds −∞ to their logits, which leaves NaN. None where there are none; on the CPU alone:
+    elsewhere the question synchronises."""
     shows_all = (
         call.num_queries == 1
         and call.segments is None
@@ -320,7 +338,8 @@ def needs_mask(call: AttentionCall) -> bool:
 
 
 def refuses_matrix(call: AttentionCall) -> str | None:
-    """Why a kernel without a T × S matrix cannot serve a call: it has neither a mask to read nor weights to drop."""
+    """Why a kernel without a T × S matrix cannot serve a call: it has neither a mask to read nor
+    weights to drop."""
     if call.mask is not None:
         return "it reads no T × S mask"
     if call.dropout:
@@ -332,7 +351,8 @@ def refuses_matrix(call: AttentionCall) -> str | None:
 def visible(
     call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None
 ) -> Tensor | None:
-    """(1 or B, 1 or H, T, S) bool: keys visible to queries [start, stop) among keys [0, last_key), or None for all."""
+    """(1 or B, 1 or H, T, S) bool: keys visible to queries [start, stop) among keys [0, last_key),
+    or None for all."""
     stop = call.num_queries if stop is None else stop
     last_key = call.num_keys if last_key is None else last_key
     shown = None if call.mask is None else call.mask[:, :, start:stop, :last_key]
@@ -355,7 +375,8 @@ def visible(
 
 
 class Workspace:
-    """One buffer reused by all blocks: allocating per block costs more than the arithmetic on it."""
+    """One buffer reused by all blocks: allocating per block costs more than the arithmetic on
+    it."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.buffer = torch.empty(0, dtype=dtype, device=device)
@@ -368,7 +389,8 @@ class Workspace:
 
 
 def check_call(call: AttentionCall) -> None:
-    """Raise ValueError unless types, shapes, dtypes, devices and positions of a call fit together."""
+    """Raise ValueError unless types, shapes, dtypes, devices and positions of a call fit
+    together."""
     q, k, v = call.q, call.k, call.v
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise ValueError(
@@ -527,7 +549,8 @@ def _check(
     free: int = 0,
     dtypes: Collection[torch.dtype] = FLOATS,
 ) -> None:
-    """ValueError unless `value` is a tensor (or blocked bias) of `shape`, whose first `free` axes may be 1."""
+    """ValueError unless `value` is a tensor (or blocked bias) of `shape`, whose first `free` axes
+    may be 1."""
     if not isinstance(value, Tensor | BlockedBias):
         raise ValueError(f"{what} must be a tensor, got {_brief(value)}")
     sizes = tuple(value.shape)

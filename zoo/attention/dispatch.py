@@ -70,13 +70,15 @@ KERNELS: dict[str, Kernel] = {
     "flash": _Later(_flash),
 }
 
-# Without a table, up to this many logits per head one masked call is faster than blocks without a mask
-# (measured by `tools/bench.py attention`: 0.65 to 0.9 of the time up to 256 × 256, 1.4 times at 512 × 512).
+# Without a table, up to this many logits per head one masked call is faster than blocks without a
+# mask (measured by `tools/bench.py attention`: 0.65 to 0.9 of the time up to 256 × 256, 1.4 times
+# at 512 × 512).
 SMALL_MASK = 256 * 256
 
 
 class MaskWarning(RuntimeWarning):
-    """On CUDA no fused kernel serves a call, which falls back to materialising T × S logits. Warned once per reason."""
+    """On CUDA no fused kernel serves a call, which falls back to materialising T × S logits. Warned
+    once per reason."""
 
 
 _WARNED: set[str] = set()
@@ -88,13 +90,15 @@ def choose_kernel(
     *,
     warned: MutableSet[str] = _WARNED,
 ) -> str:
-    """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far, not to be repeated.
+    """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far,
+    not to be repeated.
 
-    On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
-    but no table `flash` (its package), then `triton`; with a table `triton`; else, and with a dense bias, `sdpa` with a
-    T × S mask and a `MaskWarning`. Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S),
-    and which long calls with lanes take too: it leaves out keys that a prior hides. What `toeplitz` refuses or torch.compile
-    traces goes to `sdpa`, which makes its mask a block at a time.
+    On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents,
+    windows or causal offsets but no table `flash` (its package), then `triton`; with a table
+    `triton`; else, and with a dense bias, `sdpa` with a T × S mask and a `MaskWarning`. Elsewhere
+    `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S),
+    and which long calls with lanes take too: it leaves out keys that a prior hides. What `toeplitz`
+    refuses or torch.compile traces goes to `sdpa`, which makes its mask a block at a time.
     """
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
@@ -111,7 +115,8 @@ def choose_kernel(
 
 @contextmanager
 def skipping(enabled: bool) -> Iterator[Tally]:
-    """Whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum) in this thread; default: yes.
+    """Whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum) in
+    this thread; default: yes.
 
     Yields a tally of the logits that calls on the CPU leave out.
     """
@@ -124,7 +129,8 @@ def skipping(enabled: bool) -> Iterator[Tally]:
 
 
 def skipped_share(call: AttentionCall) -> float:
-    """The share of a call's visible logits that `kernel="auto"` leaves out: of tiles on CUDA, of blocks on the CPU."""
+    """The share of a call's visible logits that `kernel="auto"` leaves out: of tiles on CUDA, of
+    blocks on the CPU."""
     call = replace(call, sinks=0)
     if not call.on_cuda:
         return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
@@ -164,7 +170,8 @@ def _choose_on_cuda(
         if not reason:
             return name
         why = f"kernel {name!r} refuses it: {reason}"
-    # Torch's memory-efficient attention takes float32 and wide heads where no mask is needed, but nothing takes float64.
+    # Torch's memory-efficient attention takes float32 and wide heads where no mask is needed, but
+    # nothing takes float64.
     if masked or call.q.dtype == torch.float64:
         advice = "kernel='sdpa' takes this path without a warning."
         if call.mask is not None:
@@ -205,25 +212,30 @@ def prior_attention(
 
     Args:
         q: (B, H, T, d_c). The queries are the last T of the S positions.
-        k: (B, G, S, d_c), G dividing H; or (B, G, S, R + d_c) with the key lanes in front already (a KV cache).
+        k: (B, G, S, d_c), G dividing H; or (B, G, S, R + d_c) with the key lanes in front already
+            (a KV cache).
         v: (B, G, S, D).
         terms: what a `Prior` returned; None for no prior.
         causal: keys after the query are hidden.
         query_scale: (H, T) or (B, H, T); SSMax's s·ln n.
         segments: (B, S) document ids, below 2^31; no attention crosses documents.
         window: a query sees keys at distance 0 … window−1 (on both sides unless causal).
-        mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen; causality, documents and window hide more. It takes
-            T × S memory and no fused kernel serves it: prefer those three where they can say the same.
-        dropout: p in [0, 1): each weight is set to 0 with probability p, or divided by 1 − p; pass 0 outside training.
-        sinks: the first so many tokens of each document, a run of ids, have K = 0 and are in every window; K in lanes, which
-            is one but for a constant of each row, is that of the row's own key.
+        mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen; causality, documents and
+            window hide more. It takes T × S memory and no fused kernel serves it: prefer those
+            three where they can say the same.
+        dropout: p in [0, 1): each weight is set to 0 with probability p, or divided by 1 − p; pass
+            0 outside training.
+        sinks: the first so many tokens of each document, a run of ids, have K = 0 and are in every
+            window; K in lanes, which is one but for a constant of each row, is that of the row's
+            own key.
         kernel: "auto" (see `choose_kernel`), a name of `KERNELS`, or a `Kernel`.
 
     Returns:
         (B, H, T, D) in q's dtype; 0 in rows that see no key.
 
     Raises:
-        ValueError: for types, shapes, dtypes, devices or positions that do not fit, an unknown kernel, or one that cannot
+        ValueError: for types, shapes, dtypes, devices or positions that do not fit, an unknown
+        kernel, or one that cannot
             serve the call.
     """
     if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
@@ -258,12 +270,14 @@ def prior_attention(
 
 
 def _without_bad_keys(kernel: Kernel, call: AttentionCall) -> Kernel:
-    """`kernel`, or `sdpa` in place of `toeplitz` where a key has a NaN or an infinity, which only rows that see it may get."""
+    """`kernel`, or `sdpa` in place of `toeplitz` where a key has a NaN or an infinity, which only
+    rows that see it may get."""
     return KERNELS["sdpa"] if kernel is TOEPLITZ and bad_keys(call) is not None else kernel
 
 
 def _hides_nothing(segments: Tensor) -> bool:
-    """Whether each row is one document, on the CPU: elsewhere the question synchronises, and torch.compile cannot trace it."""
+    """Whether each row is one document, on the CPU: elsewhere the question synchronises, and
+    torch.compile cannot trace it."""
     if segments.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return has_values(segments) and bool(single_documents(segments).all())

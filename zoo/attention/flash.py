@@ -1,4 +1,5 @@
-"""Lanes without a table on the GPU: flash attention on widened heads, from the flash-attn package or from torch.
+"""Lanes without a table on the GPU: flash attention on widened heads, from the flash-attn package
+or from torch.
 
 The package serves documents of T = S (its varlen call), windows and T ≠ S; torch's flash and cuDNN
 kernels serve calls without a mask. Never a T × S matrix: other calls are refused.
@@ -33,7 +34,8 @@ WIDEST = 256
 Runs: TypeAlias = tuple[Tensor, int]  # see `find_runs`
 
 
-# FlashAttention 3, which is for compute capability 9 alone, 2, and 4, which is a beta: the first that is installed is taken.
+# FlashAttention 3, which is for compute capability 9 alone, 2, and 4, which is a beta: the first
+# that is installed is taken.
 PACKAGES = ("flash_attn_interface", "flash_attn", "flash_attn.cute")
 
 
@@ -56,7 +58,8 @@ def find_package() -> tuple[str, str]:
 
 
 class FlashKernel:
-    """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where flash-attn is installed.
+    """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where
+    flash-attn is installed.
 
     `capability` gives the compute capability of a device; `package` is `find_package`, called once.
     """
@@ -70,7 +73,8 @@ class FlashKernel:
     ) -> None:
         self.dtypes, self.capability = dtypes, capability
         self._package = cache(package)
-        # Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
+        # Runs of the last ids: all layers of a model share one tensor of ids, and finding runs
+        # synchronises with the device.
         self._last: tuple[weakref.ref[Tensor], int, Runs | None] | None = None
 
     def refuses(self, call: AttentionCall) -> str | None:
@@ -108,7 +112,8 @@ class FlashKernel:
         return None
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
+        """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a
+        multiple of 8."""
         num_heads, width = call.q.shape[1], call.v.shape[-1]
         q, k, v = call.queries, call.keys, call.v
         if k.shape[1] != v.shape[1]:
@@ -172,8 +177,9 @@ def _options(call: AttentionCall, package: str) -> dict[str, object]:
 
 
 def find_runs(segments: Tensor) -> Runs | None:
-    """Where the documents of all rows of `segments` (B, S), concatenated, begin, and where the last one ends, (documents + 1,)
-    int32; and the length of the longest. None if an id recurs after another one in its row."""
+    """Where the documents of all rows of `segments` (B, S), concatenated, begin, and where the last
+    one ends, (documents + 1,) int32; and the length of the longest. None if an id recurs after
+    another one in its row."""
     ids, length = segments.cpu().long(), segments.shape[1]
     row, first = document_starts(ids).nonzero().unbind(1)
     named = torch.stack([row, ids[row, first]])

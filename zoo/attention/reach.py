@@ -1,17 +1,20 @@
 """The keys that a tile of queries needs on the CPU: outside them, provably, there is no weight.
 
-For row i of a tile of queries, key j and one head, with logits z less the row's lanes times the lanes of its own key:
+For row i of a tile of queries, key j and one head, with logits z less the row's lanes times the
+lanes of its own key:
 
     z_ij ≤ ‖q_i content‖·‖k_j content‖ + Σ_lanes q_i·(k_j − k_own) + row_scale_i·table_ij
 
-`upper` is the supremum of that over the rows of a query tile and the keys of a key tile; `floor` the least, over the rows,
-of the largest of a few exact logits: those of the own key and of the keys just before it. What a query tile needs is an
-interval of keys. On either side of it tiles are left out from the far end on as long as
+`upper` is the supremum of that over the rows of a query tile and the keys of a key tile; `floor`
+the least, over the rows,
+of the largest of a few exact logits: those of the own key and of the keys just before it. What a
+query tile needs is an interval of keys. On either side of it tiles are left out from the far end on
+as long as
 
     Σ keys of the tile · exp(upper − floor) ≤ 2^−25
 
-so all keys left out weigh less than 2^−24 of the row's sum together. `zoo.attention.triton.plan` bounds the same terms on the
-GPU, key by key. Memory is O(T + S) and a block of tile pairs.
+so all keys left out weigh less than 2^−24 of the row's sum together. `zoo.attention.triton.plan`
+bounds the same terms on the GPU, key by key. Memory is O(T + S) and a block of tile pairs.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ PAIRS = 1 << 20  # tile pairs of all heads that are bounded at a time
 
 @dataclass
 class Tally:
-    """Visible logits of calls on the CPU that were not computed, their keys having provably negligible weight."""
+    """Visible logits of calls on the CPU that were not computed, their keys having provably
+    negligible weight."""
 
     left_out: int = 0
 
@@ -48,7 +52,8 @@ SKIPS: ContextVar[bool] = ContextVar("skips", default=True)
 
 @dataclass(frozen=True)
 class Reach:
-    """Key intervals [first, last), (B, H, ceil(T/rows)) int64, that tiles of `rows` queries need."""
+    """Key intervals [first, last), (B, H, ceil(T/rows)) int64, that tiles of `rows` queries
+    need."""
 
     first: Tensor
     last: Tensor
@@ -69,9 +74,11 @@ def find_reach(
     scale: Tensor | None,
     rows: int,
 ) -> Reach:
-    """What each tile of `rows` queries needs, of scaled queries (B, H, T, R + d_c) and keys (B, G, S, R + d_c), lanes first.
+    """What each tile of `rows` queries needs, of scaled queries (B, H, T, R + d_c) and keys (B, G,
+    S, R + d_c), lanes first.
 
-    table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞. scale: (1 or B, H, T) of it, or None.
+    table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞. scale: (1 or B,
+    H, T) of it, or None.
     """
     num_queries, num_keys = call.num_queries, call.num_keys
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
@@ -122,7 +129,8 @@ def find_reach(
 def _floors(
     call: AttentionCall, q: Tensor, k: Tensor, norms: tuple[Tensor, Tensor], table: Tensor, scale: Tensor | None, lanes: int
 ) -> Tensor:  # fmt: skip
-    """(B, H, T) float64: of each row the largest logit of the keys near its own, less the row's lanes times its own key's."""
+    """(B, H, T) float64: of each row the largest logit of the keys near its own, less the row's
+    lanes times its own key's."""
     num_queries, num_keys, offset = call.num_queries, call.num_keys, call.offset
     floors = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
     for part in slices(num_queries, max(1, PAIRS // (q.shape[0] * q.shape[1]))):
@@ -160,7 +168,8 @@ def _floors(
 
 
 def _stretch_extremes(table: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:
-    """Least and largest, (H, chunks) float64, of any stretch of `length` entries that begins in a chunk of `size`."""
+    """Least and largest, (H, chunks) float64, of any stretch of `length` entries that begins in a
+    chunk of `size`."""
     count = (length + size - 2) // size + 1  # chunks that such a stretch is in, at most
     low, high = (
         _tiled(table, size, math.inf).amin(-1).double(),

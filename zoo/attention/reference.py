@@ -19,7 +19,8 @@ class ReferenceKernel:
         return None
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D) attention output; below float32, inputs are cast to float32 and the result is rounded once."""
+        """(B, H, T, D) attention output; below float32, inputs are cast to float32 and the result
+        is rounded once."""
         return attend(call)[0]
 
 
@@ -27,7 +28,8 @@ REFERENCE = ReferenceKernel()
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """The output (B, H, T, D) in q's dtype, and the weights (B, H, T, S), in float32 or wider and before dropout."""
+    """The output (B, H, T, D) in q's dtype, and the weights (B, H, T, S), in float32 or wider and
+    before dropout."""
     wide = torch.promote_types(call.q.dtype, torch.float32)
     num_heads = call.q.shape[1]
     width, lanes = call.q.shape[-1], call.terms.q_lanes
@@ -52,7 +54,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
             ..., 1:
         ]
     elif call.mask is not None or call.offset < 0:  # rows may see no key
-        # The softmax of nothing but −∞ is NaN, and so is its gradient, whatever is put in its place afterwards.
+        # The softmax of nothing but −∞ is NaN, and so is its gradient, whatever is put in its place
+        # afterwards.
         empty = (logits == -math.inf).all(-1, keepdim=True)  # not of NaN, which stays
         weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     else:

@@ -1,4 +1,5 @@
-"""torch's scaled_dot_product_attention on heads widened by the lanes; masks are made a block at a time."""
+"""torch's scaled_dot_product_attention on heads widened by the lanes; masks are made a block at a
+time."""
 
 from __future__ import annotations
 
@@ -27,18 +28,21 @@ from zoo.positions import slices
 from zoo.priors.base import without_autocast
 from zoo.priors.tables import BlockedBias, UnrolledTable, bias_block
 
-# Without a mask torch's fused attention on the CPU leaves NaN out of a row's maximum where keys fill less than a vector
-# register, and a row without a maximum is 0: with fewer keys than this it is given a mask, with which it does not.
+# Without a mask torch's fused attention on the CPU leaves NaN out of a row's maximum where keys
+# fill less than a vector register, and a row without a maximum is 0: with fewer keys than this it
+# is given a mask, with which it does not.
 FEWEST_KEYS = 16
 
 
 @dataclass(frozen=True)
 class SdpaKernel:
-    """torch's scaled_dot_product_attention, of every call; what needs a T × S mask gets it a block at a time.
+    """torch's scaled_dot_product_attention, of every call; what needs a T × S mask gets it a block
+    at a time.
 
-    mask_limit: logits per head of a block, of all heads where the bias is made by blocks: 64 MiB of float32. small_limit: of
-    bidirectional calls on the CPU (images) all mask elements of a block, 26 MiB. block_rows: torch's fused CPU attention takes
-    256 rows at a time from here on, 10% faster: blocks shrink in heads first.
+    mask_limit: logits per head of a block, of all heads where the bias is made by blocks: 64 MiB of
+    float32. small_limit: of bidirectional calls on the CPU (images) all mask elements of a block,
+    26 MiB. block_rows: torch's fused CPU attention takes 256 rows at a time from here on, 10%
+    faster: blocks shrink in heads first.
     """
 
     mask_limit: int = 1 << 24
@@ -49,10 +53,12 @@ class SdpaKernel:
         return None
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
+        """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width,
+        a multiple of 8."""
         call, columns = aligned(call)
-        # In half precision torch takes δ of the rounded output, so dS has a sum in its row, and what the row's logits have in
-        # common (with lanes, much) adds to the gradient of the row scale.
+        # In half precision torch takes δ of the rounded output, so dS has a sum in its row, and
+        # what the row's logits have in common (with lanes, much) adds to the gradient of the row
+        # scale.
         rounded = call.q.dtype in (torch.bfloat16, torch.float16) and call.q.device.type == "cpu"
         if rounded and call.terms.q_lanes is not None and needs_grad(call.query_scale):
             out = self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(
@@ -91,14 +97,16 @@ class SdpaKernel:
     def _masked(
         self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, bad: Tensor | None
     ) -> Tensor:
-        """Attention in blocks of queries and heads; without gradients only one block's mask is in memory.
+        """Attention in blocks of queries and heads; without gradients only one block's mask is in
+        memory.
 
         bad: (B, H, S) bool, keys that make the logits of rows that see them NaN, as in `bad_keys`.
         """
         dtype = wide = q.dtype
         with_sink = call.terms.sink is not None
         if call.sinks or with_sink or call.table is not None or call.terms.bias is not None:
-            # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
+            # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in
+            # float32.
             wide = torch.promote_types(dtype, torch.float32)
         if with_sink:  # a key and a value of zeros in front, whose logit the mask has
             k, v = F.pad(k, (0, 0, 1, 0)), F.pad(v, (0, 0, 1, 0))
@@ -170,7 +178,8 @@ def _one_block(
 ) -> Tensor:
     with without_autocast(q):  # which would round the bias to half precision
         bias = mask()
-        # On the CPU torch takes the same products for a mask with a gradient, and two passes more to find rows without a key.
+        # On the CPU torch takes the same products for a mask with a gradient, and two passes more
+        # to find rows without a key.
         shows_all = call.terms.bias is None and not call.dropout and visible(call, 0, 1) is None
         if shows_all and q.device.type == "cpu" and bias is not None and bias.requires_grad:
             return (q @ k.mT + bias).softmax(-1) @ v
@@ -188,8 +197,8 @@ def _mask(
     space: Workspace | None,
     bad: Tensor | None,
 ) -> Tensor | None:
-    """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias; with a learned sink's logit in front,
-    one wider. `table` holds only `heads`."""
+    """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias; with a
+    learned sink's logit in front, one wider. `table` holds only `heads`."""
     shown = visible(call, block.start, block.stop, last)
     if shown is not None and shown.shape[1] > 1:
         shown = shown[:, heads]

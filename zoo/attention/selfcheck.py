@@ -1,8 +1,10 @@
-"""Compare a kernel with float64 on small calls of real priors, forward and backward, before its first use.
+"""Compare a kernel with float64 on small calls of real priors, forward and backward, before its
+first use.
 
-A fused kernel is compiled on the user's machine by a compiler that the project may not know. `check_kernel` precedes its first
-call in a process on each device and dtype. A kernel that is wrong or fails refuses calls; `kernel="auto"` takes another one
-and logs why. `priorzoo doctor` checks every kernel in every dtype.
+A fused kernel is compiled on the user's machine by a compiler that the project may not know.
+`check_kernel` precedes its first call in a process on each device and dtype. A kernel that is wrong
+or fails refuses calls; `kernel="auto"` takes another one and logs why. `priorzoo doctor` checks
+every kernel in every dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from zoo.positions import Positions
 from zoo.priors import create_prior
 from zoo.priors.base import PriorTerms
 
-# Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
+# Norm of the error over that of the truth: rounding of operands, once in the logits and once in the
+# weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
 CANCELLING = (
     4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
@@ -34,8 +37,10 @@ HEADS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """A call, in part of a tile. trained: gradients of the prior's parameters too; shape: of a grid behind one prefix token;
-    groups: key heads; documents: where the second begins, or 0; gradients: or forward alone, which a decoding kernel serves;
+    """A call, in part of a tile. trained: gradients of the prior's parameters too; shape: of a grid
+    behind one prefix token;
+    groups: key heads; documents: where the second begins, or 0; gradients: or forward alone, which
+    a decoding kernel serves;
     width: of heads, 0 for the one asked for."""
 
     prior: str = ""
@@ -69,7 +74,8 @@ CASES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Relative errors by case and tensor, and what is beyond its bound, not finite, or failed: without any it is trusted."""
+    """Relative errors by case and tensor, and what is beyond its bound, not finite, or failed:
+    without any it is trusted."""
 
     errors: dict[str, dict[str, float]]
     wrong: list[str]
@@ -91,7 +97,8 @@ _REASONS: dict[
 
 
 def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
-    """Compare the kernel's outputs and gradients with float64, in each case that it serves if it is trusted."""
+    """Compare the kernel's outputs and gradients with float64, in each case that it serves if it is
+    trusted."""
     verdict = Verdict({}, [])
     for label, case in CASES.items():
         token = _CHECKING.set(True)
@@ -123,7 +130,8 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
 
 
 def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype) -> dict[str, float] | None:
-    """Relative errors by tensor, of two batch rows; None where the kernel does not serve the case."""
+    """Relative errors by tensor, of two batch rows; None where the kernel does not serve the
+    case."""
     q_shape, k_shape = (2, HEADS, case.queries, case.width), (2, case.groups, case.keys, case.width)
     wide = torch.promote_types(dtype, torch.float32)
     with (  # autocast, inference mode, a default device and the state of random numbers are put aside
@@ -207,7 +215,8 @@ def _run(
 
 
 def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) -> str | None:
-    """Why a kernel is not trusted on a device in a dtype; None if it is, or a CUDA graph is captured. Checked once."""
+    """Why a kernel is not trusted on a device in a dtype; None if it is, or a CUDA graph is
+    captured. Checked once."""
     if _CHECKING.get():
         return None
     key = (name, device_name(device), str(dtype).removeprefix("torch."))
@@ -227,7 +236,8 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) ->
 
 @cache
 def device_name(device: str) -> str:
-    """The name of a device's model with its compute capability, such as "NVIDIA H200 (9.0)"; "cpu"."""
+    """The name of a device's model with its compute capability, such as "NVIDIA H200 (9.0)";
+    "cpu"."""
     if torch.device(device).type != "cuda":
         return torch.device(device).type
     major, minor = torch.cuda.get_device_capability(device)

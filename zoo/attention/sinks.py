@@ -1,7 +1,9 @@
-"""Sinks for kernels that give the log-sum-exp of their rows: the first n tokens of a document, exempt from the prior and the
-window, which such kernels leave out; and the learned sink, a logit in the denominator.
+"""Sinks for kernels that give the log-sum-exp of their rows: the first n tokens of a document,
+exempt from the prior and the window, which such kernels leave out; and the learned sink, a logit in
+the denominator.
 
-Attention over the other keys and attention over the sinks are two calls, joined by their log-sum-exp.
+Attention over the other keys and attention over the sinks are two calls, joined by their
+log-sum-exp.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from zoo.priors.tables import BlockedBias
 def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
     """(B, H, T, D) of any call; with sinks, its documents are alone in their rows or causal.
 
-    attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows, with both gradients. With
+    attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows,
+    with both gradients. With
         `wants_lse=False` that is empty.
     """
     if not call.sinks and call.terms.sink is None:
@@ -46,7 +49,8 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
         rows = max(call.sinks - call.offset - ahead, 0)  # the first rows see sinks alone
         out, lse = attend(_cut(call, rows, call.sinks))
     else:
-        # Sinks are documents of their own: no other row sees them, and what their own rows give is not used.
+        # Sinks are documents of their own: no other row sees them, and what their own rows give is
+        # not used.
         within = Positions.documents(call.segments).index()
         rows, later = 0, within >= call.sinks
         out, lse = attend(replace(call, segments=2 * call.segments + later, sinks=0))
@@ -80,7 +84,8 @@ def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
 
 
 def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Of the sinks alone: the output (B, H, T, D) and the log-sum-exp (B, H, T), float32 or wider."""
+    """Of the sinks alone: the output (B, H, T, D) and the log-sum-exp (B, H, T), float32 or
+    wider."""
     wide, width = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[-1]
     q = call.q.to(wide) / math.sqrt(width)
     row = torch.arange(call.offset, call.num_keys, device=q.device)[:, None]
@@ -102,12 +107,14 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _share(lse: Tensor, sink: Tensor) -> Tensor:
-    """(B, H, T, 1) share of a row's weight that goes to keys of log-sum-exp `lse` and not to the learned sink."""
+    """(B, H, T, 1) share of a row's weight that goes to keys of log-sum-exp `lse` and not to the
+    learned sink."""
     return (lse[..., None] - sink).sigmoid()
 
 
 def first_keys(x: Tensor, start: Tensor | None, count: int) -> Tensor:
-    """(B, G, T or 1, count, D): of keys x (B, G, S, D) those from row `start`, (1 or B, T), on; None: from the first."""
+    """(B, G, T or 1, count, D): of keys x (B, G, S, D) those from row `start`, (1 or B, T), on;
+    None: from the first."""
     if start is None:
         return x[:, :, None, :count]
     at = (start[..., None] + torch.arange(count, device=x.device)).clamp(max=x.shape[2] - 1)
@@ -117,7 +124,8 @@ def first_keys(x: Tensor, start: Tensor | None, count: int) -> Tensor:
 
 
 def by_group(rows: Tensor, matrices: Tensor) -> Tensor:
-    """(B, H, T, m) of rows (B, H, T, n) and matrices (B, G, T or 1, n, m): each group of heads shares its own."""
+    """(B, H, T, m) of rows (B, H, T, n) and matrices (B, G, T or 1, n, m): each group of heads
+    shares its own."""
     grouped = rows.unflatten(1, (matrices.shape[1], -1))
     if matrices.shape[2] == 1:
         return (grouped @ matrices[:, :, 0, None]).flatten(1, 2)

@@ -1,13 +1,15 @@
 """Relative tables on the CPU: exact attention, forward and backward, without a T × S matrix.
 
-On a line K[h,i,j] = t[h, i − j] is a Toeplitz matrix. With the rows of a block of queries flipped, it is a strided view
-of the reversed table, both strides 1, which torch's fused CPU attention accepts as `attn_mask` without a copy. Causal
-masks and windows are functions of i − j too: entries of −∞ in the same table, at no cost.
+On a line K[h,i,j] = t[h, i − j] is a Toeplitz matrix. With the rows of a block of queries flipped,
+it is a strided view of the reversed table, both strides 1, which torch's fused CPU attention
+accepts as `attn_mask` without a copy. Causal masks and windows are functions of i − j too: entries
+of −∞ in the same table, at no cost.
 
-The backward pass recomputes a block's weights P. The gradient of the table sums dS = P ∘ (dP − δ) along its diagonals; in
-a buffer one column wider than the block, a view whose row stride is one less than the buffer's has those diagonals as its
-columns, so the sums are column sums, in a fixed order. Memory beyond inputs and outputs is O(T + S) plus three blocks of
-at most `one_head` elements, or one head's 64 × S if that is larger.
+The backward pass recomputes a block's weights P. The gradient of the table sums dS = P ∘ (dP − δ)
+along its diagonals; in a buffer one column wider than the block, a view whose row stride is one
+less than the buffer's has those diagonals as its columns, so the sums are column sums, in a fixed
+order. Memory beyond inputs and outputs is O(T + S) plus three blocks of at most `one_head`
+elements, or one head's 64 × S if that is larger.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class ToeplitzKernel:
     """Serves tables on a line, and calls without a table, on the CPU.
 
-    Rows of a block: from 192 on the fused kernel takes 64 at a time; more than 256 waste more of the causal half. workspace:
-    logits of a block, 2 MiB of float32; one head's may grow to `one_head` before it gets fewer rows. keep_keys: keys per head
-    column up to which P is kept for the backward pass. one_block: up to so many logits per head some documents are one masked
-    block. least_keys: below it, finding keys of negligible weight costs more than it saves; `skips`: whether they are left out.
+    Rows of a block: from 192 on the fused kernel takes 64 at a time; more than 256 waste more of
+    the causal half. workspace: logits of a block, 2 MiB of float32; one head's may grow to
+    `one_head` before it gets fewer rows. keep_keys: keys per head column up to which P is kept for
+    the backward pass. one_block: up to so many logits per head some documents are one masked
+    block. least_keys: below it, finding keys of negligible weight costs more than it saves;
+    `skips`: whether they are left out.
     """
 
     forward_rows: int = 256
@@ -79,7 +83,8 @@ class ToeplitzKernel:
         return attend_with_sinks(call, self.attend)
 
     def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
-        """The output, and the log-sum-exp of the logits (B, H, T), or no numbers where it is not wanted."""
+        """The output, and the log-sum-exp of the logits (B, H, T), or no numbers where it is not
+        wanted."""
         call, columns = aligned(call)
         out, lse = self._attend(call, wants_lse)
         return out[:, :, columns], lse[..., columns]
@@ -116,7 +121,8 @@ class ToeplitzKernel:
         return out[..., :width], lse
 
     def kept_rows(self, call: AttentionCall) -> int:
-        """Rows of a block whose P is kept: two blocks leave out a quarter of the causal square; more save no time."""
+        """Rows of a block whose P is kept: two blocks leave out a quarter of the causal square;
+        more save no time."""
         return max(self.short_rows, -(-call.num_queries // 2))
 
     def may_skip(self, call: AttentionCall) -> bool:
@@ -135,7 +141,8 @@ class ToeplitzKernel:
         table: Tensor,
         scale: Tensor | None,
     ) -> tuple[Reach | None, int, int]:
-        """The keys that blocks need, the logits left out, and all of them; (None, 0, 1) where less than a tenth is left out."""
+        """The keys that blocks need, the logits left out, and all of them; (None, 0, 1) where less
+        than a tenth is left out."""
         if not (SKIPS.get() and self.may_skip(call)):
             return None, 0, 1
         if call.terms.q_lanes is None:  # then the table has to fall far enough
@@ -155,7 +162,8 @@ class ToeplitzKernel:
         return (reach, whole - needed, whole) if needed < 0.9 * whole else (None, 0, 1)
 
     def skipped_share(self, call: AttentionCall) -> float:
-        """The share of the logits, visible or in a block with visible ones, that are left out of this call."""
+        """The share of the logits, visible or in a block with visible ones, that are left out of
+        this call."""
         scale = call.query_scale if call.table else None
         _, left_out, whole = self.find_reach(
             call, call.queries, call.keys, _reversed_table(call), scale
@@ -175,7 +183,8 @@ def _reversed_table(call: AttentionCall) -> Tensor:
 
 
 def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
-    """(T+S−1,) 0 or −∞ by distance, in the order of `_reversed_table`; None if every distance is visible."""
+    """(T+S−1,) 0 or −∞ by distance, in the order of `_reversed_table`; None if every distance is
+    visible."""
     if not call.causal and call.window is None:
         return None
     distance = torch.arange(call.num_keys - 1, -call.num_queries, -1)
@@ -189,7 +198,8 @@ def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Block:
-    """Queries [lo, hi) of batch rows `batch` and heads `heads`, and the keys [first, last) visible to at least one of them.
+    """Queries [lo, hi) of batch rows `batch` and heads `heads`, and the keys [first, last) visible
+    to at least one of them.
 
     `mixed`: the block holds several documents, so document ids must be compared.
     """
@@ -220,9 +230,11 @@ class Block:
 def plan_blocks(
     call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None
 ) -> list[Block]:
-    """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees, or needs.
+    """Blocks of at most `rows` queries covering the call, without key ranges that no query of the
+    block sees, or needs.
 
-    A batch of several documents with at most `one_block` logits per head is compared id by id, a longer one cut row by row.
+    A batch of several documents with at most `one_block` logits per head is compared id by id, a
+    longer one cut row by row.
     """
     if reach is not None:
         return _narrowed(plan_blocks(call, rows, one_block), reach)
@@ -261,7 +273,8 @@ def _cut(
     mixed: bool = False,
     keys: tuple[int, int] | None = None,
 ) -> list[Block]:
-    """Cut queries [start, stop) in blocks of `rows`; keys are those in `keys`, the window and the causal past."""
+    """Cut queries [start, stop) in blocks of `rows`; keys are those in `keys`, the window and the
+    causal past."""
     begin, end = keys or (0, call.num_keys)
     blocks = []
     for lo in range(*queries, rows):
@@ -295,7 +308,8 @@ def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
 
 
 def _shortened(call: AttentionCall, sizes: ToeplitzKernel, blocks: list[Block]) -> Iterator[Block]:
-    """Blocks with fewer queries, but `least_rows`, where one head has more than `one_head` logits."""
+    """Blocks with fewer queries, but `least_rows`, where one head has more than `one_head`
+    logits."""
     for block in blocks:
         rows = max(
             sizes.least_rows,
@@ -308,7 +322,8 @@ def _shortened(call: AttentionCall, sizes: ToeplitzKernel, blocks: list[Block]) 
 
 
 def _pieces(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
-    """Blocks cut by batch rows, then by heads, until each has at most `limit` logits, or one head."""
+    """Blocks cut by batch rows, then by heads, until each has at most `limit` logits, or one
+    head."""
     for block in blocks:
         _, num_heads, queries, keys = block.shape
         one_head = queries * keys
@@ -324,8 +339,8 @@ def _pieces(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
 
 
 class _Bias:
-    """The log-prior of any block from O(T + S) values: `table` with hidden distances at −∞, or, with a row scale, table and
-    mask separately (0 · −∞ = NaN)."""
+    """The log-prior of any block from O(T + S) values: `table` with hidden distances at −∞, or,
+    with a row scale, table and mask separately (0 · −∞ = NaN)."""
 
     def __init__(self, call: AttentionCall, table: Tensor, scale: Tensor | None) -> None:
         self.call, self.table, self.scale = call, table, scale
@@ -340,8 +355,8 @@ class _Bias:
         return self.call.num_queries - block.hi + block.first
 
     def block(self, block: Block, out: Tensor | None = None) -> Tensor:
-        """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself, else written to
-        `out` (B, H, rows, keys)."""
+        """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself,
+        else written to `out` (B, H, rows, keys)."""
         place = self.column(block), block.hi - block.lo, block.last - block.first
         bias = _toeplitz(
             self.table if self.table.shape[0] == 1 else self.table[block.heads], *place
@@ -375,8 +390,8 @@ def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
 
 
 class _ToeplitzAttention(torch.autograd.Function):
-    """softmax(q·kᵀ + scale ∘ K) v with equal heads and widths. q, k, v (B,H,·,D); table as `_reversed_table`; scale
-    (1 or B, H, T) or None."""
+    """softmax(q·kᵀ + scale ∘ K) v with equal heads and widths. q, k, v (B,H,·,D); table as
+    `_reversed_table`; scale (1 or B, H, T) or None."""
 
     @staticmethod
     def forward(ctx, q, k, v, table, scale, job):
@@ -419,7 +434,8 @@ class _Job:
     wants_lse: bool
 
     def forward(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> Tensor:
-        """Output, from the fused kernel, a block of queries at a time; `lse` is written where it is wanted."""
+        """Output, from the fused kernel, a block of queries at a time; `lse` is written where it is
+        wanted."""
         sizes, out, space = self.sizes, torch.empty_like(q), Workspace(bias.table.dtype)
         blocks = plan_blocks(self.call, sizes.forward_rows, sizes.one_block, self.reach)
         written = bias.scale is not None or any(block.mixed for block in blocks)
@@ -479,9 +495,10 @@ class _Job:
         call, sizes, wide, scale = self.call, self.sizes, table.dtype, bias.scale
         grad_out, grad_lse = grads
         keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
-        # dS has no sum in its row, but for the rounding of δ. The gradient of a row scale is the sum of dS times logits, to
-        # which that adds what they have in common, large where a prior has grown. δ = Σ P ∘ dP rounds as its own terms do;
-        # that of an output in half precision is off by the output's rounding.
+        # dS has no sum in its row, but for the rounding of δ. The gradient of a row scale is the
+        # sum of dS times logits, to which that adds what they have in common, large where a prior
+        # has grown. δ = Σ P ∘ dP rounds as its own terms do; that of an output in half precision is
+        # off by the output's rounding.
         scaled = call.query_scale is not None and call.query_scale.requires_grad
         delta = None if scaled or out.dtype != wide else (grad_out * out).sum(-1)
         grad_q = torch.empty_like(q)
@@ -506,7 +523,8 @@ class _Job:
                 if weights
                 else _weights(bias, block, qb, kb, p_space.view(*block.shape))
             )
-            # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs its own padding.
+            # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs
+            # its own padding.
             pad = 1 if call.causal else num_rows
             buffer = ds_space.view(len(p), num_rows, width + pad)
             if padded != buffer.shape:  # the padding is written only here

@@ -1,4 +1,5 @@
-"""Priors by name. A new one is its own file, a line in `SHIPPED`, and a row of tests/zoo/priors_table.py.
+"""Priors by name. A new one is its own file, a line in `SHIPPED`, and a row of
+tests/zoo/priors_table.py.
 
 Priors of other packages and files come by `register_prior`.
 """
@@ -88,7 +89,8 @@ PRIORS: MutableMapping[str, type[Prior]] = Priors(SHIPPED)
 
 
 def on_grid(name: str, prior: type[Prior] | None = None) -> bool:
-    """Whether a prior is one of grids of patches: its name ends in "2d", or its class is a `GridPrior`."""
+    """Whether a prior is one of grids of patches: its name ends in "2d", or its class is a
+    `GridPrior`."""
     if name.endswith("2d") or name in SHIPPED:
         return name.endswith("2d")
     return issubclass(prior or PRIORS[name], GridPrior)
@@ -100,15 +102,18 @@ def _method(name: str) -> str:
 
 
 def register_prior(name: str, prior: type[Prior]) -> None:
-    """Add a prior from outside this package. It is a position method from then on, with its models and recipes.
+    """Add a prior from outside this package. It is a position method from then on, with its models
+    and recipes.
 
     Args:
-        name: lower-case letters, digits and underscores; NAME2d is the method NAME of grids, as is a `GridPrior`.
-        prior: its class, made by prior(num_heads, **options); options named d_model, head_dim, train_context (on a line) or
-            train_grid (on a grid) are given by the model.
+        name: lower-case letters, digits and underscores; NAME2d is the method NAME of grids, as is
+            a `GridPrior`.
+        prior: its class, made by prior(num_heads, **options); options named d_model, head_dim,
+            train_context (on a line) or train_grid (on a grid) are given by the model.
 
     Raises:
-        ValueError: for a name that is taken or cannot be part of a model's name, or a class that is no `Prior`.
+        ValueError: for a name that is taken or cannot be part of a model's name, or a class that is
+        no `Prior`.
     """
     if not (isinstance(prior, type) and issubclass(prior, Prior)):
         raise ValueError(f"prior {name!r} must be a class derived from zoo.Prior, got {prior!r}")
@@ -137,7 +142,8 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
     """A prior by name; its class documents the formula and the options.
 
     Raises:
-        ValueError: for an unknown name, an unknown option or a missing one; it names the nearest valid choice.
+        ValueError: for an unknown name, an unknown option or a missing one; it names the nearest
+        valid choice.
     """
     if name not in PRIORS:
         raise ValueError(

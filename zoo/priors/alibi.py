@@ -1,5 +1,6 @@
-"""Penalties on distance: ALiBi's linear one (arXiv 2108.12409), whose slopes seed other priors, Kerple's logarithmic kernel
-(arXiv 2205.09921), scale-invariant attention, and LookHere's heads that look in one direction each (arXiv 2405.13985)."""
+"""Penalties on distance: ALiBi's linear one (arXiv 2108.12409), whose slopes seed other priors,
+Kerple's logarithmic kernel (arXiv 2205.09921), scale-invariant attention, and LookHere's heads that
+look in one direction each (arXiv 2405.13985)."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from zoo.priors.base import (
     prior_dtype,
 )
 
-# Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position 2^20. One more lane subtracts
-# the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
+# Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position
+# 2^20. One more lane subtracts the bulk of the ramp at the query's own position, which keeps a
+# kernel's float32 sums small.
 RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
 HIDDEN = (
@@ -34,8 +36,9 @@ LEAST = 1e-2  # that Kerple's parameters are read as
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
-    """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two those of the power below it, then every other one of
-    the power above, as published. Computed on the device, since copying them there would synchronise."""
+    """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two those of the power below
+    it, then every other one of the power above, as published. Computed on the device, since copying
+    them there would synchronise."""
     below = 2 ** math.floor(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
     return torch.exp2(
@@ -49,7 +52,8 @@ def inverse_softplus(value: Tensor) -> Tensor:
 
 
 def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Lanes of K[i,j] = ramp[j], exact to bfloat16 pieces, less a row constant near ramp at the query.
+    """Lanes of K[i,j] = ramp[j], exact to bfloat16 pieces, less a row constant near ramp at the
+    query.
 
     Args:
         ramp: (1 or B, H, S) float64, differentiable; it may grow without bound.
@@ -74,8 +78,9 @@ class Alibi(TablePrior):
 
     Args:
         learnable: train the slopes, m = softplus(raw_slope), (H,); else they are constants.
-        mean_lag: slopes ln(1 + 1/μ), at which the prior over an endless past has the mean distance μ: a number of tokens, or a
-            number for each head (GOAT, arXiv 2601.15380, th. 3: of all priors of that mean it has most entropy). None: ALiBi's.
+        mean_lag: slopes ln(1 + 1/μ), at which the prior over an endless past has the mean distance
+            μ: a number of tokens, or a number for each head (GOAT, arXiv 2601.15380, th. 3: of all
+            priors of that mean it has most entropy). None: ALiBi's.
     """
 
     num_lanes = RAMP_LANES
@@ -124,7 +129,8 @@ class Alibi(TablePrior):
         return torch.zeros(self.num_heads, dtype=torch.bool) if turned is None else turned.clone()
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        """(H, *distance.shape) −m_h·|d|, formed in float64 and returned in the dtype of `distance`."""
+        """(H, *distance.shape) −m_h·|d|, formed in float64 and returned in the dtype of
+        `distance`."""
         slopes = self.slopes(distance.device).view(-1, *[1] * distance.ndim)
         return (-slopes * distance.abs()).to(distance.dtype)
 
@@ -143,14 +149,15 @@ class Alibi(TablePrior):
 
 
 class Alibi2d(IsotropicPrior, Alibi):
-    """K = −m_h·√(dy² + dx²) over the grid of patches, with `Alibi`'s slopes m and options; prefix tokens get 0."""
+    """K = −m_h·√(dy² + dx²) over the grid of patches, with `Alibi`'s slopes m and options; prefix
+    tokens get 0."""
 
 
 class Kerple(TablePrior):
     """K[h,i,j] = −r1_h·log(1 + r2_h·|i − j|), r1, r2 > 0 learned, (H,) each.
 
-    They start uniform in (0, 2) and (0, 1), as the released `bias_p` and `bias_a`, and are read no lower than 0.01, which keeps
-    them positive.
+    They start uniform in (0, 2) and (0, 1), as the released `bias_p` and `bias_a`, and are read no
+    lower than 0.01, which keeps them positive.
     """
 
     by_head = ("r1", "r2")
@@ -171,15 +178,18 @@ class Kerple2d(IsotropicPrior, Kerple):
 
 
 class Lookhere2d(GridPrior):
-    """K[h] = −s_l·m_h·√(dy² + dx²) inside the head's field of view, a cone that opens at the query; −1e30 outside.
+    """K[h] = −s_l·m_h·√(dy² + dx²) inside the head's field of view, a cone that opens at the query;
+    −1e30 outside.
 
-    Fields of 90°, their edges included, as in the released code: up, down, left and right, which heads take in turn. The last
-    third of heads, as far as whole fours allow, sees everything: of 12 heads 8 look somewhere, of 6 heads 4, of 4 heads all.
-    Slopes m: of the n-th four that look 2^(−n) from n = 1 on; 1/4, 1/16, 1/64, 1/256 of those that see everything. Prefix
-    tokens see all and are seen, with 0.
+    Fields of 90°, their edges included, as in the released code: up, down, left and right, which
+    heads take in turn. The last third of heads, as far as whole fours allow, sees everything: of 12
+    heads 8 look somewhere, of 6 heads 4, of 4 heads all.
+    Slopes m: of the n-th four that look 2^(−n) from n = 1 on; 1/4, 1/16, 1/64, 1/256 of those that
+    see everything. Prefix tokens see all and are seen, with 0.
 
     Args:
-        depth: (layer from 0, number of layers), which models give: s_l falls from 1.5 to 0.5; None: it is 1.
+        depth: (layer from 0, number of layers), which models give: s_l falls from 1.5 to 0.5; None:
+            it is 1.
     """
 
     def __init__(self, num_heads: int, *, depth: tuple[int, int] | None = None) -> None:
@@ -215,10 +225,12 @@ class Lookhere2d(GridPrior):
 
 
 class ScaleInvariant(TablePrior):
-    """Scale-invariant attention (arXiv 2505.17083): logits a(d)·⟨q, k⟩/√d_c + m(d), a(d)² = 1 + 2·ln(1 + d/τ),
-    K = m(d) = 1 − a(d)², d = abs(i − j). Of Gaussian logits tokens 10 to 100 back weigh in all what those 100 to 1000 back do.
+    """Scale-invariant attention (arXiv 2505.17083): logits a(d)·⟨q, k⟩/√d_c + m(d), a(d)² = 1
+    + 2·ln(1 + d/τ), K = m(d) = 1 − a(d)², d = abs(i − j). Of Gaussian logits tokens 10 to 100 back
+    weigh in all what those 100 to 1000 back do.
 
-    The factor makes a T × S matrix for each head. The paper adds it to a partial rotation: "rope+scale_invariant".
+    The factor makes a T × S matrix for each head. The paper adds it to a partial rotation:
+    "rope+scale_invariant".
 
     Args:
         tau: τ, in tokens.

@@ -1,9 +1,10 @@
 """The interface of a prior, and the terms it returns to attention.
 
-    p[i,·] = softmax_j( <q_i, k_j> / sqrt(d_c) + K[h,i,j] )                        (GOAT eq. 5, BAM theorem 1)
+    p[i,·] = softmax_j( <q_i, k_j> / sqrt(d_c) + K[h,i,j] )                        (GOAT eq. 5, BAM
+    theorem 1)
 
-A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra head columns) or as a *relative table*
-(K = t[h, i − j], H × (T+S−1) entries). Neither builds the T × S matrix.
+A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra head columns) or as a
+*relative table* (K = t[h, i − j], H × (T+S−1) entries). Neither builds the T × S matrix.
 """
 
 from __future__ import annotations
@@ -39,15 +40,20 @@ class PriorTerms:
 
     Attributes:
         q_lanes: (1 or B, 1 or H, T, R) head columns; K += <q_lanes, k_lanes>.
-        k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
+        k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already
+            (a KV cache).
         table: a relative table.
         bias: (1 or B, 1 or H, T, S) a matrix, or what is made by blocks of rows (FIRE).
-        carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
-        causal: whether they are for causal attention alone (True) or for bidirectional attention alone (False); None: for both.
-        sink: (H,) b_h of a learned sink, a key without value: each row's denominator is exp b_h + Σ_j exp z_ij. Masks and row
-            scales leave it as it is. Where K is in lanes, z counts from K of the row's own key.
+        carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is
+            passed to the next chunk.
+        causal: whether they are for causal attention alone (True) or for bidirectional attention
+            alone (False); None: for both.
+        sink: (H,) b_h of a learned sink, a key without value: each row's denominator is exp b_h
+            + Σ_j exp z_ij. Masks and row scales leave it as it is. Where K is in lanes, z counts
+            from K of the row's own key.
         gain: a relative table of factors of the content's logits, ⟨q, k⟩/√d_c.
-        offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.
+        offset: the first query's row less the first key's, which lanes do not tell; None where any
+            will do, or a table tells.
         of_sinks: (1 or B, H, T, n) K of the n sinks of each row's document, instead of 0.
     """
 
@@ -139,13 +145,15 @@ def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def prior_dtype(module: nn.Module, x: Tensor | None = None) -> torch.dtype:
-    """float32, or float64 where the module's numbers are, or x where it has none: priors never compute below float32."""
+    """float32, or float64 where the module's numbers are, or x where it has none: priors never
+    compute below float32."""
     first = next(chain(module.parameters(), module.buffers()), x)
     return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
 
 
 def prior_device(module: nn.Module) -> torch.device | None:
-    """Where the module's numbers are; None, which is torch's default device, for a module without."""
+    """Where the module's numbers are; None, which is torch's default device, for a module
+    without."""
     return next((x.device for x in chain(module.parameters(), module.buffers())), None)
 
 
@@ -157,7 +165,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
     """A linear layer inside a prior, computed in the dtype of `x` and not the layer's.
 
-    A layer that was put in its place (an adapter, an int8 one) computes as it does, in its own dtype or float32.
+    A layer that was put in its place (an adapter, an int8 one) computes as it does, in its own
+    dtype or float32.
     """
     with without_autocast(x):
         if type(layer) is nn.Linear:
@@ -169,10 +178,12 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
-    """`value` (float64) as summands in `dtype`, all but the last exact in bfloat16, the last the remainder.
+    """`value` (float64) as summands in `dtype`, all but the last exact in bfloat16, the last the
+    remainder.
 
-    Each piece adds 8 significant bits, so in bfloat16 the error of the sum is at most 2^(−9·pieces)·abs(value). The
-    gradient reaches `value` through the first piece alone: its lanes multiply the same partner as all the others.
+    Each piece adds 8 significant bits, so in bfloat16 the error of the sum is at most
+    2^(−9·pieces)·abs(value). The gradient reaches `value` through the first piece alone: its lanes
+    multiply the same partner as all the others.
     """
     rest = value.detach()
     parts = []
@@ -190,11 +201,14 @@ class Prior(nn.Module):
     """A log-prior over key positions of `num_heads` H heads; each subclass gives its formula.
 
     Attributes:
-        num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
-        has_state: whether `forward` takes `carry` and its terms give it: state that goes from chunk to chunk.
-        requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
-            and made when their options are given.
-        by_head: names of its own parameters with an entry per head, (H, …), where heads differ by nothing else; None: untold.
+        num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head
+            width − num_lanes.
+        has_state: whether `forward` takes `carry` and its terms give it: state that goes from chunk
+            to chunk.
+        requires_options: whether it cannot be made without options that no model supplies: models
+            of its name are not listed, and made when their options are given.
+        by_head: names of its own parameters with an entry per head, (H, …), where heads differ by
+            nothing else; None: untold.
     """
 
     num_lanes: int = 0
@@ -210,12 +224,14 @@ class Prior(nn.Module):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> PriorTerms:
-        """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only. A
-        prior with `has_state` also takes `carry`, the last entry of `PriorTerms.carry` from the chunk before."""
+        """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's
+        input, for CABLE only. A prior with `has_state` also takes `carry`, the last entry of
+        `PriorTerms.carry` from the chunk before."""
         raise NotImplementedError
 
     def content(self, x: Tensor) -> Tensor | None:
-        """(B, H, L, n) all that K takes from the layer's input x (B, L, C), token by token; None where it takes nothing."""
+        """(B, H, L, n) all that K takes from the layer's input x (B, L, C), token by token; None
+        where it takes nothing."""
         if not self.depends_on_content:
             return None
         contents = [content for part in self.parts() if (content := part.content(x)) is not None]
@@ -226,8 +242,9 @@ class Prior(nn.Module):
         return contents[0]
 
     def of_heads(self, heads: Sequence[int]) -> Prior:
-        """This prior of some of its heads, in their order, with the same parameters; what it takes for x is `content(x)` of
-        those heads. Without `by_head` it makes the terms of all heads and cuts them; ValueError where it depends on x.
+        """This prior of some of its heads, in their order, with the same parameters; what it takes
+        for x is `content(x)` of those heads. Without `by_head` it makes the terms of all heads and
+        cuts them; ValueError where it depends on x.
         """
         if self.by_head is None:
             if self.depends_on_content:
@@ -248,7 +265,8 @@ class Prior(nn.Module):
         return some
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
-        """Raise ValueError for positions on a grid, whose patches a prior along a line would treat as tokens of a text."""
+        """Raise ValueError for positions on a grid, whose patches a prior along a line would treat
+        as tokens of a text."""
         if q_pos.is_grid or k_pos.is_grid:
             raise ValueError(
                 f"{type(self).__name__} is a prior along a line of tokens; a grid needs a 2-D prior"
@@ -257,12 +275,13 @@ class Prior(nn.Module):
     def log_prior(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> Tensor:
-        """(1 or B, H, T, S) float64: the formula evaluated at every entry. The oracle of tests and plots; O(T·S)."""
+        """(1 or B, H, T, S) float64: the formula evaluated at every entry. The oracle of tests and
+        plots; O(T·S)."""
         raise NotImplementedError
 
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
-        """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but for a constant of each row.
-        None where it is no such sum."""
+        """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but
+        for a constant of each row. None where it is no such sum."""
         rows = [terms for part in self.parts() if (terms := part.next_row(length)) is not None]
         if len(rows) < len(self.parts()):
             return None
@@ -278,8 +297,9 @@ class Prior(nn.Module):
     def beside_lanes(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> PriorTerms:
-        """The terms for a KV cache, whose keys hold their lanes and which holds no inputs: table and bias count alone. x: where
-        a prior without numbers makes them. ValueError for a prior that it cannot serve."""
+        """The terms for a KV cache, whose keys hold their lanes and which holds no inputs: table
+        and bias count alone. x: where a prior without numbers makes them. ValueError for a prior
+        that it cannot serve."""
         if not self.depends_on_content:
             return self(q_pos, k_pos, causal=causal, x=x)
         if not self.num_lanes:
@@ -289,7 +309,8 @@ class Prior(nn.Module):
         return PriorTerms()
 
     def stored_options(self, options: Options) -> Options:
-        """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""
+        """The options that make this prior again before its values are loaded, JSON: `options`
+        without what the values hold."""
         return dict(options)
 
     def parametric(self) -> ParametricTable | None:
@@ -297,7 +318,8 @@ class Prior(nn.Module):
         return None
 
     def parts(self) -> list[Prior]:
-        """The priors this one is composed of: summands, or one per axis of a grid. [] for one that is not composed."""
+        """The priors this one is composed of: summands, or one per axis of a grid. [] for one that
+        is not composed."""
         return [part for part in self.children() if isinstance(part, Prior)]
 
     @property
@@ -318,7 +340,8 @@ class Prior(nn.Module):
         return bool(parts) and all(part.is_relative for part in parts)
 
     def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
-        """(H,) bool: heads that look away from the query and leave far keys to content. By default those of any part.
+        """(H,) bool: heads that look away from the query and leave far keys to content. By default
+        those of any part.
 
         turned: (H,) bool, heads whose K is multiplied by a negative number, as by SSMax with s < 0.
         """
@@ -342,7 +365,8 @@ class _CutPrior(Prior):
 
 
 class TablePrior(Prior):
-    """A prior that is a function of distance. Subclasses implement `curve`; table and oracle follow from it."""
+    """A prior that is a function of distance. Subclasses implement `curve`; table and oracle follow
+    from it."""
 
     is_relative = True
     constant_from: int | None = None  # see `RelativeTable`
@@ -374,7 +398,8 @@ class TablePrior(Prior):
 
 
 class GridPrior(Prior):
-    """A prior that is a function of the displacement on a grid of patches, realised as a table; prefix tokens get 0.
+    """A prior that is a function of the displacement on a grid of patches, realised as a table;
+    prefix tokens get 0.
 
     Subclasses implement `surface`; table and oracle follow from it.
     """
@@ -383,7 +408,8 @@ class GridPrior(Prior):
     num_lanes = 0
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        """(H, *dy.shape) log-prior at displacements (dy, dx) = query − key in patches, in their dtype.
+        """(H, *dy.shape) log-prior at displacements (dy, dx) = query − key in patches, in their
+        dtype.
 
         grid: (height, width) of the current image, for priors that normalise distances by its size.
         """
@@ -414,7 +440,8 @@ class GridPrior(Prior):
 
 
 class IsotropicPrior(GridPrior):
-    """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it before that prior's class."""
+    """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it
+    before that prior's class."""
 
     curve: Callable[..., Tensor]
 
@@ -441,8 +468,8 @@ class Uniform(Prior):
 
 
 class Sink(Uniform):
-    """K = 0, and a learned sink: p_ij = exp z_ij / (exp b_h + Σ_j exp z_ij), so that a head may attend to nothing (gpt-oss,
-    arXiv 2508.10925). A part of sums: "rope+sink", "ggd+sink".
+    """K = 0, and a learned sink: p_ij = exp z_ij / (exp b_h + Σ_j exp z_ij), so that a head may
+    attend to nothing (gpt-oss, arXiv 2508.10925). A part of sums: "rope+sink", "ggd+sink".
 
     Args:
         start: b at the start; at 0, a row whose n logits are 0 gives each key the weight 1/(n + 1).

@@ -13,11 +13,13 @@ from zoo.errors import check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, bf16_pieces, linear_in, prior_dtype
 
-# K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b of S is of order
-# 2^(−8(a+b)). S grows to about 2^20, so the dropped products (a + b >= 4) stay below 2^-10 logits.
+# K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b
+# of S is of order 2^(−8(a+b)). S grows to about 2^20, so the dropped products (a + b >= 4) stay
+# below 2^-10 logits.
 _PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]
 _UNWEIGHTED = [(0, b) for b in range(4)]  # w = 1 is its first piece
-# The decay's gate: the paper's, its released code's, and forgetting attention's, whose decay is −log sigmoid.
+# The decay's gate: the paper's, its released code's, and forgetting attention's, whose decay is
+# −log sigmoid.
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "softplus": F.softplus,
@@ -26,16 +28,18 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Cable(Prior):
-    """K[h,i,j] = −w_i·(S_i − S_j),  S = cumsum(gate(W_c x + b)),  w_i = softplus(W_s x_i);  causal only.
+    """K[h,i,j] = −w_i·(S_i − S_j),  S = cumsum(gate(W_c x + b)),  w_i = softplus(W_s x_i);  causal
+    only.
 
-    w_i·S_i is a row constant, so K ≡ w_i·S_j: lanes in split precision. The paper prints the opposite sign, which would
-    reward distance.
+    w_i·S_i is a row constant, so K ≡ w_i·S_j: lanes in split precision. The paper prints the
+    opposite sign, which would reward distance.
 
     Args:
         d_model: C, the width of the layer's input.
         weighted: False drops w (w = 1), as the released code does.
-        gate: "relu" as the paper prints it, "softplus" as its code has it, or "logsigmoid": −log sigmoid(W_c x + b), which
-            with `weighted=False` is forgetting attention (FoX, arXiv 2503.02130).
+        gate: "relu" as the paper prints it, "softplus" as its code has it, or "logsigmoid": −log
+            sigmoid(W_c x + b), which with `weighted=False` is forgetting attention (FoX, arXiv
+            2503.02130).
         bias: whether W_c x has b; eq. 2 prints none, the released code has one.
     """
 
@@ -62,12 +66,14 @@ class Cable(Prior):
         self.weight = nn.Linear(d_model, num_heads, bias=False) if weighted else None
 
     def content(self, x: Tensor) -> Tensor:
-        """(B, H, L, 1 or 2) float32 or wider: the decay of each key, and the weight of each query where there are weights."""
+        """(B, H, L, 1 or 2) float32 or wider: the decay of each key, and the weight of each query
+        where there are weights."""
         wide = x.to(prior_dtype(self))
         decay = GATES[self.gate](linear_in(self.decay, wide)).transpose(1, 2)
         if self.weight is None:
             return decay[..., None]
-        # Contiguous before softplus: torch.compile's gradient of softplus confuses the strides of input and output.
+        # Contiguous before softplus: torch.compile's gradient of softplus confuses the strides of
+        # input and output.
         weight = F.softplus(linear_in(self.weight, wide).transpose(1, 2).contiguous())
         return torch.stack([decay, weight], dim=-1)
 
@@ -87,7 +93,8 @@ class Cable(Prior):
         x: Tensor | None = None,
         carry: Tensor | None = None,
     ) -> PriorTerms:
-        """x holds the inputs at `k_pos`, whose last T are the queries; `carry` (B, H) float64 is S before the first key."""
+        """x holds the inputs at `k_pos`, whose last T are the queries; `carry` (B, H) float64 is S
+        before the first key."""
         if not causal:
             raise ValueError("CABLE is defined for causal attention only")
         self.require_line(q_pos, k_pos)
@@ -100,7 +107,8 @@ class Cable(Prior):
         w, s = (
             torch.stack(bf16_pieces(x, n, x.dtype), dim=-1) for x, n in ((weight, 3), (total, 4))
         )
-        # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small near the query.
+        # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small
+        # near the query.
         bulk = -(weight * at_query).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in self.pieces]]], dim=-1)
         k_lanes = torch.cat(
@@ -121,12 +129,13 @@ class Cable(Prior):
 
 
 class Fox(Cable):
-    """K[h,i,j] = Σ_{l = j+1 … i} log sigmoid(w_h·x_l + b_h): forgetting attention (FoX, arXiv 2503.02130); causal only. It is
-    `cable` with gate "logsigmoid" and no weights, in 5 lanes.
+    """K[h,i,j] = Σ_{l = j+1 … i} log sigmoid(w_h·x_l + b_h): forgetting attention (FoX, arXiv
+    2503.02130); causal only. It is `cable` with gate "logsigmoid" and no weights, in 5 lanes.
 
     Args:
         d_model: C, the width of the layer's input.
-        half_lives: the first and last head's at the start, in tokens, geometric between them; None: b = 0 as published.
+        half_lives: the first and last head's at the start, in tokens, geometric between them; None:
+            b = 0 as published.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""FIRE: a learned function of the distance relative to the query's own position (arXiv 2310.04418)."""
+"""FIRE: a learned function of the distance relative to the query's own position (arXiv
+2310.04418)."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from zoo.priors.tables import BlockedBias, whole_bias
 
 
 class Fire(Prior):
-    """K[h,i,j] = f_θ( ψ(i − j) / ψ(max(L, i)) ), ψ(x) = log(c·x + 1), f_θ an MLP 1 → 32 → H with ReLU.
+    """K[h,i,j] = f_θ( ψ(i − j) / ψ(max(L, i)) ), ψ(x) = log(c·x + 1), f_θ an MLP 1 → 32 → H with
+    ReLU.
 
-    L is a fixed number of tokens times a learned multiplier: Adam would hardly move a parameter of some hundreds.
-    Past L the prior depends on i and j and not on their difference alone, so it is neither a table nor lanes: attention asks
-    for it a block of rows at a time.
+    L is a fixed number of tokens times a learned multiplier: Adam would hardly move a parameter of
+    some hundreds. Past L the prior depends on i and j and not on their difference alone, so it is
+    neither a table nor lanes: attention asks for it a block of rows at a time.
 
     Args:
         train_context: tokens seen in training.
@@ -111,7 +113,8 @@ class _Curve:
 
 
 def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A linear layer with copies of its parameters (see `BlockedBias`); what is in its place, such as an adapter, as it is."""
+    """A linear layer with copies of its parameters (see `BlockedBias`); what is in its place, such
+    as an adapter, as it is."""
     if type(layer) is not nn.Linear:
         return layer
     copied = copy.copy(layer)
@@ -122,9 +125,11 @@ def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 class Fire2d(GridPrior, Fire):
-    """K = f_θ( ψ(r) / ψ(max(L, R)) ), r = √(dy² + dx²), R the longest r of the present grid; prefix tokens get 0.
+    """K = f_θ( ψ(r) / ψ(max(L, R)) ), r = √(dy² + dx²), R the longest r of the present grid; prefix
+    tokens get 0.
 
-    R is one number per image, where FIRE on a line has one per query, so this is a function of the displacement: a table.
+    R is one number per image, where FIRE on a line has one per query, so this is a function of the
+    displacement: a table.
 
     Args:
         train_grid: (height, width) in patches; L starts at its longest r.

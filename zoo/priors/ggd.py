@@ -1,4 +1,5 @@
-"""GGD-BAM: a generalised Gaussian over distance (Bayesian Attention Mechanism, arXiv 2505.22842)."""
+"""GGD-BAM: a generalised Gaussian over distance (Bayesian Attention Mechanism, arXiv
+2505.22842)."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, TablePrior, prior_dtype
 
 EPSILON = 1e-5
-# Heads that look away grow steep at distance 0: θβ = −8 is −1e40 there, beyond float32. A key below −1e4 has a weight of 0
-# beside any that is not, and alone in its row it has the whole weight whatever its prior: its gradient is 0, but for rounding
-# times that number.
+# Heads that look away grow steep at distance 0: θβ = −8 is −1e40 there, beyond float32. A key below
+# −1e4 has a weight of 0 beside any that is not, and alone in its row it has the whole weight
+# whatever its prior: its gradient is 0, but for rounding times that number.
 STEEP, LOWEST = 1e4, -1e30
 
 # How θα and θβ of H heads start, by what BAM's released code and paper call it.
@@ -42,9 +43,11 @@ def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class GgdTable:
-    """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,  and so
+    """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,
+    and so
 
-        ∂t/∂θα = t,    ∂t/∂θβ = t·ln r,    ∂t/∂θμ = −2·cosh θμ · t·θβ/r · sign x,    all 0 where t < −1e4.
+        ∂t/∂θα = t,    ∂t/∂θβ = t·ln r,    ∂t/∂θμ = −2·cosh θμ · t·θβ/r · sign x,    all 0 where t <
+        −1e4.
 
     Attributes:
         theta: (A, 3, H) θα, θβ, θμ of each axis.
@@ -58,7 +61,8 @@ class GgdTable:
 
     @staticmethod
     def of(priors: Sequence[Ggd], axes: tuple[str, ...]) -> GgdTable:
-        """From one prior per axis. Copies their parameters, which a sharding engine may free after the prior's forward."""
+        """From one prior per axis. Copies their parameters, which a sharding engine may free after
+        the prior's forward."""
         rows = [
             p.to(prior_dtype(axis))
             for axis in priors
@@ -101,15 +105,17 @@ class GgdTable:
 
 
 class Ggd(TablePrior):
-    """K[h,i,j] = −exp(θα_h)·(|j − i − μ_h| + 1e−5)^θβ_h, μ = e^θμ − e^−θμ; at least −1e30, and below −1e4 without
-    gradients.
+    """K[h,i,j] = −exp(θα_h)·(|j − i − μ_h| + 1e−5)^θβ_h, μ = e^θμ − e^−θμ; at least −1e30, and
+    below −1e4 without gradients.
 
-    θβ = 0 is no prior, θβ = 1 is ALiBi of slope exp(θα), θβ < 0 looks away from the query (a retrieval head).
+    θβ = 0 is no prior, θβ = 1 is ALiBi of slope exp(θα), θβ < 0 looks away from the query (a
+    retrieval head).
 
     Args:
-        init: "uniform" (θα = θβ = 0, the paper's best), "alibi" (θα = ln of the ALiBi slopes, θβ = 1), "linear" (θβ from 0 to 1
-            over the heads, slopes as ALiBi's) or "sampled" (both standard normal); or numbers, {"alpha": −36, "beta": 8}, of
-            alpha, beta and mu; 0 where not named.
+        init: "uniform" (θα = θβ = 0, the paper's best), "alibi" (θα = ln of the ALiBi slopes, θβ
+            = 1), "linear" (θβ from 0 to 1 over the heads, slopes as ALiBi's) or "sampled" (both
+            standard normal); or numbers, {"alpha": −36, "beta": 8}, of alpha, beta and mu; 0 where
+            not named.
         train_alpha, train_beta, train_mu: whether each is trained; the others stay as they start.
     """
 
@@ -171,14 +177,14 @@ class Ggd(TablePrior):
 class Ggd2d(GridPrior):
     """The generalised Gaussian over the grid of patches; prefix tokens get 0.
 
-    "isotropic": over the Euclidean patch distance, K = −exp(θα)·(√(dy² + dx²) + 1e−5)^θβ, part `.r`; "separable": a sum
-    over the axes, parts `.y` and `.x`.
+    "isotropic": over the Euclidean patch distance, K = −exp(θα)·(√(dy² + dx²) + 1e−5)^θβ, part
+    `.r`; "separable": a sum over the axes, parts `.y` and `.x`.
 
     Args:
         form: "isotropic" or "separable".
         init, train_alpha, train_beta: as in `Ggd`.
-        train_mu: train θμ, which moves the centre of a separable prior off the query, so that a head can look to one side, and
-            turns an isotropic one into a ring.
+        train_mu: train θμ, which moves the centre of a separable prior off the query, so that a
+            head can look to one side, and turns an isotropic one into a ring.
     """
 
     by_head = ()

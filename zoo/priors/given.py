@@ -14,7 +14,8 @@ from zoo.errors import Options, check_flags, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype
 
-# log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000 is 0 in every dtype.
+# log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000
+# is 0 in every dtype.
 IMPOSSIBLE = -1e4
 
 Numbers: TypeAlias = Tensor | np.ndarray | Sequence[object]
@@ -22,15 +23,17 @@ Curve: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Table(TablePrior):
-    """K[h,i,j] = log π_h(abs(i − j)), from log-values at the distances 0 … N−1; −∞ is a weight of 0.
+    """K[h,i,j] = log π_h(abs(i − j)), from log-values at the distances 0 … N−1; −∞ is a weight of
+    0.
 
     Args:
-        values: (N,) for all heads or (H, N); or a function from distances (N,) float64 to such log-values.
+        values: (N,) for all heads or (H, N); or a function from distances (N,) float64 to such
+            log-values.
         length: N of a function, or of a table without numbers; the training context by default.
-        beyond: K at distances of N and more: "last", as at N−1; "zero", weight 0; "linear", the line through the first and the
-            last value, level where that rises.
-        learnable: train the values. Without numbers they start at 0 and are trained unless this is False: a learned bias per
-            distance.
+        beyond: K at distances of N and more: "last", as at N−1; "zero", weight 0; "linear", the
+            line through the first and the last value, level where that rises.
+        learnable: train the values. Without numbers they start at 0 and are trained unless this is
+            False: a learned bias per distance.
     """
 
     by_head = ("values",)
@@ -90,7 +93,8 @@ class Table(TablePrior):
 
 
 class Matrix(Prior):
-    """K[h,i,j] = log π_h[i,j], from log-values for the first T query and S key positions, in each document anew: a dense bias.
+    """K[h,i,j] = log π_h[i,j], from log-values for the first T query and S key positions, in each
+    document anew: a dense bias.
 
     Args:
         values: (T, S) for all heads or (H, T, S); −∞ is a weight of 0.

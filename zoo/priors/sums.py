@@ -1,5 +1,5 @@
-"""Sums of priors, and GOAT, which is one (arXiv 2601.15380): a sink as a function of absolute position (eq. 19), and a short
-trigonometric series in the distance (eq. 12–18)."""
+"""Sums of priors, and GOAT, which is one (arXiv 2601.15380): a sink as a function of absolute
+position (eq. 19), and a short trigonometric series in the distance (eq. 12–18)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from zoo.priors.base import Prior, PriorTerms, linear_in, prior_device, prior_dt
 
 
 class Compose(Prior):
-    """K = Σ_n K_n of the named parts; part names are submodule names. State goes to the part that has one."""
+    """K = Σ_n K_n of the named parts; part names are submodule names. State goes to the part that
+    has one."""
 
     by_head = ()
 
@@ -63,7 +64,8 @@ class Compose(Prior):
     def log_prior(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> Tensor:
-        # A part without parameters, such as ALiBi of fixed slopes, is not told the device of the others'.
+        # A part without parameters, such as ALiBi of fixed slopes, is not told the device of the
+        # others'.
         device = prior_device(self)
         first, *others = (
             part.log_prior(q_pos, k_pos, causal=causal, x=x).to(device=device)
@@ -104,14 +106,16 @@ class _Sink(Prior):
 class KeyBias(_Sink):
     """K[h,i,j] = u_h(j) = g_h·MLP(z_j) + b_h·[j = 0] + slope_h·j, the last causal only.
 
-    z_j = (cos ω_m j, sin ω_m j for m = 1 … M; j/L_train; log1p(j)/log1p(L_train)), ω_m = 10000^(−(m−1)/max(M−1,1)); one MLP
-    (2M+2) → 4 → 1 for all heads. Normalising by L_train and not by the present length keeps a prefix independent of what
-    follows it. The bounded part is one lane, the slope its own.
+    z_j = (cos ω_m j, sin ω_m j for m = 1 … M; j/L_train; log1p(j)/log1p(L_train)), ω_m
+    = 10000^(−(m−1)/max(M−1,1)); one MLP (2M+2) → 4 → 1 for all heads. Normalising by L_train and
+    not by the present length keeps a prefix independent of what follows it. The bounded part is one
+    lane, the slope its own.
 
     Args:
         train_context: L_train, in tokens.
         rank: M.
-        init: "seeded" starts slope = softplus(raw_slope) at the ALiBi slopes, "uniform" at (all but exactly) 0, where
+        init: "seeded" starts slope = softplus(raw_slope) at the ALiBi slopes, "uniform" at (all but
+            exactly) 0, where
             softplus has no gradient: it stays there.
     """
 
@@ -182,8 +186,8 @@ class KeyBias(_Sink):
 class KeyBias2d(_Sink):
     """The sink of an image: u_h(patch) = g_h·MLP(z), and b_h on prefix tokens; no slope; 1 lane.
 
-    z holds, for each axis, cos(π m c), sin(π m c) for m = 1 … M/2, and c itself, where c in [−1, 1] is the patch's coordinate
-    over the present grid. Images have no prefix to protect.
+    z holds, for each axis, cos(π m c), sin(π m c) for m = 1 … M/2, and c itself, where c in [−1, 1]
+    is the patch's coordinate over the present grid. Images have no prefix to protect.
 
     Args:
         rank: M, even.
@@ -231,7 +235,8 @@ def frequencies(rank: int, base: float) -> Tensor:
 
 
 class Spectral(Prior):
-    """K[h,i,j] = Σ_r α_hr cos(ω_r (i−j)) + β_hr sin(ω_r (i−j)), by 2R lanes; the key lanes are the same for all heads.
+    """K[h,i,j] = Σ_r α_hr cos(ω_r (i−j)) + β_hr sin(ω_r (i−j)), by 2R lanes; the key lanes are the
+    same for all heads.
 
     Args:
         rank: R frequencies, ω_r = base^(−r/max(R−1,1)).
@@ -259,8 +264,9 @@ class Spectral(Prior):
         self.register_buffer("omega", frequencies(rank, base))
 
     def _apply(self, fn, recurse=True):
-        # Frequencies stay float64 whatever the model is cast to: in bfloat16, 2^20 · ω has no fractional bits. Their values are
-        # saved in checkpoints, so that weights keep the frequencies they were trained with.
+        # Frequencies stay float64 whatever the model is cast to: in bfloat16, 2^20 · ω has no
+        # fractional bits. Their values are saved in checkpoints, so that weights keep the
+        # frequencies they were trained with.
         omega = self.omega
         super()._apply(fn, recurse)
         if omega.is_meta:
@@ -269,7 +275,8 @@ class Spectral(Prior):
         return self
 
     def lanes(self, q_at: Tensor, k_at: Tensor) -> tuple[Tensor, Tensor]:
-        """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or B, S)."""
+        """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or
+        B, S)."""
         dtype = prior_dtype(self)
         alpha, beta = (x.to(dtype)[:, None] for x in (self.alpha, self.beta))
         k_lanes = self._waves(k_at).to(dtype)
@@ -305,16 +312,19 @@ class Spectral(Prior):
 
 
 class Spectral2d(Prior):
-    """K = K_y(dy) + K_x(dx), one spectral series per axis, both over the same frequencies; 4R lanes, none on prefix tokens.
+    """K = K_y(dy) + K_x(dx), one spectral series per axis, both over the same frequencies; 4R
+    lanes, none on prefix tokens.
 
-    The frequencies fall geometrically from 1 radian a patch to π / (reach · longer side of the training grid), both included. A
-    cosine falls monotonically over its half period and then rises again, so at sizes beyond it far patches look near.
+    The frequencies fall geometrically from 1 radian a patch to π / (reach · longer side of the
+    training grid), both included. A cosine falls monotonically over its half period and then rises
+    again, so at sizes beyond it far patches look near.
 
     Args:
         rank: R frequencies per axis.
         train_grid: (height, width) in patches.
         init: as in `Spectral`.
-        reach: half period of the slowest frequency, in multiples of the training grid's longer side.
+        reach: half period of the slowest frequency, in multiples of the training grid's longer
+            side.
     """
 
     by_head = ()
@@ -364,7 +374,8 @@ class Goat(Compose):
     Args:
         train_context, sink_rank: L_train, in tokens, and M of `.key_bias`.
         rank: R of `.spectral`.
-        init: "seeded" starts near ALiBi; "uniform" starts at plain attention (the slope then has no gradient, see `KeyBias`).
+        init: "seeded" starts near ALiBi; "uniform" starts at plain attention (the slope then has no
+            gradient, see `KeyBias`).
     """
 
     def __init__(

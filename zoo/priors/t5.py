@@ -12,7 +12,8 @@ from zoo.priors.base import GridPrior, TablePrior
 
 
 class T5(TablePrior):
-    """K[h,i,j] = bias[h, bucket(i − j)]: exact for short distances, then logarithmic up to `max_distance`, then one bucket.
+    """K[h,i,j] = bias[h, bucket(i − j)]: exact for short distances, then logarithmic up to
+    `max_distance`, then one bucket.
 
     Causal all buckets serve d >= 0; bidirectional half of them serve each side.
 
@@ -49,9 +50,11 @@ class T5(TablePrior):
 
 
 class T52d(GridPrior):
-    """K = bias[h, bucket(dy), bucket(dx)]: T5's signed buckets on each axis, one learned value per pair; prefix tokens get 0.
+    """K = bias[h, bucket(dy), bucket(dx)]: T5's signed buckets on each axis, one learned value per
+    pair; prefix tokens get 0.
 
-    Displacements beyond the longest one of the training grid share its bucket, so no image indexes an untrained one.
+    Displacements beyond the longest one of the training grid share its bucket, so no image indexes
+    an untrained one.
 
     Args:
         num_buckets: per axis, half of them for each sign.
@@ -82,7 +85,8 @@ class T52d(GridPrior):
 
 
 def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Tensor) -> Tensor:
-    """int64 bucket of distances >= 0: half of the buckets exact, the others logarithmic up to `max_distance`.
+    """int64 bucket of distances >= 0: half of the buckets exact, the others logarithmic up to
+    `max_distance`.
 
     A one-element tensor stays on its device: reading it back would synchronise.
     """
@@ -99,6 +103,7 @@ def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Ten
 
 
 def two_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Tensor) -> Tensor:
-    """int64 bucket of signed distances: the first half of the buckets for d >= 0, the second for d < 0."""
+    """int64 bucket of signed distances: the first half of the buckets for d >= 0, the second for d
+    < 0."""
     side = num_buckets // 2
     return one_sided_bucket(distance.abs(), side, max_distance) + side * (distance < 0)

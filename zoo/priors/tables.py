@@ -1,7 +1,9 @@
-"""Relative tables, log-priors that are functions of the displacement between query and key, and biases made by blocks of rows.
+"""Relative tables, log-priors that are functions of the displacement between query and key, and
+biases made by blocks of rows.
 
-The matrix of a table is Toeplitz: on a line each row is the one above it shifted by one key, on a grid block-Toeplitz with
-Toeplitz blocks. Its rows are overlapping windows of the table and can be copied without a T × S index.
+The matrix of a table is Toeplitz: on a line each row is the one above it shifted by one key, on a
+grid block-Toeplitz with Toeplitz blocks. Its rows are overlapping windows of the table and can be
+copied without a T × S index.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ HIDDEN_LIMIT = 1 << 22  # numbers of a curve's hidden layer in memory at once
 
 
 class ParametricTable(Protocol):
-    """table[h, n] = f(params[:, h], n), of which a kernel takes the gradient Σ dL/dK · ∂table/∂params without dL/dtable.
+    """table[h, n] = f(params[:, h], n), of which a kernel takes the gradient Σ dL/dK
+    · ∂table/∂params without dL/dtable.
 
     params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
-    log_factor: whether the first of them is the logarithm of a factor of the table, which then is its own derivative by it; but
+    log_factor: whether the first of them is the logarithm of a factor of the table, which then is
+    its own derivative by it; but
         for entries below −1e4, which may be taken for constants. All are finite.
     """
 
@@ -36,7 +40,8 @@ class ParametricTable(Protocol):
     def log_factor(self) -> bool: ...
 
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
-        """(P, H, N) ∂table/∂params at every column, without gradient; see `RelativeTable.displacements`."""
+        """(P, H, N) ∂table/∂params at every column, without gradient; see
+        `RelativeTable.displacements`."""
 
     def of_heads(self, heads: slice | Tensor | Sequence[int]) -> ParametricTable:
         """The same function for some heads: a slice, or their indices."""
@@ -51,11 +56,15 @@ class RelativeTable:
         q_code, k_code: (T,), (S,) int64. On a line the row index; on a grid y·(2·width − 1) + x.
         center: the table's column for code difference 0.
         num_prefix: leading queries and keys without a position; their rows and columns of K are 0.
-        origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin + i − j]; None on a grid.
-        shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width − 1); None on a line.
-        parametric: the table as a function of a few parameters per head, or None, as of a sum of tables.
-        constant_from: the distance i − j on a line from which on all columns of a head are one number of the prior, so that
-            their gradient may be in any of them; None: there is no such distance.
+        origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin
+            + i − j]; None on a grid.
+        shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width
+            − 1); None on a line.
+        parametric: the table as a function of a few parameters per head, or None, as of a sum of
+            tables.
+        constant_from: the distance i − j on a line from which on all columns of a head are one
+            number of the prior, so that their gradient may be in any of them; None: there is no
+            such distance.
     """
 
     table: Tensor
@@ -79,7 +88,8 @@ class RelativeTable:
 
     @staticmethod
     def grid(table: Tensor, pos: Positions) -> RelativeTable:
-        """A table (H, (2·height − 1)·(2·width − 1)) over the displacements (dy, dx) of a grid, dx the faster, both rising."""
+        """A table (H, (2·height − 1)·(2·width − 1)) over the displacements (dy, dx) of a grid, dx
+        the faster, both rising."""
         y, x = pos.yx(table.device)
         height, width = pos.shape or (1, 1)
         code = F.pad(y * (2 * width - 1) + x, (pos.num_prefix, 0))
@@ -102,7 +112,8 @@ class RelativeTable:
         return replace(self, table=self.table[heads], parametric=parametric)
 
     def displacements(self) -> dict[str, Tensor]:
-        """Displacement of each column, (N,) in the table's dtype: "d" = i − j on a line; "y", "x" = query − key on a grid."""
+        """Displacement of each column, (N,) in the table's dtype: "d" = i − j on a line; "y", "x"
+        = query − key on a grid."""
         if self.shape is None:
             column = torch.arange(
                 self.table.shape[1], device=self.table.device, dtype=self.table.dtype
@@ -118,14 +129,16 @@ class RelativeTable:
             return self.parametric.jacobian(self.displacements())
 
     def unroll(self, dtype: torch.dtype | None = None) -> UnrolledTable:
-        """The layout whose rows are windows, in `dtype`. On a grid 2·H·width·S elements, on a line as many as the table."""
+        """The layout whose rows are windows, in `dtype`. On a grid 2·H·width·S elements, on a line
+        as many as the table."""
         table = self.table if dtype is None else self.table.to(dtype)
         if self.shape is not None:
             height, width = self.shape
             windows = (
                 table.unflatten(1, (2 * height - 1, 2 * width - 1)).flip(1, 2).unfold(2, width, 1)
             )
-            # (H, width, 2·height−1, width): [h, x, a, x'] is the bias at dy = height−1−a, dx = x − x'.
+            # (H, width, 2·height−1, width): [h, x, a, x'] is the bias at dy = height−1−a, dx = x
+            # − x'.
             return UnrolledTable(windows.flip(2).transpose(1, 2).contiguous(), self)
         return UnrolledTable(table.flip(1) if self.origin is not None else table, self)
 
@@ -149,10 +162,12 @@ class RelativeTable:
 
 @dataclass(frozen=True)
 class FusedTable:
-    """A relative table as a fused kernel reads it, float32; on a line less each head's largest entry that the call sees.
+    """A relative table as a fused kernel reads it, float32; on a line less each head's largest
+    entry that the call sees.
 
-    A constant per head changes neither the softmax nor gradients, since Σ_j dS_ij = 0. In bfloat16 the residual
-    Σ_j dS_ij ≠ 0 (δ uses the rounded output) is multiplied by the table's magnitude, which this keeps small.
+    A constant per head changes neither the softmax nor gradients, since Σ_j dS_ij = 0. In bfloat16
+    the residual Σ_j dS_ij ≠ 0 (δ uses the rounded output) is multiplied by the table's magnitude,
+    which this keeps small.
 
     Attributes:
         values: (H, N); without gradient where there are `params`.
@@ -177,7 +192,8 @@ class FusedTable:
         values = values.float()
         if table.origin is None:
             return FusedTable(values, params, jacobian)
-        # Without gradients too: recomputation under activation checkpointing must give the same bits.
+        # Without gradients too: recomputation under activation checkpointing must give the same
+        # bits.
         first = min(max(table.center if causal else 0, 0), values.shape[1] - 1)
         shift, column = values.detach()[:, first:].max(dim=1, keepdim=True)
         values = values - shift.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -190,13 +206,15 @@ class FusedTable:
 
 @dataclass(frozen=True)
 class UnrolledTable:
-    """A relative table laid out so that rows of its matrix are windows of `source`. Made by `RelativeTable.unroll`."""
+    """A relative table laid out so that rows of its matrix are windows of `source`. Made by
+    `RelativeTable.unroll`."""
 
     source: Tensor
     of: RelativeTable
 
     def rows(self, start: int, stop: int, last_key: int, *, out: Tensor | None = None) -> Tensor:
-        """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key).
+        """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0,
+        last_key).
 
         out: (1, H, stop − start, S) buffer for a grid's rows; only where no gradient is needed.
         """
@@ -209,7 +227,8 @@ class UnrolledTable:
             return replace(
                 of, table=source, q_code=of.q_code[start:stop], k_code=of.k_code[:last_key]
             ).dense()
-        # source is the reversed table: query i starts at column N − 1 − origin − i, so the last query comes first.
+        # source is the reversed table: query i starts at column N − 1 − origin − i, so the last
+        # query comes first.
         first = source.shape[1] - of.origin - stop
         return source.unfold(1, last_key, 1)[:, first : first + stop - start].flip(1)[None]
 
@@ -227,7 +246,8 @@ class _GridRows:
     stop: int
 
     def parts(self, matrix: Tensor, source: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Views, of equal shape, of `matrix` (H, stop − start, S) and of `source` (H, width, 2·height−1, width)."""
+        """Views, of equal shape, of `matrix` (H, stop − start, S) and of `source` (H, width,
+        2·height−1, width)."""
         height, width = self.shape
         patches = matrix[..., self.num_prefix :].unflatten(2, self.shape)
         first, last = max(self.start - self.num_prefix, 0), self.stop - self.num_prefix
@@ -250,7 +270,8 @@ class _GridRows:
 class _Windows(torch.autograd.Function):
     """`_GridRows.write` as a linear map of the unrolled table; its gradient is the transposed map.
 
-    Autograd's gradient of overlapping windows scatters; here windows are added in a fixed order, which is deterministic.
+    Autograd's gradient of overlapping windows scatters; here windows are added in a fixed order,
+    which is deterministic.
     """
 
     @staticmethod
@@ -286,16 +307,20 @@ def grid_displacements(
 
 @dataclass(frozen=True)
 class BlockedBias:
-    """K of shape (1 or B, H, T, S) that is neither lanes nor a table, made a block of rows at a time: no (H, T, S) matrix.
+    """K of shape (1 or B, H, T, S) that is neither lanes nor a table, made a block of rows at a
+    time: no (H, T, S) matrix.
 
     Attributes:
-        curve: (…, H) of |i − j|, 0 for later keys where `causal`, and of `extent`, the two broadcast. It holds copies of
-            parameters: those that a sharded optimiser gathers for the prior's `forward` are gone when a block is made.
+        curve: (…, H) of |i − j|, 0 for later keys where `causal`, and of `extent`, the two
+            broadcast. It holds copies of
+            parameters: those that a sharded optimiser gathers for the prior's `forward` are gone
+                when a block is made.
         q_row, k_row: (T,), (S,) int64 rows of queries and keys.
         extent: (1 or B, T) int64 position of each query in its document.
         heads: those of the curve that K has.
         dtype, requires_grad: of K.
-        hidden: numbers that the curve holds for each pair of positions; some rows of a block are made at a time.
+        hidden: numbers that the curve holds for each pair of positions; some rows of a block are
+            made at a time.
     """
 
     curve: Callable[[Tensor, Tensor], Tensor]
@@ -317,7 +342,8 @@ class BlockedBias:
         return self.extent.device
 
     def block(self, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
-        """(1 or B, h, t, num_keys): K of some heads, a slice or their indices, for some queries and the first keys."""
+        """(1 or B, h, t, num_keys): K of some heads, a slice or their indices, for some queries and
+        the first keys."""
         keys, q_row, extent = self.k_row[:num_keys], self.q_row[rows], self.extent[:, rows]
 
         def some(part: slice) -> Tensor:
@@ -344,7 +370,8 @@ class BlockedBias:
         return replace(self, heads=[self.heads[head] for head in heads])
 
     def padded(self, before: int, after: int) -> BlockedBias:
-        """With queries in front, and keys and as many queries at the end, at which K is any finite number."""
+        """With queries in front, and keys and as many queries at the end, at which K is any finite
+        number."""
         q_row, extent = (F.pad(x, (before, after)) for x in (self.q_row, self.extent))
         return replace(self, q_row=q_row, k_row=F.pad(self.k_row, (0, after)), extent=extent)
 

@@ -40,7 +40,8 @@ LEAST = 24  # bases of a repeat, which is none by chance
 
 @dataclass(frozen=True)
 class BitsSettings(DnaLengthSettings, StrandSettings, CutSettings):
-    """Lengths of windows, and the bases of the stretches that windows of every length are cut from."""
+    """Lengths of windows, and the bases of the stretches that windows of every length are cut
+    from."""
 
     stretch: int | None = option(
         None, "bases of a stretch; default: 65,536, or the longest length beyond that"
@@ -53,19 +54,23 @@ class BitsSettings(DnaLengthSettings, StrandSettings, CutSettings):
 class Bits(DnaEvaluator[BitsSettings]):
     """NLL, bits per base and next-base accuracy against length.
 
-    `samples` stretches of every held-out contig that has room are read, by default as many as have 2¹⁸ bases. A stretch has
-    65,536 bases (less, a power of two, where contigs have no room), or `stretch`; without `stretch` a longer length alone makes
-    it longer. It is cut into windows that do not overlap, each read from BOS and rounded down to whole k-mers: all lengths, and
-    all tokenizers, predict the same bases, up to the remainder of a stretch. Contigs weigh equally, whatever their size.
+    `samples` stretches of every held-out contig that has room are read, by default as many as have
+    2¹⁸ bases. A stretch has 65,536 bases (less, a power of two, where contigs have no room), or
+    `stretch`; without `stretch` a longer length alone makes it longer. It is cut into windows that
+    do not overlap, each read from BOS and rounded down to whole k-mers: all lengths, and all
+    tokenizers, predict the same bases, up to the remainder of a stretch. Contigs weigh equally,
+    whatever their size.
 
-    The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one. `change` is
-    the difference to the next shorter length, and its standard error that of the mean of the stretches' own differences.
-    A tokenizer of more than single bases has no accuracy. With `control` each base is predicted from at most as many bases
-    before it as training had, at least half as many.
+    The standard error is that of the mean over stretches, drawn contig by contig; NaN where all
+    have a single one. `change` is the difference to the next shorter length, and its standard error
+    that of the mean of the stretches' own differences. A tokenizer of more than single bases has no
+    accuracy. With `control` each base is predicted from at most as many bases before it as training
+    had, at least half as many.
 
-    bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: bases in
-    "repeats" (24 known bases all of whose words of 16 stand more than once in the file, on either strand), the others, which
-    are "unique", and those that the file has in lower case.
+    bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the
+    longest length: bases in "repeats" (24 known bases all of whose words of 16 stand more than once
+    in the file, on either strand), the others, which are "unique", and those that the file has in
+    lower case.
     """
 
     name = "bits"
@@ -228,7 +233,8 @@ class Bits(DnaEvaluator[BitsSettings]):
         return f"bits: {results[0].rows[-1]['bases']:,} bases measured of {self.contents()}"
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """bits.contigs.csv: a row for each model, length and held-out contig; with `repeats` also for parts of the sequence."""
+        """bits.contigs.csv: a row for each model, length and held-out contig; with `repeats` also
+        for parts of the sequence."""
         sums: dict[tuple[str, int, str, str], list[float]] = {}  # bits and bases
         for result in results:
             for cell in result.cells.values():
@@ -264,8 +270,8 @@ def _bits(contig: Contig) -> float:
 
 
 def _standard_error(contigs: Sequence[np.ndarray]) -> float:
-    """Of the mean over C contigs of the means over each one's n stretches: √(Σ s² / n) / C. A contig of a single stretch
-    takes the mean s² of the others; NaN where all have one."""
+    """Of the mean over C contigs of the means over each one's n stretches: √(Σ s² / n) / C. A
+    contig of a single stretch takes the mean s² of the others; NaN where all have one."""
     known = [values.var(ddof=1) for values in contigs if len(values) > 1]
     if not known:
         return math.nan
@@ -278,7 +284,8 @@ def _standard_error(contigs: Sequence[np.ndarray]) -> float:
 def _sums_of_parts(
     scores: Scores, genome: Genome, stretch: Region, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """(PARTS, 2) bits and bases that count of a stretch's windows (`shape`), from scores by base."""
+    """(PARTS, 2) bits and bases that count of a stretch's windows (`shape`), from scores by
+    base."""
     bits, bases = np.zeros(shape), np.zeros(shape)
     width = scores.nll.shape[1]  # less than a window where bases at its end make no token
     bits[:, :width], bases[:, :width] = scores.nll / BIT, scores.bases
@@ -289,8 +296,8 @@ def _sums_of_parts(
 
 
 def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray:
-    """(stop − start,) bool: the base lies in LEAST known bases, some perhaps beyond [start, stop), all of whose words of WORD
-    bases stand more than once in the contig's file, on either strand."""
+    """(stop − start,) bool: the base lies in LEAST known bases, some perhaps beyond [start, stop),
+    all of whose words of WORD bases stand more than once in the contig's file, on either strand."""
     before, after = max(0, start - LEAST + 1), min(genome[contig].length, stop + LEAST - 1)
     codes, table = genome.codes(contig, before, after), _words(genome, genome[contig].file)
     times = _times(codes, table)

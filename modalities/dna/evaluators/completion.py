@@ -1,4 +1,5 @@
-"""Continuations of held-out DNA compared with the true ones: agreement base by base, and GC content along the way."""
+"""Continuations of held-out DNA compared with the true ones: agreement base by base, and GC content
+along the way."""
 
 from __future__ import annotations
 
@@ -44,15 +45,17 @@ class CompletionSettings(DnaLengthSettings):
 class Completion(DnaEvaluator[CompletionSettings]):
     """Share of bases equal to the truth, and GC content in a sliding window of 25 bases.
 
-    `chance` is Σ pᵢ² over the truth's composition: the expected agreement of two draws from it. `gc_r` is Pearson's r
-    between the GC trajectories of written and true sequence, averaged over prompts; where one is constant r is not defined,
-    and the prompt counts as `undefined`. `gc_error` is their mean absolute difference. Prompts are 1, 4 and 16 times the
-    training length, as far as held-out contigs have room, unless `lengths` are given.
+    `chance` is Σ pᵢ² over the truth's composition: the expected agreement of two draws from it.
+    `gc_r` is Pearson's r between the GC trajectories of written and true sequence, averaged over
+    prompts; where one is constant r is not defined, and the prompt counts as `undefined`.
+    `gc_error` is their mean absolute difference. Prompts are 1, 4 and 16 times the training length,
+    as far as held-out contigs have room, unless `lengths` are given.
 
-    `samples` continuations (default 64) of `new_bases` held-out bases do not overlap, have no unknown base, and are equally
-    many in every held-out contig with room; fewer where the source holds out less. They are the same at every prompt length: a
-    prompt is the bases before one, and prompts may overlap. Lengths are in bases, rounded down to whole k-mers. Bases are drawn
-    from the model's distribution; the draws depend on the settings, `batch_tokens` among them.
+    `samples` continuations (default 64) of `new_bases` held-out bases do not overlap, have no
+    unknown base, and are equally many in every held-out contig with room; fewer where the source
+    holds out less. They are the same at every prompt length: a prompt is the bases before one, and
+    prompts may overlap. Lengths are in bases, rounded down to whole k-mers. Bases are drawn from
+    the model's distribution; the draws depend on the settings, `batch_tokens` among them.
     """
 
     name = "completion"
@@ -175,7 +178,8 @@ def gc_trajectory(codes: np.ndarray, window: int = WINDOW) -> np.ndarray:
 
 
 def gc_correlation(truth: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """(N,) Pearson's r between the GC trajectories of each row; NaN where one of them is constant."""
+    """(N,) Pearson's r between the GC trajectories of each row; NaN where one of them is
+    constant."""
     pair = [gc_trajectory(codes) for codes in (truth, written)]
     constant = np.any(
         [np.ptp(values, axis=1) < 0.5 / WINDOW for values in pair], axis=0
@@ -193,8 +197,8 @@ def chance(truth: np.ndarray) -> np.ndarray:
 def write_bases(
     model: Decoder, prompts: np.ndarray, *, new_bases: int, seed: int, temperature: float = 1.0
 ) -> np.ndarray:
-    """(B, new_bases) base codes drawn after prompts (B, P), which begin with BOS. Where a prompt is not a whole number of
-    k-mers, its first bases are left out."""
+    """(B, new_bases) base codes drawn after prompts (B, P), which begin with BOS. Where a prompt is
+    not a whole number of k-mers, its first bases are left out."""
     tokenizer = load_tokenizer(model.config.tokenizer)
     rows: list[np.ndarray] = []
     for prompt in prompts:
@@ -212,7 +216,8 @@ def write_bases(
 def _places(
     data: GenomeSplit, prompt: int, new: int, count: int, seed: int
 ) -> tuple[tuple[str, int], ...]:
-    """(contig, first base of a continuation) with `prompt` bases of the same held-out region before it; in random order."""
+    """(contig, first base of a continuation) with `prompt` bases of the same held-out region before
+    it; in random order."""
     rng = np.random.default_rng([seed, prompt, new])
     by_contig: dict[str, np.ndarray] = {}
     for name, regions in data.contigs.items():

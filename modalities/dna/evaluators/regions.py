@@ -1,9 +1,11 @@
-"""The cost of every base of long sequences: `score`, summed over records or regions, and `track`, base by base.
+"""The cost of every base of long sequences: `score`, summed over records or regions, and `track`,
+base by base.
 
-Contigs are read in windows that overlap by half. A contig of at most `window` bases is one window. Of a longer one all bases
-of the first window count, and the last half of every other: each base counts once, predicted from at least window/2 bases but
-for those of the first window. On the other strand windows begin at the contig's other end. A base costs the same in a region
-as in its whole contig.
+Contigs are read in windows that overlap by half. A contig of at most `window` bases is one window.
+Of a longer one all bases of the first window count, and the last half of every other: each base
+counts once, predicted from at least window/2 bases but for those of the first window. On the other
+strand windows begin at the contig's other end. A base costs the same in a region as in its whole
+contig.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ SUMS = ("nats", "read", "bases", "known", "strong")  # of a record; `read` and n
 
 
 class Span(NamedTuple):
-    """Bases [start, stop) of a contig of `length` bases, of the region of number `row`; turned: read on the other strand."""
+    """Bases [start, stop) of a contig of `length` bases, of the region of number `row`; turned:
+    read on the other strand."""
 
     row: int
     contig: str
@@ -53,7 +56,8 @@ class Span(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Bases from `start` of the contig of a span, by number, read on one strand; arrays (n,) in the contig's order."""
+    """Bases from `start` of the contig of a span, by number, read on one strand; arrays (n,) in the
+    contig's order."""
 
     span: int
     start: int
@@ -86,8 +90,8 @@ class RegionSettings(FileSettings):
 
 
 class RegionEvaluator(FileEvaluator[RegionSettings]):
-    """Evaluators of every base of the records of `fasta`, or of the rows of the BED file `regions`. A cell is a run of
-    windows, so a stopped measurement goes on inside a record."""
+    """Evaluators of every base of the records of `fasta`, or of the rows of the BED file `regions`.
+    A cell is a run of windows, so a stopped measurement goes on inside a record."""
 
     default_window = 16
     window_step = 2
@@ -125,7 +129,8 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
         ]
 
     def read(self, model: ZooModel, spans: Sequence[Span]) -> Iterator[Read]:
-        """What every window of every span says, a strand after the other, windows of similar lengths together."""
+        """What every window of every span says, a strand after the other, windows of similar
+        lengths together."""
         genome, half, batch_tokens = (
             self.genome(),
             self.window(model) // 2,
@@ -195,7 +200,8 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
 
 
 def spans_of(genome: Genome, rows: Sequence[Region], half: int, size: int) -> Iterator[list[Span]]:
-    """All bases of all rows, in order, in parts whose windows read about `size` bases; a long row lies in several."""
+    """All bases of all rows, in order, in parts whose windows read about `size` bases; a long row
+    lies in several."""
     part: list[Span] = []
     room = size
     for number, row in enumerate(rows):
@@ -245,7 +251,8 @@ def _batches(windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Wind
 def _codes(
     genome: Genome, spans: Sequence[Span], batch: Sequence[Window], turned: bool
 ) -> np.ndarray:
-    """(B, T) of the strand that is read, padded with unknown bases, which a causal model reads last."""
+    """(B, T) of the strand that is read, padded with unknown bases, which a causal model reads
+    last."""
     filled = np.full((len(batch), len(batch[-1])), UNKNOWN, np.uint8)
     for row, window in zip(filled, batch, strict=True):
         span, start, stop = spans[window.span], window.start, window.stop
@@ -257,17 +264,19 @@ def _codes(
 
 
 class Score(RegionEvaluator):
-    """Log-likelihood, in nats, and bits per base of every record of `fasta`; with `regions` of every row of that BED file
-    whose bases are predicted from those before them, outside the region too; a row with "-" in the sixth column is read on the
-    other strand.
+    """Log-likelihood, in nats, and bits per base of every record of `fasta`; with `regions` of
+    every row of that BED file whose bases are predicted from those before them, outside the region
+    too; a row with "-" in the sixth column is read on the other strand.
 
-    Records are read in windows of `window` bases (default 16 times the training length), rounded down to an even number of
-    k-mers, that overlap by half. A token across a window's middle (BPE alone has such) counts by its share of bases. With
-    strands "both" the record's reverse complement is read likewise, and numbers are means over the two.
+    Records are read in windows of `window` bases (default 16 times the training length), rounded
+    down to an even number of k-mers, that overlap by half. A token across a window's middle (BPE
+    alone has such) counts by its share of bases. With strands "both" the record's reverse
+    complement is read likewise, and numbers are means over the two.
 
-    `bed_start` and `bed_stop` count as BED does: from 0, half-open. `bases` are those that count: not those of a k-mer with an
-    unknown base, nor those at a record's end that make no k-mer. `unknown` and `gc` are of the whole record as written.
-    Records without a counted base are listed as NaN.
+    `bed_start` and `bed_stop` count as BED does: from 0, half-open. `bases` are those that count:
+    not those of a k-mer with an unknown base, nor those at a record's end that make no k-mer.
+    `unknown` and `gc` are of the whole record as written. Records without a counted base are listed
+    as NaN.
     """
 
     name = "score"
@@ -331,12 +340,14 @@ class Score(RegionEvaluator):
 
 
 class Track(RegionEvaluator):
-    """−log₂ p of every base given those before it: how surprising each is, in bits; 2 of a uniform model.
+    """−log₂ p of every base given those before it: how surprising each is, in bits; 2 of a uniform
+    model.
 
-    Bases are read as `score` reads them; with strands "both" a base has the mean over the two strands. Written is
-    track.MODEL.bedgraph, rows of one base each, as float32. Places in it, and `bed_start` and `bed_stop` in the table, count as
-    BED does: from 0, half-open. Bases that do not count, such as N, have no value. Regions that share bases are joined; a BED
-    file's strands do not matter.
+    Bases are read as `score` reads them; with strands "both" a base has the mean over the two
+    strands. Written is track.MODEL.bedgraph, rows of one base each, as float32. Places in it, and
+    `bed_start` and `bed_stop` in the table, count as
+    BED does: from 0, half-open. Bases that do not count, such as N, have no value. Regions that
+    share bases are joined; a BED file's strands do not matter.
     """
 
     name = "track"
@@ -348,7 +359,8 @@ class Track(RegionEvaluator):
         return sorted(rows, key=lambda row: (order[row.contig], row.start))
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
-        """The bits of each span's bases: little-endian float32 in base64, NaN where a base does not count."""
+        """The bits of each span's bases: little-endian float32 in base64, NaN where a base does not
+        count."""
         spans, strands = cell.data["spans"], 1 + self.both(model)
         bits = [np.zeros(span.stop - span.start) for span in spans]
         for read in self.read(model, spans):
@@ -376,8 +388,8 @@ class Track(RegionEvaluator):
         ]
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """The table of regions and the track, one of each for each model; a value has as many digits as tell float32 numbers
-        apart."""
+        """The table of regions and the track, one of each for each model; a value has as many
+        digits as tell float32 numbers apart."""
         super().write(results, out)
         for result in results:
             with replacing(out / f"{self.name}.{file_safe(result.label)}.bedgraph") as file:

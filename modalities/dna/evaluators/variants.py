@@ -1,12 +1,14 @@
-"""Log-likelihood ratios of the variants of a VCF or BCF: log p(alternative) − log p(reference) of windows that share both
-of their ends.
+"""Log-likelihood ratios of the variants of a VCF or BCF: log p(alternative) − log p(reference) of
+windows that share both of their ends.
 
-A record with several alternative alleles becomes a `Variant` for each. Alleles that are not two sequences (symbolic alleles,
-breakends, missing alleles) become a `Variant` with a reason, so that no record disappears.
+A record with several alternative alleles becomes a `Variant` for each. Alleles that are not two
+sequences (symbolic alleles, breakends, missing alleles) become a `Variant` with a reason, so that
+no record disappears.
 
-One haplotype has many spellings: an insertion or deletion in a repeat can stand anywhere in it, and alleles may carry bases
-that do not change. Here a variant is trimmed and left-aligned (A. Tan, G. R. Abecasis, H. M. Kang, "Unified representation of
-genetic variants", Bioinformatics 31, 2015), and everything that is computed follows from that form alone.
+One haplotype has many spellings: an insertion or deletion in a repeat can stand anywhere in it, and
+alleles may carry bases that do not change. Here a variant is trimmed and left-aligned (A. Tan, G.
+R. Abecasis, H. M. Kang, "Unified representation of genetic variants", Bioinformatics 31, 2015), and
+everything that is computed follows from that form alone.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ UNSCORED = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One alternative allele, at a position from 1. place: "record 3". reason: why it cannot be scored, or ""."""
+    """One alternative allele, at a position from 1. place: "record 3". reason: why it cannot be
+    scored, or ""."""
 
     chrom: str
     pos: int
@@ -70,8 +73,9 @@ class Variant:
 
 
 def read_variants(path: str | Path) -> Iterator[Variant]:
-    """Every alternative allele of a VCF or BCF. FileNotFoundError for a missing file; ValueError with file, place and reason
-    for another format and for a file that is malformed or truncated; ImportError without pysam."""
+    """Every alternative allele of a VCF or BCF. FileNotFoundError for a missing file; ValueError
+    with file, place and reason for another format and for a file that is malformed or truncated;
+    ImportError without pysam."""
     if not Path(path).is_file():
         raise FileNotFoundError(
             f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF"
@@ -119,8 +123,9 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`ref` at `start` (from 0) of a contig becomes `alt`; trimmed, so either may be empty, and as far left as it goes. shift:
-    bases by which it may move to the right without another haplotype."""
+    """`ref` at `start` (from 0) of a contig becomes `alt`; trimmed, so either may be empty, and as
+    far left as it goes. shift: bases by which it may move to the right without another
+    haplotype."""
 
     chrom: str
     start: int
@@ -152,7 +157,8 @@ class Change:
 
 
 def _trimmed(ref: str, alt: str) -> tuple[int, str, str]:
-    """Bases cut off on the left, and two alleles without the ends that they share; the right one is cut first."""
+    """Bases cut off on the left, and two alleles without the ends that they share; the right one is
+    cut first."""
     cut = _common(ref[::-1], alt[::-1])
     ref, alt = ref[: len(ref) - cut], alt[: len(alt) - cut]
     cut = _common(ref, alt)
@@ -160,8 +166,9 @@ def _trimmed(ref: str, alt: str) -> tuple[int, str, str]:
 
 
 def normalize(genome: Genome, chrom: str, at: int, ref: str, alt: str) -> Change:
-    """The change that REF → ALT at base `at` (from 0) makes, equal for every spelling of a haplotype: common ends are cut off,
-    and an insertion or deletion moves left while the base before it equals its last one."""
+    """The change that REF → ALT at base `at` (from 0) makes, equal for every spelling of a
+    haplotype: common ends are cut off, and an insertion or deletion moves left while the base
+    before it equals its last one."""
     cut, ref, alt = _trimmed(ref, alt)
     at += cut
     if ref and alt:
@@ -184,8 +191,8 @@ def _common(one: str, other: str) -> int:
 
 
 def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
-    """For how many bases the sequence behind `unit` goes on with period len(unit). outward: size → so many of its bases, or
-    all up to the contig's end."""
+    """For how many bases the sequence behind `unit` goes on with period len(unit). outward: size →
+    so many of its bases, or all up to the contig's end."""
     size = 64
     while True:
         codes = outward(size)
@@ -197,8 +204,8 @@ def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A change, and bases [start, stop) of the reference, from which both windows are made; they share the flanks, of `left`
-    and `right` bases."""
+    """A change, and bases [start, stop) of the reference, from which both windows are made; they
+    share the flanks, of `left` and `right` bases."""
 
     change: Change
     start: int
@@ -219,9 +226,10 @@ class Placed:
 
 
 def place(change: Change, length: int, window: int, step: int = 1) -> Placed | int:
-    """Where the windows of a change lie on a contig of `length` bases; the bases of the longer window, W (`window`, or what the
-    contig allows, in whole `step`), where it has no room for the alleles, or the shorter one for no token. With M =
-    `change.longest` the left flank has ⌊(W − M) / 2⌋ bases, the right one the rest; at a contig's edges windows move inwards.
+    """Where the windows of a change lie on a contig of `length` bases; the bases of the longer
+    window, W (`window`, or what the contig allows, in whole `step`), where it has no room for the
+    alleles, or the shorter one for no token. With M = `change.longest` the left flank has ⌊(W − M)
+    / 2⌋ bases, the right one the rest; at a contig's edges windows move inwards.
     """
     size = min(window, length + max(0, change.growth)) // step * step
     if size < change.longest or size - abs(change.growth) < step:
@@ -232,7 +240,8 @@ def place(change: Change, length: int, window: int, step: int = 1) -> Placed | i
 
 
 def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of the reference's window and of the alternative one: both begin and end at the same bases of the reference."""
+    """Codes of the reference's window and of the alternative one: both begin and end at the same
+    bases of the reference."""
     change, codes = placed.change, genome.codes(placed.change.chrom, placed.start, placed.stop)
     return codes, np.concatenate(
         [codes[: placed.left], encode(change.alt), codes[placed.left + len(change.ref) :]]
@@ -242,8 +251,8 @@ def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
 def score_haplotypes(
     model: ZooModel, genome: Genome, placed: Sequence[Placed], *, strands: str, batch_tokens: int
 ) -> list[tuple[WindowCosts, WindowCosts]]:
-    """Costs of the reference's window and of the alternative one, for each change. Equal windows, such as the reference's of
-    all alleles at a site, are read once."""
+    """Costs of the reference's window and of the alternative one, for each change. Equal windows,
+    such as the reference's of all alleles at a site, are read once."""
     pairs = [tuple(codes.tobytes() for codes in haplotypes(genome, one)) for one in placed]
     windows = list(dict.fromkeys(window for pair in pairs for window in pair))
     costs: dict[bytes, WindowCosts] = {}
@@ -267,8 +276,9 @@ def score_haplotypes(
 
 
 def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool) -> Row:
-    """What rows say of a change: log p(alternative window) − log p(reference window), NaN where other bases count in the two
-    windows, with the `reason`. flank_llr_nats: the same of the bases of the flanks alone; NaN where no base that counts is read
+    """What rows say of a change: log p(alternative window) − log p(reference window), NaN where
+    other bases count in the two windows, with the `reason`. flank_llr_nats: the same of the bases
+    of the flanks alone; NaN where no base that counts is read
     after the alleles. window, flank: bases of the longer window, and of both flanks together."""
     (nats, counts), (other_nats, other_counts) = costs
 
@@ -308,20 +318,24 @@ class VariantSettings(FileSettings):
 
 
 class Variants(FileEvaluator[VariantSettings]):
-    """Log-likelihood ratio of every variant, log p(alt window) − log p(ref window): below 0 the model prefers the reference.
+    """Log-likelihood ratio of every variant, log p(alt window) − log p(ref window): below 0 the
+    model prefers the reference.
 
-    A variant is trimmed and left-aligned first, so every spelling of a haplotype has the same numbers. Both windows begin at
-    one base of the reference and end at another (`place`): an insertion makes the alternative window
-    longer, a deletion makes it shorter. So an indel's `llr_nats` has what its bases cost or save, about ln 4 each;
-    `flank_llr_nats` is of the bases that both windows have, and compares like with like. With strands "one" that is what
-    stands behind the alleles; with "both", a mean over a window and its reverse complement, what stands on either side.
+    A variant is trimmed and left-aligned first, so every spelling of a haplotype has the same
+    numbers. Both windows begin at one base of the reference and end at another (`place`): an
+    insertion makes the alternative window longer, a deletion makes it shorter. So an indel's
+    `llr_nats` has what its bases cost or save, about ln 4 each; `flank_llr_nats` is of the bases
+    that both windows have, and compares like with like. With strands "one" that is what stands
+    behind the alleles; with "both", a mean over a window and its reverse complement, what stands on
+    either side.
 
-    Variants that cannot be scored are listed with the reason: alleles, with all the bases that their repeat could move them
-    over, longer than a window; alleles that are not sequences; contigs missing from the reference; REF that differs from it;
-    windows in which other bases count, as where one of them has an unknown base, or, of k-mers, is no whole number of them.
+    Variants that cannot be scored are listed with the reason: alleles, with all the bases that
+    their repeat could move them over, longer than a window; alleles that are not sequences; contigs
+    missing from the reference; REF that differs from it; windows in which other bases count, as
+    where one of them has an unknown base, or, of k-mers, is no whole number of them.
 
-    The column `pos` is VCF's POS, from 1. `window` is the length of the longer window (default: the training length), rounded
-    down to whole k-mers.
+    The column `pos` is VCF's POS, from 1. `window` is the length of the longer window (default: the
+    training length), rounded down to whole k-mers.
     """
 
     name = "variants"
@@ -419,8 +433,8 @@ Entry = tuple[Variant, Placed | None]  # with a reason where it has no place
 
 @lru_cache(maxsize=2)
 def _entries(path: str, digest: str, genome: Genome, window: int, step: int) -> tuple[Entry, ...]:
-    """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another one. ValueError for no
-    variants, or none that fits the reference."""
+    """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another
+    one. ValueError for no variants, or none that fits the reference."""
     entries = tuple(_placed(genome, variant, window, step) for variant in read_variants(path))
     if not entries:
         raise ValueError(f"{path} has no variants")

@@ -1,4 +1,5 @@
-"""Evaluators that look into attention: its sink by layer on held-out text, and what each head looks at."""
+"""Evaluators that look into attention: its sink by layer on held-out text, and what each head looks
+at."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class _Look(TextEvaluator[AttentionSettings]):
     def text(
         self, model: Decoder, length: int, index: int
     ) -> tuple[np.ndarray, Sequence[int] | None, list]:
-        """Of this index, the same in every run: token ids, the queries to look at (None: all), (start, stop) of an answer."""
+        """Of this index, the same in every run: token ids, the queries to look at (None: all),
+        (start, stop) of an answer."""
 
     @abstractmethod
     def describe_texts(self, model: Decoder, length: int) -> None:
@@ -90,14 +92,17 @@ class _Look(TextEvaluator[AttentionSettings]):
 
 
 class Sinks(_Look):
-    """How much weight the first key has by layer, against the signal ω = max − min of a row's content logits (GOAT, fig. 2c).
+    """How much weight the first key has by layer, against the signal ω = max − min of a row's
+    content logits (GOAT, fig. 2c).
 
     | column | mean over heads and rows that see at least 16 keys |
     |---|---|
-    | `sink_mass` | weight of the first key; `sink_mass_by_range` in bins of ω whose middles are `range_to` |
+    | `sink_mass` | weight of the first key; `sink_mass_by_range` in bins of ω whose middles are
+    `range_to` |
     | `content_range` | ω, in logits |
     | `divergence`, `entropy` | KL(p‖π) and H(p), in nats |
-    | `content_margin`, `prior_margin` | logits of the sink less the best other key's, by content and by prior; within ±100 |
+    | `content_margin`, `prior_margin` | logits of the sink less the best other key's, by content
+    and by prior; within ±100 |
     """
 
     name = "sinks"
@@ -199,16 +204,19 @@ class Sinks(_Look):
 
 
 class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSettings], _Look):
-    """What each head looks at where a fact of a text is asked for, and its prior's parameters (figures of docs/PAPERS.md).
+    """What each head looks at where a fact of a text is asked for, and its prior's parameters
+    (figures of docs/PAPERS.md).
 
     | column | of a head at the text's last token, mean over texts |
     |---|---|
     | `answer_mass` | weight on the tokens of the answer, wherever they stand |
     | `distance` | mean distance of the keys by weight, in tokens |
-    | `entropy`, `divergence`, `log_z` | H(p), KL(p‖π), and how far content and prior disagree, ln Z; nats |
+    | `entropy`, `divergence`, `log_z` | H(p), KL(p‖π), and how far content and prior disagree, ln
+    Z; nats |
     | `content_range`, `sink_mass` | ω in logits, weight of the first key |
     | `retrieval` | 1 where the prior looks away from the query (θβ < 0) |
-    | `theta_beta`, …, `ssmax.s` | the prior's parameters of the head, by their names in the state dict |
+    | `theta_beta`, …, `ssmax.s` | the prior's parameters of the head, by their names in the state
+    dict |
 
     Seeds are listed apart: the order of heads means nothing.
     """
@@ -239,7 +247,8 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         self.describe_hay(model, length)
 
     def text(self, model: Decoder, length: int, index: int) -> tuple[np.ndarray, list[int], list]:
-        """A prompt: its last query, which writes the answer's first token, and the answer's tokens wherever they stand."""
+        """A prompt: its last query, which writes the answer's first token, and the answer's tokens
+        wherever they stand."""
         rng = np.random.default_rng([42, length, index, 1])
         tokenizer = load_tokenizer(model.config.tokenizer)
         try:
@@ -288,7 +297,8 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
 
 
 def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
-    """(H,) each: `retrieval`, and parameters of the prior and of SSMax that are one number a head; 0s of layers of others."""
+    """(H,) each: `retrieval`, and parameters of the prior and of SSMax that are one number a head;
+    0s of layers of others."""
     attention = getattr(layer, "attention", None)
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}

@@ -1,4 +1,5 @@
-"""Retrieval of a value in a text, written after the question at its end: in repeated sentences, or in real text."""
+"""Retrieval of a value in a text, written after the question at its end: in repeated sentences, or
+in real text."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from modalities.text.retrieval import Retrieval
 class Passkey(Retrieval):
     """A key at 20 depths k·L/19 of a text; `samples` random keys at each (default 5).
 
-    By default the key stands alone among sentences that repeat, in words of our own. `--template heldout --facts 1,5` asks for
-    one of several facts in held-out text, `--template bam` builds the published prompt, whose score is `teacher_forced`.
-    A prompt and its answer are together L tokens (bam: the prompt at most L).
+    By default the key stands alone among sentences that repeat, in words of our own.
+    `--template heldout --facts 1,5` asks for one of several facts in held-out text,
+    `--template bam` builds the published prompt, whose score is `teacher_forced`. A prompt and its
+    answer are together L tokens (bam: the prompt at most L).
     """
 
     name = "passkey"
@@ -39,8 +41,8 @@ class Passkey(Retrieval):
 class NeedleGrid(Retrieval):
     """The passkey sentence at 11 depths of real held-out text: the length × depth heat map.
 
-    Question, needle and scores are the passkey's, so the two differ in the haystack alone. `samples` keys, each in another
-    stretch of text, per cell (default 5).
+    Question, needle and scores are the passkey's, so the two differ in the haystack alone.
+    `samples` keys, each in another stretch of text, per cell (default 5).
     """
 
     name = "niah"

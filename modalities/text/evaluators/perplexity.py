@@ -1,4 +1,5 @@
-"""Perplexity against length: held-out text cut into windows of each length, the same tokens predicted at every length."""
+"""Perplexity against length: held-out text cut into windows of each length, the same tokens
+predicted at every length."""
 
 from __future__ import annotations
 
@@ -71,18 +72,23 @@ class PerplexitySettings(CutSettings):
 class Perplexity(TextEvaluator[PerplexitySettings]):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
 
-    Stretches of text as long as the longest length are cut into windows without overlap that predict L tokens each, from the
-    token before the window (BOS at a document's start) and its first L − 1. Lengths that divide the longest predict the same
-    tokens; others those of the windows that fit. Every document that is long enough takes part, by default with one to eight
-    stretches, up to 8,192 tokens. `samples` counts stretches: the first ones of all documents, then the second ones, and so on.
+    Stretches of text as long as the longest length are cut into windows without overlap that
+    predict L tokens each, from the token before the window (BOS at a document's start) and its
+    first L − 1. Lengths that divide the longest predict the same tokens; others those of the
+    windows that fit. Every document that is long enough takes part, by default with one to eight
+    stretches, up to 8,192 tokens. `samples` counts stretches: the first ones of all documents, then
+    the second ones, and so on.
 
-    With `documents="joined"` (GOAT, CABLE) stretches are cut from all documents in a row, parted by BOS. With "upto" (BAM's
-    table 2) a length L reads the first L tokens of every document, or all of a shorter one.
+    With `documents="joined"` (GOAT, CABLE) stretches are cut from all documents in a row, parted by
+    BOS. With "upto" (BAM's table 2) a length L reads the first L tokens of every document, or all
+    of a shorter one.
 
-    With `control` each token is predicted from at most as many tokens before it as training had, at least half as many: windows
-    of the training length, half of it apart. Under "cut-bos" each window, at every length, begins with BOS.
+    With `control` each token is predicted from at most as many tokens before it as training had, at
+    least half as many: windows of the training length, half of it apart. Under "cut-bos" each
+    window, at every length, begins with BOS.
 
-    Means are over tokens, standard errors and paired comparisons over documents, or stretches of joined ones.
+    Means are over tokens, standard errors and paired comparisons over documents, or stretches of
+    joined ones.
     """
 
     name = "perplexity"
@@ -207,7 +213,8 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         return rows
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Bits per byte against length, and NLL by position inside windows of the longest length."""
+        """Bits per byte against length, and NLL by position inside windows of the longest
+        length."""
         results = mean_of_seeds(results, self.axis.column)
         figure, axes = panels(1, 2, width=4.6, height=3.9)
         curves(axes[0], results, self.overview)
@@ -217,7 +224,8 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
 
 
 def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
-    """NLL by octaves of positions inside windows of each model's longest length; those of few predictions are noise."""
+    """NLL by octaves of positions inside windows of each model's longest length; those of few
+    predictions are noise."""
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
     drawn: list[float] = []
     for row, style in zip(rows, styles_of(results), strict=True):
@@ -247,7 +255,8 @@ def _stretches(
     source: str,
     kind: str,
 ) -> list[Stretch]:
-    """Stretches of `length` tokens and the token before them, or up to as many; all documents' first ones come first."""
+    """Stretches of `length` tokens and the token before them, or up to as many; all documents'
+    first ones come first."""
     tokenizer, of_line = load_tokenizer(spec), np.zeros(0)
     if kind == "joined":
         line = np.concatenate(

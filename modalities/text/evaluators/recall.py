@@ -1,4 +1,5 @@
-"""Recall: facts over one long document, read once and asked for at each length; and bits per byte of its own tokens."""
+"""Recall: facts over one long document, read once and asked for at each length; and bits per byte
+of its own tokens."""
 
 from __future__ import annotations
 
@@ -51,20 +52,25 @@ class RecallSettings(CutSettings):
 
 
 class Recall(TextEvaluator[RecallSettings]):
-    """Facts of a held-out document, at even depths, each asked for at every length up to which it is stated.
+    """Facts of a held-out document, at even depths, each asked for at every length up to which it
+    is stated.
 
-    A document is read once, part by part; at each length every question is answered from the cache, which is cropped after
-    it. A text, a question and its answer together have at most `length` tokens. Means and ± are over documents.
+    A document is read once, part by part; at each length every question is answered from the cache,
+    which is cropped after it. A text, a question and its answer together have at most `length`
+    tokens. Means and ± are over documents.
 
     | column | |
     |---|---|
-    | `exact`, `tokens_right` | share of answers, and of their tokens, that are the likeliest given the true ones before |
+    | `exact`, `tokens_right` | share of answers, and of their tokens, that are the likeliest given
+    the true ones before |
     | `nats` | of a token of the answers |
     | `tokens_right_beyond` | of facts that are stated further back than training reached |
-    | `bits_per_byte` | of the document's own tokens since the length before, at most half the training length |
+    | `bits_per_byte` | of the document's own tokens since the length before, at most half the
+    training length |
     | `seconds` | to read the document up to here |
 
-    Models whose rotation depends on the length of the text, and `control`, read afresh at each length, after BOS.
+    Models whose rotation depends on the length of the text, and `control`, read afresh at each
+    length, after BOS.
     """
 
     name = "recall"
@@ -222,7 +228,8 @@ class Recall(TextEvaluator[RecallSettings]):
 
 
 def _answer(model: Decoder, cache: KVCache, fact: StatedFact) -> tuple[int, int, float]:
-    """(Tokens of the answer, those that are the likeliest given the ones before, nats of all); the cache is left as it was."""
+    """(Tokens of the answer, those that are the likeliest given the ones before, nats of all); the
+    cache is left as it was."""
     mark, count = cache.mark(), len(fact.answer)
     ids = torch.as_tensor(np.concatenate([fact.question, fact.answer]), device=device_of(model))
     logits = model.forward_head(model.forward_features(ids[None, :-1], cache=cache, last=count))[

@@ -1,7 +1,7 @@
 """Accuracy against the size of the image, with nothing tuned and nothing resized in the model.
 
-A cell is a size and a stretch of the held-out images, taken in one random order that is always the same, so that the first
-N of them are a fair sample whatever order they are stored in.
+A cell is a size and a stretch of the held-out images, taken in one random order that is always the
+same, so that the first N of them are a fair sample whatever order they are stored in.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ GAINS = {
 class ResolutionSettings(SizeSettings):
     """`samples` counts images, the first of a fixed random order (default: all).
 
-    mode: "native" reduces stored images to the size, so that a larger one has real detail; images too small for one of the
-        sizes are left out of all, and counted. "resized" takes every image and enlarges those, as papers do.
-    enlarged: also read every image reduced to the training size and enlarged: the control without new detail.
+    mode: "native" reduces stored images to the size, so that a larger one has real detail; images
+    too small for one of the
+        sizes are left out of all, and counted. "resized" takes every image and enlarges those, as
+        papers do.
+    enlarged: also read every image reduced to the training size and enlarged: the control without
+    new detail.
     """
 
     mode: str = option("native", "native, or resized (enlarges too small images)")
@@ -63,16 +66,18 @@ class ResolutionSettings(SizeSettings):
 
 
 class Resolution(SizeEvaluator[ResolutionSettings]):
-    """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
+    """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the
+    training size.
 
-    The training size is always measured. With five classes or fewer there is no top-5. `chance_top1` is the share of the most
-    frequent class.
+    The training size is always measured. With five classes or fewer there is no top-5.
+    `chance_top1` is the share of the most frequent class.
 
-    A larger size has controls, each with a column of what reading large gains over it (GAINS): `reduced_top1`, the best top-1
-    among the smaller sizes measured; `multi_scale_top1`, of the mean of the probabilities at every size up to it (up to
-    MOST_SCORED classes); with `enlarged`, `enlarged_top1`. A control needs the same images. EVAL.controls.csv has top-1 less
-    each of them. Its 95% intervals, `top1_standard_error` and paired differences are over the groups that the source names,
-    such as fonts (over images where it names none, or one).
+    A larger size has controls, each with a column of what reading large gains over it (GAINS):
+    `reduced_top1`, the best top-1 among the smaller sizes measured; `multi_scale_top1`, of the mean
+    of the probabilities at every size up to it (up to MOST_SCORED classes); with `enlarged`,
+    `enlarged_top1`. A control needs the same images. EVAL.controls.csv has top-1 less each of them.
+    Its 95% intervals, `top1_standard_error` and paired differences are over the groups that the
+    source names, such as fonts (over images where it names none, or one).
     """
 
     name = "resolution"
@@ -208,7 +213,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
     def _read(
         self, model: VisionTransformer, place: int, shape: Shape, *, enlarged: bool
     ) -> tuple[Tensor, int, str]:
-        """Pixels, label and group of an image. Raises BadImage; ValueError for a label that the model does not have."""
+        """Pixels, label and group of an image. Raises BadImage; ValueError for a label that the
+        model does not have."""
         image, label = self.heldout.items[place]
         if not isinstance(label, int) or not 0 <= label < model.config.num_classes:
             what = f"{self.heldout.name!r} has an image of class {label}"
@@ -258,7 +264,8 @@ def _right(cells: list[CellValue]) -> np.ndarray:
 
 
 def _units(cells: list[CellValue]) -> list[str]:
-    """What errors are over: the group of each image; the images themselves where all are of one group."""
+    """What errors are over: the group of each image; the images themselves where all are of one
+    group."""
     groups = [group for cell in cells for group in cell["groups"]]
     return groups if len(set(groups)) > 1 else [str(n) for n in range(len(groups))]
 
@@ -279,14 +286,16 @@ def _row(cells: list[CellValue]) -> Row:
 
 
 def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray:
-    """(N,) as `_right`, of the mean of the probabilities at every size; an image with a logit that is not finite is wrong."""
+    """(N,) as `_right`, of the mean of the probabilities at every size; an image with a logit that
+    is not finite is wrong."""
     logits = torch.stack([torch.from_numpy(_column(cells, "logits")) for cells in sizes])
     predicted = logits.softmax(-1).mean(0).argmax(-1).where(logits.isfinite().all(-1).all(0), -1)
     return (predicted.numpy() == _column(sizes[-1], "labels")).astype(float)
 
 
 def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray]) -> Row:
-    """Columns of a row: top-1 by each control and what is gained over it; under `controls` with 95% intervals over units."""
+    """Columns of a row: top-1 by each control and what is gained over it; under `controls` with 95%
+    intervals over units."""
     units, labels = _units(cells), _column(cells, "labels")
 
     def by_unit(right: np.ndarray) -> ScoresByUnit:

@@ -1,17 +1,24 @@
-"""Find and map: pictures in which objects keep their pixels while the canvas grows, with the controls.
+"""Find and map: pictures in which objects keep their pixels while the canvas grows, with the
+controls.
 
-A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the evidence; smaller canvases of
-a picture lie inside the larger ones. Each canvas is read in these ways, with the weights as they are:
+A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the
+evidence; smaller canvases of a picture lie inside the larger ones. Each canvas is read in these
+ways, with the weights as they are:
 
     native       whole, at H × W
-    reduced      resized to the training size first (its shorter side): the cheap way to read a large picture
-    multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones by reducing
-    enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to be seen
-    tiled        cut into windows of the training size, each read alone; how they are put together is the task's
-    overlapping  the same with windows half a side apart; a place is taken from the window in whose middle it lies most
-    cropped      of `find`: the window of the training size round the ring, which code that learns nothing finds (rings.py)
+    reduced      resized to the training size first (its shorter side): the cheap way to read a
+    large picture multi_scale  the mean of the probabilities at every size measured up to H × W, the
+    smaller ones by reducing
+    enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to
+    be seen
+    tiled        cut into windows of the training size, each read alone; how they are put together
+    is the task's overlapping  the same with windows half a side apart; a place is taken from the
+    window in whose middle it lies most
+    cropped      of `find`: the window of the training size round the ring, which code that learns
+    nothing finds (rings.py)
 
-`gain` is native less the best of the others; EVAL.controls.csv has native less each, with 95% intervals over the groups.
+`gain` is native less the best of the others; EVAL.controls.csv has native less each, with 95%
+intervals over the groups.
 """
 
 from __future__ import annotations
@@ -123,11 +130,12 @@ def scene_scores(
 class SceneEvaluator(SizeEvaluator[SceneSettings]):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
-    `samples` counts pictures, the first of a fixed random order (default: all). Those that cannot be asked for the target, or
-    are smaller than a canvas, are left out and counted as `skipped`. A picture's answer becomes a *tally*, a list of numbers
-    that add up over pictures. `<score>_standard_error` is the jackknife that leaves out one group of pictures that a source
-    names (in "scenes" a font of marked letters), else one picture; the intervals of `controls` are of the same jackknife of
-    differences, by Student's t.
+    `samples` counts pictures, the first of a fixed random order (default: all). Those that cannot
+    be asked for the target, or are smaller than a canvas, are left out and counted as `skipped`. A
+    picture's answer becomes a *tally*, a list of numbers that add up over pictures.
+    `<score>_standard_error` is the jackknife that leaves out one group of pictures that a source
+    names (in "scenes" a font of marked letters), else one picture; the intervals of `controls` are
+    of the same jackknife of differences, by Student's t.
     """
 
     version = 5  # class 0 takes part of the probability
@@ -159,7 +167,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     @abstractmethod
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
-        """What an answer, probabilities as the model gives them for one picture, counts on a canvas."""
+        """What an answer, probabilities as the model gives them for one picture, counts on a
+        canvas."""
 
     @abstractmethod
     def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
@@ -170,7 +179,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         """Scores from the sum of tallies."""
 
     def resampled(self, answer: Tensor, shape: Shape, patch: int) -> Tensor:
-        """An answer of another size as one of a canvas of `shape`; an answer about the whole picture is one of any size."""
+        """An answer of another size as one of a canvas of `shape`; an answer about the whole
+        picture is one of any size."""
         return answer
 
     def shapes(self, model: VisionTransformer) -> list[Shape]:
@@ -245,7 +255,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def _answers(
         self, model: VisionTransformer, canvas: Canvas, small: Canvas, shapes: list[Shape]
     ) -> dict[str, tuple[Tensor, Canvas]]:
-        """The answer of each reading, and the canvas it is about. shapes: those up to the canvas's own."""
+        """The answer of each reading, and the canvas it is about. shapes: those up to the canvas's
+        own."""
         shape, patch = canvas.shape, model.config.patch_size
         by_size = [
             self.resampled(self._read(model, canvas.resized(one))[0], shape, patch)
@@ -276,11 +287,12 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def _tiles(
         self, model: VisionTransformer, canvas: Canvas, *, overlapping: bool
     ) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
-        """Answers about tiles of the training size, row by row; the top and left (N, 2) of each, in patches; and the tile from
-        which each patch of the canvas is taken.
+        """Answers about tiles of the training size, row by row; the top and left (N, 2) of each, in
+        patches; and the tile from which each patch of the canvas is taken.
 
-        Tiles are one or half a side in whole patches apart, the last moved inwards at the border. A patch is taken from the
-        last tile that shows it; of overlapping ones from that whose middle is nearest.
+        Tiles are one or half a side in whole patches apart, the last moved inwards at the border. A
+        patch is taken from the last tile that shows it; of overlapping ones from that whose middle
+        is nearest.
         """
         patch, tile = model.config.patch_size, model.config.train_size
         starts, owners = [], []
@@ -411,8 +423,9 @@ def _jackknife(left_out: np.ndarray) -> float:
 
 
 class Find(SceneEvaluator):
-    """Top-1 of the marked object's category. Of tiles the one with the largest probability answers; models that learned from
-    windows with a mark answer with confidence where there is none, which `cropped` avoids."""
+    """Top-1 of the marked object's category. Of tiles the one with the largest probability answers;
+    models that learned from windows with a mark answer with confidence where there is none, which
+    `cropped` avoids."""
 
     name = "find"
     summary = f"the marked object's category, {CONTROLS}"
@@ -445,11 +458,13 @@ class Find(SceneEvaluator):
 
 
 class Map(SceneEvaluator):
-    """Mean intersection over union of the classes, the background among them, over the patches of all pictures.
+    """Mean intersection over union of the classes, the background among them, over the patches of
+    all pictures.
 
-    IoU_c = Σ |said c and is c| / Σ |said c or is c|, sums over pictures (Pascal VOC); classes that are neither said nor there
-    have none. `objects` is the share of the patches with an object that are named right. A map read at another size is
-    resized bilinearly, its probabilities; tiles are put side by side. Chance says background everywhere.
+    IoU_c = Σ |said c and is c| / Σ |said c or is c|, sums over pictures (Pascal VOC); classes that
+    are neither said nor there have none. `objects` is the share of the patches with an object that
+    are named right. A map read at another size is resized bilinearly, its probabilities; tiles are
+    put side by side. Chance says background everywhere.
     """
 
     name = "map"

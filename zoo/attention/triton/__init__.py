@@ -1,7 +1,8 @@
-"""Fused attention on the GPU: content, lanes and a relative table in one kernel, forward and backward (Triton).
+"""Fused attention on the GPU: content, lanes and a relative table in one kernel, forward and
+backward (Triton).
 
-README.md here follows a gradient step by step. On the CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1),
-for tests.
+README.md here follows a gradient step by step. On the CPU the kernels run only in Triton's
+interpreter (TRITON_INTERPRET=1), for tests.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ def _find_distrust(device: str, dtype: torch.dtype) -> str | None:
 
 
 class TritonKernel:
-    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA.
+    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and
+    float16, on CUDA.
 
     Attributes:
-        least_keys: below this many keys, or a quarter of them with documents, the plan costs more than it saves.
+        least_keys: below this many keys, or a quarter of them with documents, the plan costs more
+            than it saves.
         decode_queries: up to this many queries without gradients take the decoding kernel.
     """
 
@@ -108,11 +111,13 @@ class TritonKernel:
         return refuses_matrix(call)
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""
+        """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use
+        the decoding kernel."""
         return attend_with_sinks(call, self.attend)
 
     def attend(self, call: AttentionCall, *, wants_lse: bool = True) -> tuple[Tensor, Tensor]:
-        """The output, and the log-sum-exp of the logits (B, H, T), no numbers where it is not wanted."""
+        """The output, and the log-sum-exp of the logits (B, H, T), no numbers where it is not
+        wanted."""
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
         table, scalars = call.table, _scalars(call)
@@ -134,7 +139,8 @@ class TritonKernel:
             )
             values, params, jacobian = fused.values, fused.params, fused.jacobian
         least = self.least_keys if segments is None else self.least_keys // 4
-        # Only a bound on logits that varies between tiles leaves some out; that of content alone does not.
+        # Only a bound on logits that varies between tiles leaves some out; that of content alone
+        # does not.
         skip = (
             any(x is not None for x in (table, call.terms.q_lanes, segments))
             and call.num_keys >= least
@@ -165,8 +171,9 @@ def skipped_share(call: AttentionCall) -> float:
 
 
 def _constant_from(call: AttentionCall) -> int:
-    """`constant_from` of `table_gradient`. Where documents or a window hide all keys that are so far, the rounding of other
-    gradients is not to be theirs; a bidirectional call has two such ends."""
+    """`constant_from` of `table_gradient`. Where documents or a window hide all keys that are so
+    far, the rounding of other gradients is not to be theirs; a bidirectional call has two such
+    ends."""
     table = call.table
     if table is None or table.origin is None or table.constant_from is None or not call.causal:
         return 0
@@ -175,7 +182,8 @@ def _constant_from(call: AttentionCall) -> int:
 
 
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take them."""
+    """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take
+    them."""
     q, k, v = call.unscaled, call.keys, call.v
     if k.shape[1] != v.shape[1]:
         groups = max(k.shape[1], v.shape[1])

@@ -1,10 +1,12 @@
-"""Gradients of q, k, v, the row scale and a parametric table's params; that of the table itself is in table_grad.py.
+"""Gradients of q, k, v, the row scale and a parametric table's params; that of the table itself is
+in table_grad.py.
 
-With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits
-row_scale[i]·(c·q·k + table[index]), c the softmax scale:
+With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the
+natural-log logits row_scale[i]·(c·q·k + table[index]), c the softmax scale:
 
     dq = c·row_scale ∘ (ds·k)      dk = c·(row_scale ∘ ds)ᵀ·q      dv = pᵀ·dO
-    d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
+    d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij
+    ds·row_scale[i]·∂table/∂params_p[index]
 
 (FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels; README.md here.)
 """
@@ -52,7 +54,8 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-# As in forward.py. Masked tiles are pipelined too: loads staged through registers cost more registers.
+# As in forward.py. Masked tiles are pipelined too: loads staged through registers cost more
+# registers.
 DKDV_16 = {
     **dict.fromkeys((16, 32, 64), (64, 128, 8, 2)),
     128: (32, 128, 8, 2),
@@ -118,8 +121,8 @@ def _delta(
 
 
 class OutputGradient(NamedTuple):
-    """What gives ds of a call: dO (B,H,T,Dv), its last axis contiguous; lse2 and δ (B,H,T) float32; the gradient of the
-    log-sum-exp, which δ is less, or None."""
+    """What gives ds of a call: dO (B,H,T,Dv), its last axis contiguous; lse2 and δ (B,H,T) float32;
+    the gradient of the log-sum-exp, which δ is less, or None."""
 
     grad_out: Tensor
     lse2: Tensor
@@ -130,7 +133,8 @@ class OutputGradient(NamedTuple):
 def output_gradient(
     grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geometry, grad_lse2: Tensor | None = None
 ) -> OutputGradient:
-    """dO with δ = Σ_d dO·O, the softmax term of every ds of a row; `out` (B,H,T,Dv) and lse2 are of the forward pass."""
+    """dO with δ = Σ_d dO·O, the softmax term of every ds of a row; `out` (B,H,T,Dv) and lse2 are of
+    the forward pass."""
     g = geometry
     grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
     delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
@@ -146,8 +150,9 @@ def output_gradient(
     return OutputGradient(grad_out, lse2, delta - grad_lse, grad_lse)
 
 
-# Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would specialise them: a tensor comes
-# with its strides in a tuple, sizes come one by one. The order of arguments decides a few registers.
+# Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would
+# specialise them: a tensor comes with its strides in a tuple, sizes come one by one. The order of
+# arguments decides a few registers.
 LENGTHS = [
     "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "prefix", "origin", "q_tiles",
     "k_tiles", "jacobian_p",
@@ -161,7 +166,8 @@ def _dkdv(
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their products from registers."""
+    """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their
+    products from registers."""
     grad_out, gob, goh, got = grad_out
     q, qb, qh, qt = q
     k, kb, kg, ks = k
@@ -307,7 +313,8 @@ def _dkdv(
 
 @triton.jit
 def quarter_sums(x):
-    """(R, 4) sums of columns 8·n + 2·i and 8·n + 2·i + 1 of x (R, C), which one thread holds of a product: no shuffles."""
+    """(R, 4) sums of columns 8·n + 2·i and 8·n + 2·i + 1 of x (R, C), which one thread holds of a
+    product: no shuffles."""
     groups = x.reshape(x.shape[0], x.shape[1] // 8, 4, 2).permute(0, 2, 1, 3)
     return tl.sum(groups.reshape(x.shape[0], 4, x.shape[1] // 4), 2)
 
@@ -320,8 +327,8 @@ def _dq(
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
     PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
 ):  # fmt: skip
-    """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients. With
-    LOG_FACTOR the derivative by the first param is the table itself."""
+    """One block of queries of one head: dq, the row scale's gradient, and this block's part of the
+    params' gradients. With LOG_FACTOR the derivative by the first param is the table itself."""
     grad_out, gob, goh, got = grad_out
     q, qb, qh, qt = q
     k, kb, kg, ks = k
@@ -443,7 +450,8 @@ def _dq(
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
         scale_sum, residue, mean = tl.sum(scale_sum, 1), tl.sum(residue, 1), tl.sum(mean, 1)
-        # δ of a rounded output leaves Σ_j ds off its value, by which what the row's logits have in common would enter.
+        # δ of a rounded output leaves Σ_j ds off its value, by which what the row's logits have in
+        # common would enter.
         if d_lse is not None:
             residue -= tl.load(d_lse + row * queries + tokens, mask=tokens < queries, other=0.0)
         tl.store(
@@ -463,9 +471,9 @@ def _dq(
 def block_sizes(
     blocks: tuple[int, int, int, int], kept: int, width: int, size: int, limit: int
 ) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages), in proportion to a TILE smaller than 64, and smaller until they fit `limit` bytes of
-    shared memory. Rows of axis `kept` (0 or 1) stay there, those of the other axis are pipelined; `width`: padded columns of
-    both operands together, of `size` bytes."""
+    """(queries, keys, warps, stages), in proportion to a TILE smaller than 64, and smaller until
+    they fit `limit` bytes of shared memory. Rows of axis `kept` (0 or 1) stay there, those of the
+    other axis are pipelined; `width`: padded columns of both operands together, of `size` bytes."""
     rows, cols, warps, stages = blocks
     sides = [max(16, side * common.TILE // 64) for side in (rows, cols)]
     while (sides[kept] + stages * sides[1 - kept]) * width * size > limit - 2048 and max(
@@ -476,7 +484,8 @@ def block_sizes(
 
 
 def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
-    """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k; None: there is none."""
+    """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k;
+    None: there is none."""
     g, table2 = call.geometry, call.table2
     tiles = cdiv(g.queries, common.TILE), cdiv(g.keys, common.TILE)
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
@@ -487,8 +496,8 @@ def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
 
 
 def loops(q: Tensor, segments: Tensor | None) -> int:
-    """Loops of a kernel over tiles: 2, masked ones and those wholly inside the mask; or 1, for documents in float32, where
-    the second spills registers (the interpreter has none)."""
+    """Loops of a kernel over tiles: 2, masked ones and those wholly inside the mask; or 1, for
+    documents in float32, where the second spills registers (the interpreter has none)."""
     return 1 if segments is not None and q.element_size() == 4 and not INTERPRET.value else 2
 
 
@@ -505,10 +514,11 @@ def attention_backward(
     jacobian: Tensor | None = None,
     log_factor: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dq, dk, dv in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed over a batch that shares its scales, or
-    None; d_params (P,H) float32, or None without jacobian.
+    """dq, dk, dv in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed over a batch
+    that shares its scales, or None; d_params (P,H) float32, or None without jacobian.
 
-    jacobian: (P, H, N) float32, ∂table/∂params. log_factor: the table is the derivative by the first of one param more.
+    jacobian: (P, H, N) float32, ∂table/∂params. log_factor: the table is the derivative by the
+    first of one param more.
     """
     g, table2 = call.geometry, call.table2
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))

@@ -1,7 +1,8 @@
 """Shared by the kernels: a call as data, and the parts of a tile of logits.
 
-Kernels work in base 2: z2 = row_scale·(softmax_scale·log2 e·(q·k) + table2) with table2 = table·log2 e, and weights are
-exp2(z2 − lse2). All of it is float32: q is not scaled, and so not rounded, before its product with k.
+Kernels work in base 2: z2 = row_scale·(softmax_scale·log2 e·(q·k) + table2) with table2
+= table·log2 e, and weights are exp2(z2 − lse2). All of it is float32: q is not scaled, and so not
+rounded, before its product with k.
 """
 
 from __future__ import annotations
@@ -20,24 +21,28 @@ from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
-# The assembly that reads tables is pure, since they are constant. Triton 3.9 moves results of impure assembly through shared
-# memory, and then spills; under earlier ones pure assembly spills at 256 columns.
+# The assembly that reads tables is pure, since they are constant. Triton 3.9 moves results of
+# impure assembly through shared memory, and then spills; under earlier ones pure assembly spills at
+# 256 columns.
 PURE = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
 LOG2E = tl.constexpr(1.4426950408889634)
 NOWHERE = nullcontext()
 MOST_ROWS = 128  # of a block of queries or keys
 
-# Table entries below it, −1e4 in natural units, are constants: a key there has a weight only where its row sees no other.
+# Table entries below it, −1e4 in natural units, are constants: a key there has a weight only where
+# its row sees no other.
 STEEP = tl.constexpr(-1e4 * 1.4426950408889634)
 
-# Rows and keys of the smallest block and of a tile of the plan. Tests lower it, so that short calls have several tiles.
+# Rows and keys of the smallest block and of a tile of the plan. Tests lower it, so that short calls
+# have several tiles.
 TILE = 64
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a call and its mask. Widths count the lanes, leading columns of q and k; window 0: all keys; origin: on a
-    line the table's column of (first query, first key); prefix: leading tokens off the grid, of 0 patches on a line."""
+    """The shape of a call and its mask. Widths count the lanes, leading columns of q and k; window
+    0: all keys; origin: on a line the table's column of (first query, first key); prefix: leading
+    tokens off the grid, of 0 patches on a line."""
 
     batch: int
     heads: int
@@ -68,8 +73,9 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Operands:
-    """What every host function of this folder is handed: q (B,H,T,Dk), k (B,G,S,Dk), v (B,G,S,Dv) of one dtype, lanes first;
-    table (H, N) and row_scale (1 or B, H, T) float32; segments (B, S) int32. Logits are
+    """What every host function of this folder is handed: q (B,H,T,Dk), k (B,G,S,Dk), v (B,G,S,Dv)
+    of one dtype, lanes first; table (H, N) and row_scale (1 or B, H, T) float32; segments (B, S)
+    int32. Logits are
 
         z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, index(i, j)])
     """
@@ -89,8 +95,9 @@ class Operands:
 
     @cached_property
     def codes(self) -> Tensor | None:
-        """(S + MOST_ROWS,) int32, −(y·(2·width − 1) + x) of a patch, or None on a line. A column of the table is
-        origin + codes[key] − codes[query]. A load takes fewer instructions than y and x. Blocks read beyond the last key."""
+        """(S + MOST_ROWS,) int32, −(y·(2·width − 1) + x) of a patch, or None on a line. A column of
+        the table is origin + codes[key] − codes[query]. A load takes fewer instructions than y and
+        x. Blocks read beyond the last key."""
         g = self.geometry
         if self.table is None or not g.grid_width:
             return None
@@ -101,18 +108,21 @@ class Operands:
 
 
 def lanes_apart(g: Geometry) -> int:
-    """Leading columns of q and k that get their own tile: the lanes, if they would double the padded width of q and k."""
+    """Leading columns of q and k that get their own tile: the lanes, if they would double the
+    padded width of q and k."""
     return g.lanes if padded_width(g.width_k - g.lanes) < padded_width(g.width_k) else 0
 
 
 def strided(x: Tensor) -> tuple[Tensor | int, ...]:
-    """A tensor (B, heads, length, columns) with its strides but the last, which is 1: one argument of a kernel."""
+    """A tensor (B, heads, length, columns) with its strides but the last, which is 1: one argument
+    of a kernel."""
     return x, *x.stride()[:3]
 
 
 def describable(*tensors: Tensor) -> bool:
-    """Whether these tensors (B, heads, length, columns) are read by descriptors: all of 64 or all of 128 columns of two bytes,
-    addresses and strides multiples of 16 bytes, on compute capability 9.0; in the interpreter any that need no padding."""
+    """Whether these tensors (B, heads, length, columns) are read by descriptors: all of 64 or all
+    of 128 columns of two bytes, addresses and strides multiples of 16 bytes, on compute capability
+    9.0; in the interpreter any that need no padding."""
     strides = [x.element_size() * stride for x in tensors for stride in x.stride()[:3]]
     columns = {x.shape[-1] for x in tensors}
     if (
@@ -132,7 +142,8 @@ def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
 
 
 def cdiv(a: int, b: int) -> int:
-    """⌈a/b⌉. `triton.cdiv`, which unwraps constants of kernels, takes longer than an empty tensor."""
+    """⌈a/b⌉. `triton.cdiv`, which unwraps constants of kernels, takes longer than an empty
+    tensor."""
     return -(-a // b)
 
 
@@ -142,7 +153,8 @@ def power_of_two(least: int) -> int:
 
 
 def padded_width(width: int) -> int:
-    """Columns of a tile that holds `width`: the next power of two, at least 16, as tensor cores require."""
+    """Columns of a tile that holds `width`: the next power of two, at least 16, as tensor cores
+    require."""
     return max(16, power_of_two(width))
 
 
@@ -167,7 +179,8 @@ def last_axis_contiguous(x: Tensor) -> Tensor:
 
 @cache
 def shared_limit(device: int) -> int:
-    """Shared memory limit per block, in bytes, of the device of this index; unlimited in the interpreter."""
+    """Shared memory limit per block, in bytes, of the device of this index; unlimited in the
+    interpreter."""
     if INTERPRET.value:
         return 1 << 30
     return driver.active.utils.get_device_properties(device)["max_shared_mem"]
@@ -185,8 +198,9 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
 
 @triton.jit
 def uniform(x):
-    """The int32 `x` of all threads, so that the compiler knows it to be one: what a loop bounded by it reads then has addresses
-    in uniform registers. It is not pure, since it needs all lanes: nothing may move it into a branch."""
+    """The int32 `x` of all threads, so that the compiler knows it to be one: what a loop bounded by
+    it reads then has addresses in uniform registers. It is not pure, since it needs all lanes:
+    nothing may move it into a branch."""
     if not INTERPRET:
         x = tl.inline_asm_elementwise(
             "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, is_pure=False, pack=1
@@ -198,7 +212,8 @@ def uniform(x):
 def mm(a, b, acc=None):
     """a @ b (+ acc) with float32 sums; float32 operands are not rounded to tf32.
 
-    The interpreter multiplies bit patterns of bfloat16, so operands are cast there; float32 products are exact.
+    The interpreter multiplies bit patterns of bfloat16, so operands are cast there; float32
+    products are exact.
     """
     if INTERPRET:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc=acc, input_precision="ieee")
@@ -207,7 +222,8 @@ def mm(a, b, acc=None):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """float32 `x` rounded to nearest in `dtype`; the interpreter's own cast truncates to bfloat16."""
+    """float32 `x` rounded to nearest in `dtype`; the interpreter's own cast truncates to
+    bfloat16."""
     if INTERPRET and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
@@ -216,7 +232,8 @@ def narrow(x, dtype: tl.constexpr):
 
 
 class Mask(NamedTuple):
-    """In a kernel, which makes it: Triton would compile for every length inside a tuple argument. window None: any."""
+    """In a kernel, which makes it: Triton would compile for every length inside a tuple argument.
+    window None: any."""
 
     queries: tl.tensor
     keys: tl.tensor
@@ -225,8 +242,8 @@ class Mask(NamedTuple):
 
 
 class TableIndex(NamedTuple):
-    """In a kernel: which column of a table a query and a key have. codes: `Operands.codes`, None on a line; prefix None: all
-    tokens are on the line or grid."""
+    """In a kernel: which column of a table a query and a key have. codes: `Operands.codes`, None on
+    a line; prefix None: all tokens are on the line or grid."""
 
     origin: tl.tensor
     codes: tl.tensor | None
@@ -235,7 +252,8 @@ class TableIndex(NamedTuple):
 
 @triton.jit
 def seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
-    """bool: which keys `cols` each query of `rows` sees, in the shape that both broadcast to; document ids, or None, alike."""
+    """bool: which keys `cols` each query of `rows` sees, in the shape that both broadcast to;
+    document ids, or None, alike."""
     seen = (rows < mask.queries) & (cols < mask.keys)
     distance = rows + mask.offset - cols
     if CAUSAL:
@@ -249,7 +267,8 @@ def seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
 
 @triton.jit
 def place_of(tokens, index):
-    """A token's index on a line, where columns of the table are query − key; its code on a grid: key − query."""
+    """A token's index on a line, where columns of the table are query − key; its code on a grid:
+    key − query."""
     if index.codes is not None:
         return tl.load(index.codes + tokens)
     return tokens
@@ -259,8 +278,9 @@ def place_of(tokens, index):
 def unstaged_load(at, seen, MASKED: tl.constexpr):
     """The float32 numbers at the pointers `at`, 0 where not `seen`, if MASKED.
 
-    On the device the load is inline assembly: Triton would pipeline it through shared memory because the logits feed a matrix
-    product, a table's gather four bytes at a time, and double the shared memory of a block.
+    On the device the load is inline assembly: Triton would pipeline it through shared memory
+    because the logits feed a matrix product, a table's gather four bytes at a time, and double the
+    shared memory of a block.
     """
     if INTERPRET:
         return tl.load(at, mask=seen if MASKED else None, other=0.0 if MASKED else None)
@@ -281,8 +301,9 @@ def unstaged_load(at, seen, MASKED: tl.constexpr):
 
 @triton.jit
 def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
-    """The part of blocks [lo, hi) of BN keys, all inside the call, around position `own` in the document of all rows;
-    empty if the rows are of several. Reads the ids of [lo, hi) once, four bytes per key. Keys and rows may change places."""
+    """The part of blocks [lo, hi) of BN keys, all inside the call, around position `own` in the
+    document of all rows; empty if the rows are of several. Reads the ids of [lo, hi) once, four
+    bytes per key. Keys and rows may change places."""
     SPAN: tl.constexpr = 1024
     document = tl.max(row_ids)
     one = tl.min(row_ids) == document
@@ -302,9 +323,10 @@ def key_range(
     first, plan_rows, plan_step, segments, row_ids, mask, index, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, SAME: tl.constexpr
 ):  # fmt: skip
-    """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
-    masked. `plan_rows` points at this head's part of the plan, see `planned`, or is None; `segments` at the batch row's
-    document ids, `row_ids` (BM, 1) are of the queries, or both None; SAME: blocks in one document may be unmasked."""
+    """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in
+    [full_lo, full_hi) nothing is masked. `plan_rows` points at this head's part of the plan, see
+    `planned`, or is None; `segments` at the batch row's document ids, `row_ids` (BM, 1) are of the
+    queries, or both None; SAME: blocks in one document may be unmasked."""
     last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
     lo, hi = 0, mask.keys
     if CAUSAL:
@@ -346,8 +368,9 @@ def tile_at(
     matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     opaque_zero=0
 ):  # fmt: skip
-    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row. The
-    compiler cannot fold `opaque_zero`, and so does not hoist address arithmetic out of earlier loops and spill it."""
+    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column
+    and, if MASKED, row. The compiler cannot fold `opaque_zero`, and so does not hoist address
+    arithmetic out of earlier loops and spill it."""
     r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
     at = (
         matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
@@ -366,7 +389,8 @@ def rows_of(
     tensor, b, h, first, start, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     TMA: tl.constexpr, opaque_zero=0
 ):  # fmt: skip
-    """`tile_at` of head h of batch row b, columns from `first` on. `tensor` is a descriptor, if TMA, or `strided`."""
+    """`tile_at` of head h of batch row b, columns from `first` on. `tensor` is a descriptor, if
+    TMA, or `strided`."""
     if TMA:
         return tensor.load([b.to(tl.int32), h.to(tl.int32), start, 0]).reshape(BLOCK, PADDED)
     else:
@@ -397,7 +421,8 @@ def store_tile(
     BLOCK: tl.constexpr,
     opaque_zero=0,
 ):
-    """Store the rows of `tile` inside a (count, WIDTH) matrix, rounded to its dtype. `opaque_zero`: as for `tile_at`."""
+    """Store the rows of `tile` inside a (count, WIDTH) matrix, rounded to its dtype. `opaque_zero`:
+    as for `tile_at`."""
     r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
     at = (
         matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
@@ -413,16 +438,19 @@ def store_tile(
 def entries(
     table, row_start, col_start, rows, cols, q_place, k_place, seen, index, MASKED: tl.constexpr
 ):
-    """float32 in the shape that `rows` and `cols` broadcast to, of the tile whose first query and key are at the starts:
-    table[index] of one head; 0 where not `seen`, if MASKED, else all lies inside, off the prefix.
+    """float32 in the shape that `rows` and `cols` broadcast to, of the tile whose first query and
+    key are at the starts: table[index] of one head; 0 where not `seen`, if MASKED, else all lies
+    inside, off the prefix.
 
-    On a line a thread of the MMA layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64 elements of a 128 × 64 tile
-    only 34 differ in r − c. The compiler loads each distinct entry once, from one address plus a constant, if the ranges of
-    rows and columns are constant, used nowhere else, and added to the pointer one after the other. Hence the ranges that start
-    at R and C.
+    On a line a thread of the MMA layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64
+    elements of a 128 × 64 tile only 34 differ in r − c. The compiler loads each distinct entry
+    once, from one address plus a constant, if the ranges of rows and columns are constant, used
+    nowhere else, and added to the pointer one after the other. Hence the ranges that start at R and
+    C.
     """
     if index.codes is not None:
-        # A pointer to each row of the tile and a 32-bit offset of each column are one instruction an entry.
+        # A pointer to each row of the tile and a 32-bit offset of each column are one instruction
+        # an entry.
         first = table + index.origin
         at = (first - q_place) + k_place if rows.shape[0] > 1 else (first + k_place) - q_place
     else:
@@ -438,8 +466,8 @@ def entries(
 
 @triton.jit
 def planned(plan, step, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """[lo, hi) in tokens of the other axis, of length `other`, for the block at `start`. `plan` points at the first of a head's
-    `tiles` starts; the ends are `step` further."""
+    """[lo, hi) in tokens of the other axis, of length `other`, for the block at `start`. `plan`
+    points at the first of a head's `tiles` starts; the ends are `step` further."""
     tile = start // TILE + tl.arange(0, (BLOCK + TILE - 1) // TILE)
     lo = tl.min(tl.load(plan + tile, mask=tile < tiles, other=0x7FFFFFFF), 0)
     hi = tl.max(tl.load(plan + step + tile, mask=tile < tiles, other=0), 0)
@@ -448,7 +476,8 @@ def planned(plan, step, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.const
 
 @triton.jit
 def split(first, last, full_first, full_last, BLOCK: tl.constexpr):
-    """Blocks [lo, hi) that hold tokens [first, last), and [full_lo, full_hi) of them wholly in [full_first, full_last)."""
+    """Blocks [lo, hi) that hold tokens [first, last), and [full_lo, full_hi) of them wholly in
+    [full_first, full_last)."""
     lo = tl.maximum(first, 0) // BLOCK
     hi = tl.maximum(tl.cdiv(tl.maximum(last, 0), BLOCK), lo)
     full_lo = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(full_first, 0), BLOCK), lo), hi)

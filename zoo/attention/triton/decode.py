@@ -1,7 +1,9 @@
-"""Few queries against many keys: keys are split among programs, and a second kernel combines the partial softmaxes.
+"""Few queries against many keys: keys are split among programs, and a second kernel combines the
+partial softmaxes.
 
-Decoding is limited by memory bandwidth, so keys and values are read once for all heads of a group: a program's rows are the
-queries of those heads, row ρ = query ρ // r of head ρ % r with r = H/G. (FlashDecoding, with tables.)
+Decoding is limited by memory bandwidth, so keys and values are read once for all heads of a group:
+a program's rows are the queries of those heads, row ρ = query ρ // r of head ρ % r with r = H/G.
+(FlashDecoding, with tables.)
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ def _span(first, last, mask, CAUSAL: tl.constexpr):
     return lo, tl.maximum(hi, lo)
 
 
-# What changes from token to token must not trigger recompilation: lengths, and the strides of a growing cache, whose common
-# factor is UNIT.
+# What changes from token to token must not trigger recompilation: lengths, and the strides of a
+# growing cache, whose common factor is UNIT.
 LENGTHS = [
     "skb", "skg", "sks", "svb", "svg", "svs", "ssb", "ssh", "sth", "sib",
     "queries", "keys", "offset", "window", "origin", "splits", "fewest",
@@ -70,8 +72,8 @@ def _partial(
     WK: tl.constexpr, WV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     UNIT: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which gives the compiler their
-    alignment; `lse`: None where there is one split."""
+    """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which
+    gives the compiler their alignment; `lse`: None where there is one split."""
     q_ptr, sqb, sqh, sqt = q
     out_ptr, sob, soh, sot = out
     mask = Mask(queries, keys, offset, window)
@@ -93,7 +95,8 @@ def _partial(
     )  # fmt: skip
     if table is not None:
         table += (h * sth)[:, None]
-    # The table is in natural units, so that one that is as long as a cache is not copied for every token.
+    # The table is in natural units, so that one that is as long as a cache is not copied for every
+    # token.
     row_ids, scale = None, tl.full([BM], LOG2E, tl.float32)
     if segments is not None:
         segments += b * sib
@@ -169,7 +172,8 @@ def _combine(
     part_ptr, lse_ptr, out_ptr, total_ptr, sob, soh, sot, groups, group, queries, splits,
     WV: tl.constexpr, DV: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
-    """out = Σ_s 2^(lse_s − max lse)·part_s / Σ_s 2^(lse_s − max lse) of one row, splits in ascending order."""
+    """out = Σ_s 2^(lse_s − max lse)·part_s / Σ_s 2^(lse_s − max lse) of one row, splits in
+    ascending order."""
     rows = group * queries
     at = tl.program_id(0).to(tl.int64)
     bg, row = at // rows, (at % rows).to(tl.int32)
@@ -202,7 +206,8 @@ def _combine(
 
 
 def split_count(programs: int, keys: int, slots: int) -> int:
-    """Number of splits of `keys` if one split takes `programs` programs and the device runs `slots` at once.
+    """Number of splits of `keys` if one split takes `programs` programs and the device runs `slots`
+    at once.
 
     Minimises  waves · (keys/splits + PROGRAM_COST)  among counts that fill one to four waves.
     """
@@ -222,7 +227,8 @@ def _blocks(rows: int, width: int, size: int) -> tuple[int, int, int]:
 
 @cache
 def _slots_of(device: torch.device, warps: int) -> int:
-    """Programs the device runs concurrently, limited by registers and shared memory; 1 in the interpreter."""
+    """Programs the device runs concurrently, limited by registers and shared memory; 1 in the
+    interpreter."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count * (2 if warps == 4 else 1)
@@ -231,8 +237,9 @@ def _slots_of(device: torch.device, warps: int) -> int:
 def decode(
     call: Operands, *, splits: int | None = None, wants_lse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Attention of few queries on a line, whose keys are read once per 64 rows of T·H/G, in float32 per 32: (B,H,T,Dv) in q's
-    dtype, in memory (B,T,H,Dv); log2-sum-exp (B,H,T) float32, empty unless it is wanted. The same bits in every run.
+    """Attention of few queries on a line, whose keys are read once per 64 rows of T·H/G, in float32
+    per 32: (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); log2-sum-exp (B,H,T) float32, empty
+    unless it is wanted. The same bits in every run.
 
     splits: of the keys; None chooses for the device.
     """

@@ -1,4 +1,5 @@
-"""The forward pass: one program per block of queries, online softmax over key blocks (FlashAttention, arXiv:2205.14135)."""
+"""The forward pass: one program per block of queries, online softmax over key blocks
+(FlashAttention, arXiv:2205.14135)."""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ from zoo.attention.triton.common import (
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-# (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
-# cores. docs/KERNELS.md says which spill registers on compute capability 9.0 (tools/compile_kernels.py).
+# (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32,
+# which is multiplied on CUDA cores. docs/KERNELS.md says which spill registers on compute
+# capability 9.0 (tools/compile_kernels.py).
 BLOCKS_16 = {
     16: (128, 64, 4, 3),
     32: (128, 64, 4, 3),
@@ -58,8 +60,8 @@ BLOCKS_32 = {
     256: (32, 16, 8, 2),
 }
 CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
-# Where the products with the next keys are issued before the exponentials of these. The second is for windows up to 64 columns,
-# and at 128 for documents, or row scales without a plan.
+# Where the products with the next keys are issued before the exponentials of these. The second is
+# for windows up to 64 columns, and at 128 for documents, or row scales without a plan.
 AHEAD = ((128, 128, 8, 2), (128, 64, 8, 3))
 GRID_64 = (
     128,
@@ -72,10 +74,11 @@ GRID_64 = (
 def block_sizes(
     dk: int, dv: int, lanes: int, size: int, crowded: bool, even: bool, limit: int
 ) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages) for padded widths of `size`-byte elements, within `limit` bytes of shared memory.
+    """(queries, keys, warps, stages) for padded widths of `size`-byte elements, within `limit`
+    bytes of shared memory.
 
-    `crowded`: on a grid, with a window, or documents beside 256 columns; `even`: widths before padding are multiples
-    of 16.
+    `crowded`: on a grid, with a window, or documents beside 256 columns; `even`: widths before
+    padding are multiples of 16.
     """
     if size == 4:
         blocks = CROWDED_32 if crowded else BLOCKS_32
@@ -94,7 +97,8 @@ def block_sizes(
 
 
 class Block(NamedTuple):
-    """In a kernel: what the loops over the keys of one block of queries share; None: the call has none."""
+    """In a kernel: what the loops over the keys of one block of queries share; None: the call has
+    none."""
 
     first: tl.tensor
     rows: tl.tensor
@@ -137,8 +141,9 @@ def _attend(
     sums, block, lo, hi, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr,
     DL: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """`sums` over key blocks [lo, hi) too: weighted values (BM, DV), weights (BM,), both relative to exp2 of the largest logits
-    so far (BM,); with AHEAD also the products of the next block, which run during the exponentials of this one."""
+    """`sums` over key blocks [lo, hi) too: weighted values (BM, DV), weights (BM,), both relative
+    to exp2 of the largest logits so far (BM,); with AHEAD also the products of the next block,
+    which run during the exponentials of this one."""
     acc, total, top, next_z = sums
     rows, keys = block.rows, block.mask.keys
     values, b, g = block.v
@@ -214,11 +219,12 @@ def _forward(
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
-    """One block of queries of one head. What a call does not have is None. AHEAD: k and v are tensor descriptors."""
+    """One block of queries of one head. What a call does not have is None. AHEAD: k and v are
+    tensor descriptors."""
     out, sob, soh, sot = out
     mask, index = Mask(queries, keys, offset, window), TableIndex(origin, codes, prefix)
-    # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
-    # first, so that no long program runs last.
+    # One grid axis, since the others are limited to 65535. The last queries of a causal call have
+    # the most keys and start first, so that no long program runs last.
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (blocks - 1 - tl.program_id(0) % blocks) * BM
@@ -272,7 +278,8 @@ def _forward(
     acc, total, top, _ = _attend(
         sums, block, full_hi, hi, WIDTH_K, WIDTH_V, DK, DV, LANES, DL, BN, CAUSAL, AHEAD, True
     )
-    # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
+    # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the
+    # backward pass.
     lse2 = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
     acc /= tl.where(total == 0.0, 1.0, total)[:, None]
     store_tile(out + b * sob + h * soh, acc, first, sot, queries, WIDTH_V, DV, BM)
@@ -280,7 +287,8 @@ def _forward(
 
 
 def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
-    """out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j exp z[i,j], +∞ of an empty row.
+    """out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j exp z[i,j],
+    +∞ of an empty row.
 
     plan: tiles to compute; None for every visible one.
     """

@@ -1,7 +1,9 @@
 """The fused kernels as operators of torch: shapes for its compiler, gradients for autograd.
 
-`priorzoo::attention` is opaque to torch.compile, so a whole model compiles without a graph break. It saves O(T + S) for the
-backward pass beside its inputs: the output, one log-sum-exp per row, and the plan's intervals of tiles.
+`priorzoo::attention` is opaque to torch.compile, so a whole model compiles without a graph break.
+It saves O(T + S) for the
+backward pass beside its inputs: the output, one log-sum-exp per row, and the plan's intervals of
+tiles.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def operands(
 ) -> Operands:  # fmt: skip
     """An operator's flat arguments, which torch asks for, as one object.
 
-    place: [causal, window, origin, lanes] on a line; on a grid with its [height, width, prefix] behind.
+    place: [causal, window, origin, lanes] on a line; on a grid with its [height, width, prefix]
+    behind.
     """
     (batch, heads, queries, width_k), (_, groups, keys, width_v) = (
         q.shape,
@@ -44,10 +47,12 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
     params: Tensor | None, jacobian: Tensor | None, place: list[int], softmax_scale: float, constant_from: int, skip: bool
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The output (B,H,T,Dv), log2-sum-exp (B,H,T) and the plan's rows, empty without `skip`, of `Operands` and `Geometry`.
+    """The output (B,H,T,Dv), log2-sum-exp (B,H,T) and the plan's rows, empty without `skip`, of
+    `Operands` and `Geometry`.
 
-    params, jacobian: of a parametric table, (P, H) and (P or, see `FusedTable`, P − 1, H, N): params get the gradient
-    Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. constant_from: as in `table_gradient`.
+    params, jacobian: of a parametric table, (P, H) and (P or, see `FusedTable`, P − 1, H, N):
+    params get the gradient Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets
+    none. constant_from: as in `table_gradient`.
     """
     call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     plan = make_plan(call) if skip else None
@@ -83,7 +88,8 @@ def _backward_op(
     return dq, dk, dv, d_table, d_scale, d_params
 
 
-# For torch.compile. An eager call takes `_Attention`: an operator's bookkeeping takes the host longer than all launches.
+# For torch.compile. An eager call takes `_Attention`: an operator's bookkeeping takes the host
+# longer than all launches.
 attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_attention)
 
 
@@ -149,7 +155,8 @@ class _Attention(torch.autograd.Function):
 
 
 def fused_attention(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    """The attention of `attention_op`, with its arguments, and the log2-sum-exp; both differentiable."""
+    """The attention of `attention_op`, with its arguments, and the log2-sum-exp; both
+    differentiable."""
     by_torch = torch.compiler.is_compiling() or not has_values(
         q
     )  # which propagates shapes by the operator
@@ -161,13 +168,15 @@ def fused_decode(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
     place: list[int], softmax_scale: float, wants_lse: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`attention_op` of few queries on a line, without gradients: its output and log2-sum-exp, empty if not wanted."""
+    """`attention_op` of few queries on a line, without gradients: its output and log2-sum-exp,
+    empty if not wanted."""
     table = None if table is None else last_axis_contiguous(table)
     call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     return decode(call, wants_lse=wants_lse)
 
 
-# The operator is for torch.compile; eager decoding calls the function directly and saves the operator's host overhead.
+# The operator is for torch.compile; eager decoding calls the function directly and saves the
+# operator's host overhead.
 decode_op = torch.library.custom_op("priorzoo::attention_decode", mutates_args=())(fused_decode)
 
 

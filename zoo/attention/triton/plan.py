@@ -1,17 +1,19 @@
 """Tiles of logits that a call needs: visible ones whose weight is not provably negligible.
 
-For query tile m and key tile n of one head, with logits z minus a constant per row (the row's lanes times the middle key
-lanes of its own tile, plus the row's scale times the table's entry for its own key):
+For query tile m and key tile n of one head, with logits z minus a constant per row (the row's lanes
+times the middle key lanes of its own tile, plus the row's scale times the table's entry for its own
+key):
 
-    upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)         natural-log units, q scaled
-    lower(m,n) = the same with minus and inf
-    floor(m)   = max of: lower over the tiles that hold the own keys of m; lower of any tile with a key visible to every
+    upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)
+    natural-log units, q scaled lower(m,n) = the same with minus and inf
+    floor(m)   = max of: lower over the tiles that hold the own keys of m; lower of any tile with a
+    key visible to every
                  row of m
     m skips n if upper(m,n) < floor(m) − 24·ln 2 − ln S
 
-Every row of m then has a visible key whose weight is at least 2^24·S times each skipped one, so all skipped weights of a row
-together are below 2^−24 of its sum. Bounds are rounded outwards by the float32 error of their sums.
-Memory is O((T + S)/TILE) per head and lane.
+Every row of m then has a visible key whose weight is at least 2^24·S times each skipped one, so all
+skipped weights of a row together are below 2^−24 of its sum. Bounds are rounded outwards by the
+float32 error of their sums. Memory is O((T + S)/TILE) per head and lane.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from zoo.attention.triton.common import (
     scale_stride,
 )
 
-# Block sizes of the plan's kernels: query and key tiles, tiles and columns of q and k, chunks of the table, and tiles where
-# little else is held. The interpreter pays per program; the device pays in registers: 8 × 32 tiles on 4 warps take 128 to 168
-# on sm_90, larger blocks spill.
+# Block sizes of the plan's kernels: query and key tiles, tiles and columns of q and k, chunks of
+# the table, and tiles where little else is held. The interpreter pays per program; the device pays
+# in registers: 8 × 32 tiles on 4 warps take 128 to 168 on sm_90, larger blocks spill.
 QUERIES, VECTOR = (16, 64) if common.INTERPRET.value else (8, 32)
 SEVERAL, COLUMNS = (8, 64) if common.INTERPRET.value else (1, 64)
 CHUNKS = 16
@@ -46,8 +48,8 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """The tiles to compute, as intervals [lo, hi), of which any superset is correct too: rows (2, B·H, ceil(T/tile)) int32, key
-    tiles that each query tile needs; lo = hi where there are none."""
+    """The tiles to compute, as intervals [lo, hi), of which any superset is correct too: rows (2,
+    B·H, ceil(T/tile)) int32, key tiles that each query tile needs; lo = hi where there are none."""
 
     rows: Tensor
     geometry: Geometry
@@ -55,7 +57,8 @@ class Plan:
 
     @cached_property
     def cols(self) -> Tensor:
-        """(2, B·H, ceil(S/tile)) int32, query tiles that need each key tile, as the backward pass reads them."""
+        """(2, B·H, ceil(S/tile)) int32, query tiles that need each key tile, as the backward pass
+        reads them."""
         count, q_tiles = self.rows.shape[1:]
         k_tiles = cdiv(self.geometry.keys, self.tile)
         cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=self.rows.device)
@@ -99,7 +102,8 @@ def _tile_extremes(
     x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """Extremes of SEVERAL tiles of rows of a head of row scale·factor·x; norms are rounded up, +∞ if a value is not finite."""
+    """Extremes of SEVERAL tiles of rows of a head of row scale·factor·x; norms are rounded up, +∞
+    if a value is not finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
     head_at = (program // blocks).to(tl.int64)
     b, h = head_at // heads, head_at % heads
@@ -168,7 +172,8 @@ def _tile_extremes(
 def _chunk_extremes(
     program, table, chunks, heads, columns, count, table_head, TILE: tl.constexpr, CHUNKS: tl.constexpr
 ):  # fmt: skip
-    """Minimum and maximum of CHUNKS chunks of one head's table; the maximum is +∞ if there is NaN."""
+    """Minimum and maximum of CHUNKS chunks of one head's table; the maximum is +∞ if there is
+    NaN."""
     blocks = (count + CHUNKS - 1) // CHUNKS
     head = (program // blocks).to(tl.int64)
     chunk = program % blocks * CHUNKS + tl.arange(0, CHUNKS)
@@ -194,7 +199,8 @@ def extremes(
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
     SCALED: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
-    """Of tiles of queries with their row scale, of tiles of keys, and of chunks of the table, in the order of programs."""
+    """Of tiles of queries with their row scale, of tiles of keys, and of chunks of the table, in
+    the order of programs."""
     program = tl.program_id(0)
     q_programs = batch * heads * ((q_tiles + SEVERAL - 1) // SEVERAL)
     k_programs = batch * groups * ((k_tiles + SEVERAL - 1) // SEVERAL)
@@ -242,7 +248,8 @@ def _finite_size(term):
 
 @triton.jit
 def _content_and_lanes(stats, tiles, LOWER: tl.constexpr):
-    """(QUERIES, VECTOR) sup (of the negative, if LOWER) of content and lanes less the row's constant; its terms' sizes."""
+    """(QUERIES, VECTOR) sup (of the negative, if LOWER) of content and lanes less the row's
+    constant; its terms' sizes."""
     q_at, k_at, q_plane, k_plane, k_tiles, own_first, own_last, lanes = stats
     inside = tiles < k_tiles
     total = tl.load(q_at)[:, None] * tl.load(k_at + tiles, mask=inside, other=0.0)[None, :]
@@ -268,9 +275,11 @@ def _content_and_lanes(stats, tiles, LOWER: tl.constexpr):
 
 @triton.jit
 def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TILE: tl.constexpr):
-    """(QUERIES, VECTOR) sup (of the negative, if LOWER) of row_scale·(table − base), from the extremes of the chunks.
+    """(QUERIES, VECTOR) sup (of the negative, if LOWER) of row_scale·(table − base), from the
+    extremes of the chunks.
 
-    Columns increase with the query and decrease with the key, so a tile's columns lie between those of its corners.
+    Columns increase with the query and decrease with the key, so a tile's columns lie between those
+    of its corners.
     """
     chunks, plane, columns, steps, origin, codes, prefix, base, scale_low, scale_high = table
     first_row, last_row, keys = reach[0][:, None], reach[1][:, None], reach[2]
@@ -312,7 +321,8 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
 
 @triton.jit
 def _visible_tiles(tiles, reach, documents, IDS: tl.constexpr):
-    """(QUERIES, VECTOR) key tiles that some row sees, and those in the one document of the query tile."""
+    """(QUERIES, VECTOR) key tiles that some row sees, and those in the one document of the query
+    tile."""
     q_low, q_high, k_ids, plane, k_tiles = documents
     seen = (tiles[None, :] >= reach[3][:, None]) & (tiles[None, :] < reach[4][:, None])
     same = seen
@@ -335,7 +345,8 @@ def _floor(
     IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     TILE: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """(QUERIES,) a lower bound of each row's largest visible logit, less the row's constant; −∞ if there is none."""
+    """(QUERIES,) a lower bound of each row's largest visible logit, less the row's constant; −∞ if
+    there is none."""
     first_row, last_row, keys, first, last = reach
     low, high = (first_row + offset)[:, None], (last_row + offset)[:, None]
     floor = tl.full(first_row.shape, -float("inf"), tl.float32)
@@ -375,7 +386,8 @@ def row_intervals(
     IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile not skipped."""
+    """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile
+    not skipped."""
     q_tiles, k_tiles = (queries + TILE - 1) // TILE, (keys + TILE - 1) // TILE
     blocks = (q_tiles + QUERIES - 1) // QUERIES
     head_at = (tl.program_id(0) // blocks).to(tl.int64)
@@ -388,7 +400,8 @@ def row_intervals(
     k_plane = tl.cast(batch * groups, tl.int64) * k_tiles
     k_at = k_stats + (b * groups + h // (heads // groups)) * k_tiles
 
-    # Key tiles visible to positions low … high by causality and window, and the tiles of their own keys.
+    # Key tiles visible to positions low … high by causality and window, and the tiles of their own
+    # keys.
     first_row, last_row = m * TILE, tl.minimum(m * TILE + TILE, queries) - 1
     low, high = first_row + offset, last_row + offset
     first, last = tl.zeros_like(m), tl.zeros_like(m) + k_tiles
@@ -419,7 +432,8 @@ def row_intervals(
         has_own &= base > -float("inf")
         base = tl.where(tl.abs(base) < float("inf"), base, 0.0)
         if GRID:
-            # Prefix rows of a mixed tile have no bias at their own key: sup of row_scale·(base − 0).
+            # Prefix rows of a mixed tile have no bias at their own key: sup of row_scale·(base
+            # − 0).
             mixed = _largest_product(
                 scale_low, scale_high, tl.minimum(base, 0.0), tl.maximum(base, 0.0)
             )
@@ -447,7 +461,8 @@ def row_intervals(
         needed = seen & ~(total + epsilon * size < floor[:, None])  # with NaN: needed
         lo = tl.minimum(lo, tl.min(tl.where(needed, tiles[None, :], k_tiles), axis=1))
         hi = tl.maximum(hi, tl.max(tl.where(needed, tiles[None, :] + 1, 0), axis=1))
-    # An empty interval is placed at the row's own tile, so that kernels with larger blocks widen little.
+    # An empty interval is placed at the row's own tile, so that kernels with larger blocks widen
+    # little.
     lo = tl.where(hi == 0, tl.minimum(own_first, k_tiles), lo)
     hi = tl.maximum(hi, lo)
     tl.store(rows + at, lo, mask=real)
@@ -458,7 +473,8 @@ def row_intervals(
 def column_intervals(
     cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """First and last query tile whose interval holds a key tile, for BLOCK key tiles of one head."""
+    """First and last query tile whose interval holds a key tile, for BLOCK key tiles of one
+    head."""
     blocks = (k_tiles + BLOCK - 1) // BLOCK
     at = tl.program_id(0).to(tl.int64)
     head_at = at // blocks
@@ -482,9 +498,11 @@ def column_intervals(
 
 
 def make_plan(call: Operands, budget: float = 24.0 * math.log(2.0)) -> Plan:
-    """The tiles that a call needs, without a device synchronisation; all that are visible with an infinite `budget`.
+    """The tiles that a call needs, without a device synchronisation; all that are visible with an
+    infinite `budget`.
 
-    A tile with NaN or ±∞ in its queries, keys, row scales or table, but −∞ of a table, is needed. Document ids need T <= S.
+    A tile with NaN or ±∞ in its queries, keys, row scales or table, but −∞ of a table, is needed.
+    Document ids need T <= S.
     """
     g, tile, row_scale, segments = call.geometry, common.TILE, call.row_scale, call.segments
     q, k = last_axis_contiguous(call.q), last_axis_contiguous(call.k)
@@ -493,7 +511,8 @@ def make_plan(call: Operands, budget: float = 24.0 * math.log(2.0)) -> Plan:
     columns = 0 if table is None else table.shape[1]
     chunk_count, grid = cdiv(columns, tile), g.grid_width > 0
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
-    # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the smallest and largest document id.
+    # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the
+    # smallest and largest document id.
     planes = 1 + 2 * g.lanes
     q_stats = torch.empty(
         planes + 2 * (row_scale is not None), count, q_tiles, dtype=torch.float32, device=q.device

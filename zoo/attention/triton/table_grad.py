@@ -1,8 +1,10 @@
-"""The gradient of a relative table: one program walks a diagonal of blocks, which share their table entries.
+"""The gradient of a relative table: one program walks a diagonal of blocks, which share their table
+entries.
 
     d table[h, c] = Σ_b Σ_{i,j: index(i,j)=c} row_scale[b,h,i]·ds[b,h,i,j]
 
-README.md here says how. On a grid the line is one row of patches, with one set of diagonals per difference of rows.
+README.md here says how. On a grid the line is one row of patches, with one set of diagonals per
+difference of rows.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ LENGTHS = [
 def _needed(
     plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):
-    """The part of query blocks [lo, hi) on a diagonal between the first and last that the plan requires."""
+    """The part of query blocks [lo, hi) on a diagonal between the first and last that the plan
+    requires."""
     first, last = hi, lo
     for start in range(lo * BLOCK // TILE, tl.cdiv(hi * BLOCK, TILE), 128):
         tile = start + tl.arange(0, 128)
@@ -81,9 +84,11 @@ def _diagonal(
     BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr,
     TMA: tl.constexpr
 ):  # fmt: skip
-    """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference of rows of patches.
+    """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference
+    of rows of patches.
 
-    `partial` is (batch parts, tile parts, H, differences, diagonals, 2·BLOCK): columns BLOCK·diagonal + (−BLOCK … BLOCK−1).
+    `partial` is (batch parts, tile parts, H, differences, diagonals, 2·BLOCK): columns
+    BLOCK·diagonal + (−BLOCK … BLOCK−1).
     """
     turn = tl.program_id(0) % diagonals
     rest = tl.program_id(0) // diagonals
@@ -186,7 +191,8 @@ def _diagonal(
                     v, b, g, 0, k_at, k_end, WIDTH_V, DV, BLOCK, edges == 1, TMA, opaque_zero
                 )
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
-    # Entries with bias −∞ are hidden in every tile of the diagonal; discard whatever they accumulated.
+    # Entries with bias −∞ are hidden in every tile of the diagonal; discard whatever they
+    # accumulated.
     total = tl.where(bias == float("-inf"), 0.0, total)
     r += turn // (
         turn + lines
@@ -203,8 +209,8 @@ def _diagonal(
 def _diagonal_range(
     g: Geometry, line_q: int, line_k: int, block: int, constant_from: int = 0
 ) -> tuple[int, int]:
-    """First diagonal of blocks and their count, of those with a visible pair at a distance below `constant_from`, if any.
-    On a grid only the lines' ends bound them."""
+    """First diagonal of blocks and their count, of those with a visible pair at a distance below
+    `constant_from`, if any. On a grid only the lines' ends bound them."""
     low, high = 1 - line_k, line_q - 1  # of i − j
     if not g.grid_width:
         if g.causal:
@@ -219,7 +225,8 @@ def _diagonal_range(
 
 
 def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
-    """(…, columns) from (…, diagonals, 2·BLOCK): diagonal d's second half is where d + 1's first half is."""
+    """(…, columns) from (…, diagonals, 2·BLOCK): diagonal d's second half is where d + 1's first
+    half is."""
     block = partial.shape[-1] // 2
     lower, upper = partial[..., :block], partial[..., block:]
     line = (F.pad(upper, (0, 0, 1, 0)) + F.pad(lower, (0, 0, 0, 1))).flatten(-2)
@@ -235,8 +242,9 @@ def table_gradient(
 ) -> Tensor:
     """(H, N) float32: the gradient of the table of a call that has one, summed over the batch.
 
-    constant_from: on a line, causal; the sum over the columns of this distance or more stands in its column, and is minus that
-    of all others, since Σ_j ds_ij = 0: no diagonals are walked for it. 0: every column for itself.
+    constant_from: on a line, causal; the sum over the columns of this distance or more stands in
+    its column, and is minus that of all others, since Σ_j ds_ij = 0: no diagonals are walked for
+    it. 0: every column for itself.
     """
     g, table2 = call.geometry, call.table2
     assert table2 is not None
